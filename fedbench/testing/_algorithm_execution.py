@@ -19,7 +19,6 @@ from fedbench.testing._cases import ALL_IDS, COHORTS, Case, assert_same, differe
 from fedbench.testing._suite import Suite
 
 SUITE: Suite[Case] = Suite("algorithm")
-PASS_BY_NAME = "pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name"
 
 
 @SUITE.check
@@ -70,43 +69,51 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
 
 @SUITE.check
 def executor_loop(case: Case) -> None:
-    """Computing one client at a time gives the same rows as all clients at once."""
+    """Computing one client at a time gives the same rows as all clients at once.
+
+    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    """
     _compare_with_vmap(case, "loop", "one client at a time")
 
 
 @SUITE.check
 def executor_threads(case: Case) -> None:
-    """Computing clients in two threads gives the same rows as all clients at once."""
+    """Computing clients in two threads gives the same rows as all clients at once.
+
+    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    """
     _compare_with_vmap(case, "threads", "clients in two threads")
 
 
 @SUITE.check
 def executor_pairs(case: Case) -> None:
-    """Computing two clients at a time gives the same rows as all clients at once."""
+    """Computing two clients at a time gives the same rows as all clients at once.
+
+    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    """
     _compare_with_vmap(case, "pairs", "two clients at a time")
 
 
 def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
     state = state_of(run_rounds(case.simulation(plan), 3))
-    message = f"{{}} between {description} and all clients at once: {PASS_BY_NAME}"
-    assert_same(state, case.states[3], 1e-4, message)
+    assert_same(state, case.states[3], 1e-4, f"{{}} between {description} and all clients at once")
 
 
 @SUITE.check
 def executor_batch_statistics(case: Case) -> None:
-    """On a model with BatchNorm, whose buffers are part of the row, one client at a time gives the same rows."""
+    """On a model with BatchNorm, whose buffers are part of the row, one client at a time gives the same rows.
+
+    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    """
     case = case.on(["model=resnet", "model.widths=[4]", "model.norm=batch", *case.optimizer])
     try:
         vmap, loop = (run_rounds(case.simulation(plan, change=_with_batches_of_8), 2) for plan in ("vmap", "loop"))
     except ConfigError as refused:
         raise SkipTest(f"the method refuses a model with BatchNorm: {refused}") from None
-    message = f"{{}} between one client at a time and all clients at once, on a model with BatchNorm: {PASS_BY_NAME}"
+    message = "{} between one client at a time and all clients at once, on a model with BatchNorm"
     assert_same(state_of(vmap), state_of(loop), 1e-3, message)
     losses = [evaluate.personal(s.algorithm, s.engine, ALL_IDS, 1, False)["loss"] for s in (vmap, loop)]
-    assert np.allclose(*losses, rtol=1e-3), (
-        "deployed models with BatchNorm have other losses when all clients are computed at once: compute each client "
-        "independently in `predict`"
-    )
+    assert np.allclose(*losses, rtol=1e-3), "`predict` with BatchNorm mixes clients that are computed at once"
 
 
 def _with_batches_of_8(cfg: DictConfig) -> None:
@@ -115,19 +122,23 @@ def _with_batches_of_8(cfg: DictConfig) -> None:
 
 @SUITE.check
 def padding_is_ignored(case: Case) -> None:
-    """The padding of batches does not influence training."""
+    """The padding of batches does not influence training.
+
+    Return the loss per sample, [k, B], or multiply by batch.weight, which is 0 for padding, before you sum over a
+    batch.
+    """
     with probes.other_padding():
         state = state_of(run_rounds(case.simulation(), 2), deploy=False)
-    message = (
-        "{} when the padding of batches contains other samples: return the loss per sample, [k, B], or multiply by "
-        "batch.weight, which is 0 for padding, before you sum over a batch"
-    )
-    assert_same(state, {name: case.states[2][name] for name in state if name in case.states[2]}, 1e-5, message)
+    expected = {name: case.states[2][name] for name in state if name in case.states[2]}
+    assert_same(state, expected, 1e-5, "{} when the padding of batches contains other samples")
 
 
 @SUITE.check
 def only_trained_columns_move(case: Case) -> None:
-    """Training of a column group does not change other columns."""
+    """Training of a column group does not change other columns.
+
+    Update rows by s.descend(gradient), or change s.theta in s.columns only.
+    """
     with probes.trained_by(_train_and_compare_columns):
         run_rounds(case.simulation(), 2)
 
@@ -145,23 +156,26 @@ def _train_and_compare_columns(train: Any, cohort: Cohort, start: Tensor, argume
         for name, span in model.spans.items()
         if any(bool(changed[a:b].any()) for a, b in (others & Columns([span])).slices)
     ]
-    assert not names, (
-        f"cohort.train trains {trained.size} of {model.size} columns, but {', '.join(names)} outside of them changed: "
-        "update rows by s.descend(gradient), or change s.theta in s.columns only"
-    )
+    assert not names, f"cohort.train trains {trained.size} of {model.size} columns, but {', '.join(names)} changed"
     return out
 
 
 @SUITE.check
 def state_on_disk(case: Case) -> None:
-    """Client states that are stored in files give the same results as in memory."""
+    """Client states that are stored in files give the same results as in memory.
+
+    Write rows by rows[ids] = values.
+    """
     state = state_of(run_rounds(case.simulation(limits=0), 2))
-    assert_same(state, case.states[2], message="{} if client states are stored in files: write by rows[ids] = values")
+    assert_same(state, case.states[2], message="{} if client states are stored in files")
 
 
 @SUITE.check
 def no_step_waits_for_the_device(case: Case) -> None:
-    """Local steps do not read values back from the device, for which a GPU must finish first."""
+    """Local steps do not read values back from the device, for which a GPU must finish first.
+
+    Keep values on the device: torch.where instead of if, and no .item().
+    """
     reason = case.simulation().algorithm.syncs_with_device
     if reason is not None:
         raise SkipTest(f"the method declares `syncs_with_device`: {reason}")
@@ -169,8 +183,6 @@ def no_step_waits_for_the_device(case: Case) -> None:
         with probes.steps_without_synchronization() as chunks:
             run_rounds(case.simulation(), 2)
     except probes.Synchronizes as error:
-        raise AssertionError(
-            f"in a local step {error}: keep values on the device (torch.where instead of if, no .item())"
-        ) from None
+        raise AssertionError(f"in a local step {error}") from None
     if not chunks:
         raise SkipTest("the method trains nothing")

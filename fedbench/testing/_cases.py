@@ -336,6 +336,19 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0
     assert found is None, message.format(found)
 
 
+def assert_close(a: Tensor, b: Tensor, tolerance: float, names: str) -> None:
+    """Assert that two tensors are equal up to a fraction of the largest value of b.
+
+    Args:
+        a: A tensor.
+        b: A tensor.
+        tolerance: The fraction.
+        names: The names of both tensors, for the message.
+    """
+    distance = float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
+    assert distance <= tolerance, f"{names} differ by {distance:.2g} of the largest value"
+
+
 def label_of(path: str) -> str:
     """Describe a path of `state_of`: /rows/c_i is the clients' state 'c_i'."""
     _, kind, *rest = path.split("/")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -21,51 +20,34 @@ from fedbench.testing import adapter, algorithm, callback, compression, model, p
 from fedbench.testing._suite import Report, Suite
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of classes, with the name of its group of conf.
-
-    Args:
-        suite: The checks.
-        check: The function that runs them.
-        includes: Return whether an imported object is a class of this kind.
-        description: What a class of this kind is.
-    """
+class Kind(NamedTuple):
+    """The checks of a kind of classes, the function that runs them, and the base class of the kind."""
 
     suite: Suite[Any]
     check: Callable[..., Report]
-    includes: Callable[[Any], bool]
-    description: str
+    base: type
+
+    def includes(self, found: Any) -> bool:
+        """Return whether an imported object is a class of this kind."""
+        return inspect.isclass(found) and issubclass(found, self.base)
 
 
-def _subclass_of(base: type) -> Callable[[Any], bool]:
-    return lambda found: inspect.isclass(found) and issubclass(found, base)
+@runtime_checkable
+class Partition(Protocol):
+    """A class with a method assign(...)."""
 
-
-def _has_assign(found: Any) -> bool:
-    return inspect.isclass(found) and callable(getattr(found, "assign", None))
+    def assign(self) -> Any:
+        """Assign samples to clients."""
 
 
 KINDS = {
-    "algorithm": Kind(
-        algorithm.SUITE, algorithm.check_algorithm, _subclass_of(Algorithm), "a subclass of algorithms.base.Algorithm"
-    ),
-    "model": Kind(model.SUITE, model.check_model, _subclass_of(nn.Module), "a subclass of torch.nn.Module"),
-    "adapter": Kind(adapter.SUITE, adapter.check_adapter, _subclass_of(Adapter), "a subclass of adapters.base.Adapter"),
-    "task": Kind(task.SUITE, task.check_task, _subclass_of(Task), "a subclass of tasks.base.Task"),
-    "compression": Kind(
-        compression.SUITE,
-        compression.check_compression,
-        _subclass_of(Compressor),
-        "a subclass of compression.base.Compressor",
-    ),
-    "callbacks": Kind(
-        callback.SUITE,
-        callback.check_callback,
-        _subclass_of(Callback),
-        "a subclass of simulation.callbacks.base.Callback",
-    ),
-    "partition": Kind(partition.SUITE, partition.check_partition, _has_assign, "a class with a method assign(...)"),
+    "algorithm": Kind(algorithm.SUITE, algorithm.check_algorithm, Algorithm),
+    "model": Kind(model.SUITE, model.check_model, nn.Module),
+    "adapter": Kind(adapter.SUITE, adapter.check_adapter, Adapter),
+    "task": Kind(task.SUITE, task.check_task, Task),
+    "compression": Kind(compression.SUITE, compression.check_compression, Compressor),
+    "callbacks": Kind(callback.SUITE, callback.check_callback, Callback),
+    "partition": Kind(partition.SUITE, partition.check_partition, Partition),
 }
 
 
@@ -92,6 +74,9 @@ def kind_of(target: str) -> tuple[str, str]:
     found = find_target(target, "check")
     kinds = [name for name, kind in KINDS.items() if kind.includes(found)]
     if not kinds:
-        choices = "; ".join(f"{name}={target} for {kind.description}" for name, kind in KINDS.items())
-        raise ConfigError(f"{target} belongs to none of the kinds that can be checked; name the kind, as in {choices}")
+        bases = ", ".join(kind.base.__name__ for kind in KINDS.values())
+        raise ConfigError(
+            f"{target} belongs to none of the kinds that can be checked (subclasses of {bases}); name its kind, as in "
+            f"model={target}"
+        )
     return kinds[0], target

@@ -105,7 +105,8 @@ class Report:
 class Suite(Generic[Case]):
     """The checks of one kind of class, in the order of their definition.
 
-    The name of the function is the name of the check, and the first sentence of its docstring is its description.
+    The name of the function is the name of the check.  The first paragraph of its docstring describes the check, and
+    the second one the remedy, which is added to the message of a failed assertion.
 
     Args:
         kind: The name of the kind, for reports.
@@ -121,8 +122,12 @@ class Suite(Generic[Case]):
         return function
 
     def description(self, name: str) -> str:
-        """Return the first sentence of the docstring of a check."""
-        return " ".join((self.checks[name].__doc__ or "").split()).split(". ")[0].rstrip(".")
+        """Return the first paragraph of the docstring of a check."""
+        return self._paragraphs(name)[0].rstrip(".")
+
+    def _paragraphs(self, name: str) -> list[str]:
+        """Return the paragraphs of the docstring of a check, one line each."""
+        return [" ".join(text.split()) for text in (self.checks[name].__doc__ or "").split("\n\n")]
 
     def outcome(self, name: str, case: Case) -> Outcome:
         """Run one check.
@@ -136,8 +141,12 @@ class Suite(Generic[Case]):
             self.checks[name](case)
         except SkipTest as skipped:
             return Outcome(name, "skipped", description, str(skipped))
+        except ConfigError as refused:
+            return Outcome(name, "failed", description, str(refused))
         except Exception as error:  # users' classes may raise anything
-            return Outcome(name, "failed", description, _message(error))
+            if not (isinstance(error, AssertionError) and is_raised_here(error, str(Path(__file__).parent))):
+                return Outcome(name, "failed", description, f"it raises {describe_error(error)}")
+            return Outcome(name, "failed", description, ". ".join([str(error), *self._paragraphs(name)[1:2]]))
         return Outcome(name, "passed", description)
 
     def run(self, target: str, setting: str, case: Case, only: Iterable[str] | None = None) -> Report:
@@ -158,9 +167,3 @@ class Suite(Generic[Case]):
             require(name in self.checks, f"the checks of kind {self.kind} do not include {name}: choose from "
                     f"{', '.join(self.checks)}")  # fmt: skip
         return Report(self.kind, target, setting, [self.outcome(name, case) for name in names])
-
-
-def _message(error: Exception) -> str:
-    """Return the message of a failed assertion or of a ConfigError; describe other exceptions."""
-    is_assertion = isinstance(error, AssertionError) and is_raised_here(error, str(Path(__file__).parent))
-    return str(error) if is_assertion or isinstance(error, ConfigError) else f"it raises {describe_error(error)}"

@@ -26,7 +26,7 @@ from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.instantiate import make
-from fedbench.testing._cases import TINY, composed
+from fedbench.testing._cases import TINY, assert_close, composed
 from fedbench.testing._federation import CPU, all_clients, engine_on, ragged
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
@@ -134,78 +134,86 @@ def _logits_and_gradients(model: FlatModel, rows: Tensor, x: Tensor) -> tuple[Te
     return logits.detach(), torch.autograd.grad(logits.square().sum(), leaf)[0]
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference, relative to the largest value of b."""
-    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
-
-
 # -- training --------------------------------------------------------------------------------------------
 @SUITE.check
 def a_row_holds_what_learns(case: AdapterCase) -> None:
-    """All parameters of the adapter are trained, and of the model only those that `train` names."""
+    """All parameters of the adapter are trained, and of the model only those that `train` names.
+
+    Parameters that `adapt` adds must require a gradient.  Do not override `insert`, which freezes the model.
+    """
     adapter, module = case.adapter(), copy.deepcopy(case.bare.module)
     new, parameters = adapter.insert(module), dict(module.named_parameters())
     if not new:
         raise SkipTest("it adds nothing")
     frozen = [name for name in new if not parameters[name].requires_grad]
-    assert not frozen, f"{listed(frozen)}: new, but not trained; parameters that `adapt` adds must require a gradient"
+    assert not frozen, f"new parameters that are not trained: {listed(frozen)}"
     named = {name for name in parameters if any(fnmatch.fnmatch(name, pattern) for pattern in adapter.train)}
     others = [name for name, p in parameters.items() if p.requires_grad and name not in {*new, *named}]
-    assert not others, f"{listed(others)}: trained, but part of the model; do not override `insert`, which freezes it"
+    assert not others, f"trained parameters of the model that `train` does not name: {listed(others)}"
 
 
 @SUITE.check
 def the_backbone_stays(case: AdapterCase) -> None:
-    """Training changes only the row."""
+    """Training changes only the row.
+
+    Do not write to parameters and buffers in `forward`.
+    """
     before = {name: t.clone() for name, t in case.flat().module.state_dict().items()}
     model, _ = case.train("vmap")
     changed = [name for name, t in model.module.state_dict().items() if not torch.equal(t, before[name])]
-    assert not changed, f"training changes {listed(changed)}: do not write to parameters and buffers in `forward`"
+    assert not changed, f"training changes {listed(changed)}"
 
 
 @SUITE.check
 def what_is_added_learns(case: AdapterCase) -> None:
-    """Two epochs change every parameter of the column group adapter."""
+    """Two epochs change every parameter of the column group adapter.
+
+    Use every parameter in `forward`, and do not detach it.
+    """
     model, theta = case.train("vmap")
     if "adapter" not in model.columns:
         raise SkipTest("it adds nothing")
     start, columns = model.init_row(), model.columns["adapter"]
     spans = {name: (a, b) for name, (a, b) in model.spans.items() if columns.overlaps(a, b)}
     unchanged = [name for name, (a, b) in spans.items() if torch.equal(theta[:, a:b], start[a:b].expand(K, -1))]
-    assert not unchanged, f"{listed(unchanged)}: no gradient; use it in `forward`, and do not detach it"
+    assert not unchanged, f"parameters that do not change: {listed(unchanged)}"
 
 
 # -- initialization --------------------------------------------------------------------------------------
 @SUITE.check
 def outputs_are_the_models_at_first(case: AdapterCase) -> None:
-    """If the attribute `neutral` is set, the initial adapter does not change the outputs of the model."""
+    """If the attribute `neutral` is set, the initial adapter does not change the outputs of the model.
+
+    Initialize the last layer with zeros, or set neutral = False.
+    """
     if not case.adapter().neutral:
         raise SkipTest("its attribute `neutral` is false")
     model, x = case.flat(), case.inputs()[0]
-    distance = _distance(model.predict(model.init_row(), x), case.bare.predict(case.bare.init_row(), x))
-    assert distance <= TOLERANCE, (
-        f"`neutral` is set, but the initial logits differ from those of the model by {distance:.2g} of the largest: "
-        "initialize the last layer with zeros, or set neutral = False"
-    )
+    adapted, bare = model.predict(model.init_row(), x), case.bare.predict(case.bare.init_row(), x)
+    assert_close(adapted, bare, TOLERANCE, "`neutral` is set, but the initial logits and those of the model")
 
 
 @SUITE.check
 def draws_are_keyed(case: AdapterCase) -> None:
-    """Initial values depend on the seed of the run only."""
+    """Initial values depend on the seed of the run only.
+
+    Use torch's random numbers in `adapt`.
+    """
     torch.manual_seed(1)
     first = case.flat().module.state_dict()
     torch.manual_seed(2)
     second = case.flat().module.state_dict()
     different = [name for name in first if not torch.equal(first[name], second[name])]
-    assert not different, (
-        f"{listed(different)}: other initial values in a second model; use torch's generator in `adapt`"
-    )
+    assert not different, f"other initial values in a second model: {listed(different)}"
 
 
 # -- execution -------------------------------------------------------------------------------------------
 @SUITE.check
 def clients_are_independent(case: AdapterCase) -> None:
-    """Logits and gradients of a client are the same alone and with other clients."""
+    """Logits and gradients of a client are the same alone and with other clients.
+
+    Compute each sample in `forward` from itself and the parameters of the layer.
+    """
     model, x = case.flat(), case.inputs()
     rows = rows_of(model)
     for i in range(K):
@@ -214,7 +222,10 @@ def clients_are_independent(case: AdapterCase) -> None:
 
 @SUITE.check
 def mapped_over_clients(case: AdapterCase) -> None:
-    """Logits and gradients are the same if the module is mapped over clients by torch.vmap."""
+    """Logits and gradients are the same if the module is mapped over clients by torch.vmap.
+
+    Compute each sample in `forward` from itself and the parameters of the layer.
+    """
     module = case.flat().module
     module.get_submodule("embed").register_forward_hook(lambda *_: None)  # modules with hooks are not traced
     mapped = FlatModel(module, {})
@@ -226,19 +237,16 @@ def mapped_over_clients(case: AdapterCase) -> None:
 def _compare_with_together(case: AdapterCase, found: tuple[Tensor, Tensor], i: int, condition: str) -> None:
     """Compare logits and gradients of client i with those of all clients together."""
     for name, a, b in zip(("logits", "gradients"), case.together, found):
-        distance = _distance(a[i : i + 1], b)
-        assert distance <= TOLERANCE, (
-            f"the {name} of a client {condition} differ from those of {K} clients together by {distance:.2g} of the "
-            "largest: compute each sample in `forward` from itself and the parameters of the layer"
-        )
+        names = f"the {name} of a client {condition} and with {K - 1} other clients"
+        assert_close(a[i : i + 1], b, TOLERANCE, names)
 
 
 @SUITE.check
 def plans_agree(case: AdapterCase) -> None:
-    """Trained rows are the same for one client at a time, in threads, and for all clients at once."""
+    """Trained rows are the same for one client at a time, in threads, and for all clients at once.
+
+    Compute each sample in `forward` from itself and the parameters of the layer.
+    """
     _, expected = case.train("loop")
     for plan in ("threads", "vmap"):
-        distance = _distance(case.train(plan)[1], expected)
-        assert distance <= TOLERANCE, (
-            f"rows trained by executor={plan} differ from those of executor=loop by {distance:.2g} of the largest value"
-        )
+        assert_close(case.train(plan)[1], expected, TOLERANCE, f"rows trained by executor={plan} and executor=loop")

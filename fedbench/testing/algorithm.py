@@ -104,35 +104,40 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None, model: st
 # -- seeds -----------------------------------------------------------------------------------------------
 @SUITE.check
 def a_seed_repeats(case: Case) -> None:
-    """Equal seeds give equal results, bit for bit, and different seeds give different results."""
+    """Equal seeds give equal results, bit for bit, and different seeds give different results.
+
+    Use keyed random numbers, derived from the seed of the run (cohort.engine.seed).
+    """
     again, other = (state_of(run_rounds(case.simulation(seed=seed), 2)) for seed in (0, 1))
-    assert_same(again, case.states[2], message="{} in a second run with the same seed: use keyed random numbers")
+    assert_same(again, case.states[2], message="{} in a second run with the same seed")
     names = [n for n in ("/deployed", "/deployed/theta") if n in again and again[n].numel() > 6]
-    assert names and not any(torch.allclose(again[n], other[n]) for n in names), (
-        "clients deploy the same rows with another seed: derive random numbers from the seed of the run "
-        "(cohort.engine.seed)"
-    )
+    are_equal = not names or any(torch.allclose(again[n], other[n]) for n in names)
+    assert not are_equal, "clients deploy the same rows with another seed"
 
 
 @SUITE.check
 def no_global_generator(case: Case) -> None:
-    """The global random generators of torch, NumPy and Python are not used."""
-    advice = "use cohort.random(purpose), cohort.generator(purpose) or s.rng, which are keyed"
+    """The global random generators of torch, NumPy and Python are not used.
+
+    Use cohort.random(purpose), cohort.generator(purpose) or s.rng, which are keyed.
+    """
     expected = case.states[2]  # with the current states of the global generators
     with probes.other_global_seed(12345):
         sim = set_up(case.simulation())
         states = probes.global_random_states()
         continue_rounds(sim, 2, evaluated=True)
         used = probes.generators_used_since(states)
-        assert not used, f"a round uses the global generator of {' and '.join(used)}: {advice}"
-        message = f"{{}} with another global seed, so a global generator of torch, NumPy or Python is used: {advice}"
-        assert_same(state_of(sim), expected, message=message)
+        assert not used, f"a round uses the global generator of {' and '.join(used)}"
+        assert_same(state_of(sim), expected, message="{} with another seed of torch, NumPy and Python")
 
 
 # -- resuming --------------------------------------------------------------------------------------------
 @SUITE.check
 def resume(case: Case) -> None:
-    """A run that resumes from a checkpoint equals an uninterrupted run, bit for bit."""
+    """A run that resumes from a checkpoint equals an uninterrupted run, bit for bit.
+
+    Keep state in tensors on self (see state_dict) or in rows that setup creates.
+    """
     saved, resumed = run_rounds(case.simulation(), 2), set_up(case.simulation())
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder), saved.state())
@@ -142,13 +147,11 @@ def resume(case: Case) -> None:
             raise AssertionError(f"the checkpoint cannot be loaded: {refused}") from None
         assert resumed.done == 2, f"a checkpoint of 2 rounds is loaded as one of {resumed.done} rounds"
         names = _attributes_not_restored(saved, resumed)
-        advice = "keep state in tensors on self (see state_dict) or in rows that setup creates"
-        if names:
-            advice = f"self.{', self.'.join(names)} changed but is not restored: {advice}"
-        message = f"{{}} directly after loading a checkpoint; {advice}"
+        lost = f"; self.{', self.'.join(names)} changed but is not restored" if names else ""
+        message = f"{{}} directly after loading a checkpoint{lost}"
         assert_same(state_of(resumed, deploy=False), state_of(saved, deploy=False), message=message)
         state = state_of(continue_rounds(resumed, ROUNDS))
-        assert_same(state, case.states[ROUNDS], message=f"{{}} between a resumed and an uninterrupted run; {advice}")
+        assert_same(state, case.states[ROUNDS], message=f"{{}} between a resumed and an uninterrupted run{lost}")
 
 
 def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str]:
@@ -166,51 +169,52 @@ def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str
 # -- who changes when ------------------------------------------------------------------------------------
 @SUITE.check
 def only_the_cohort_changes(case: Case) -> None:
-    """A round changes the states of the clients of its cohort only."""
+    """A round changes the states of the clients of its cohort only.
+
+    Write rows at cohort.ids only.
+    """
     for r in range(1, ROUNDS):
         before, after = case.states[r : r + 2]
         others = np.setdiff1d(ALL_IDS, COHORTS[r])
         for name in (n for n in before if n.startswith("/rows/")):
             changed = [str(i) for i in others if not torch.equal(after[name][i], before[name][i])]
-            assert not changed, (
-                f"{label_of(name)} of client {', '.join(changed)} changed in a round without this client: write rows "
-                "at cohort.ids only"
-            )
+            found = f"{label_of(name)} of client {', '.join(changed)} changed in a round without this client"
+            assert not changed, found
 
 
 @SUITE.check
 def evaluation_changes_nothing(case: Case) -> None:
-    """Computing what clients deploy gives equal rows each time, and does not change the state."""
+    """Computing what clients deploy gives equal rows each time, and does not change the state.
+
+    `personalized` must not change the state of the method, and must return rows in the order of cohort.ids.
+    """
     sim = case.after_two_rounds
     before = state_of(sim, deploy=False)
     first, second = (tensors(deployed(sim.engine, sim.algorithm, 1, final=True)) for _ in range(2))
-    assert all(torch.equal(first[n].nan_to_num(), second[n].nan_to_num()) for n in first), (
-        "`personalized` returns other rows in its second call: it must not change the state of the method"
+    assert difference(tensors(second, "/deployed"), tensors(first, "/deployed")) is None, (
+        "`personalized` returns other rows in its second call"
     )
-    message = "{} after an evaluation: `personalized` must not change the state of the method"
-    assert_same(state_of(sim, deploy=False), before, message=message)
+    assert_same(state_of(sim, deploy=False), before, message="{} after an evaluation")
     two = np.array([1, 4])
     with torch.no_grad():
         rows = sim.algorithm.personalized(Cohort(sim.engine, two, 1, "evaluation"), True)
-    assert not (isinstance(rows, Tensor) and rows.dim() == 2) or torch.allclose(rows, first[""][two], 1e-5, 1e-5), (
-        "`personalized` returns other rows for two clients than for all: return rows in the order of cohort.ids"
-    )
+    if isinstance(rows, Tensor) and rows.dim() == 2:
+        are_equal = torch.allclose(rows, first[""][two], 1e-5, 1e-5)
+        assert are_equal, "`personalized` returns other rows for two clients than for all"
 
 
 @SUITE.check
 def last_round_deploys_the_same(case: Case) -> None:
-    """What clients deploy changes after the last round only if the method sets fine_tunes_after_training."""
+    """What clients deploy changes after the last round only if the method sets fine_tunes_after_training.
+
+    Set fine_tunes_after_training = True if and only if `personalized` trains after the last round.  Its last score
+    is then not compared with earlier ones.
+    """
     sim = case.after_two_rounds
     before, last = (tensors(deployed(sim.engine, sim.algorithm, 1, final), "/deployed") for final in (False, True))
     found, fine_tunes = difference(before, last), sim.algorithm.fine_tunes_after_training
-    assert found is None or fine_tunes, (
-        f"`personalized` returns other rows after the last round ({found}), so its last score is not comparable to the "
-        "scores before: set fine_tunes_after_training = True"
-    )
-    assert found is not None or not fine_tunes, (
-        "fine_tunes_after_training is set, but clients deploy equal rows before and after the end of the last round: "
-        "remove it"
-    )
+    assert found is None or fine_tunes, f"`personalized` returns other rows after the last round ({found})"
+    assert found is not None or not fine_tunes, "fine_tunes_after_training is set, but the last round changes nothing"
 
 
 @SUITE.check
@@ -226,9 +230,9 @@ def global_is_the_servers_row(case: Case) -> None:
     scores, all_deploy_it = evaluate.personal_and_global(algorithm, engine, ALL_IDS, 1, False)
     global_rows = row.expand(len(ALL_IDS), -1)
     rows = deployed(engine, algorithm, 1, final=False)
-    assert not all_deploy_it or difference({"/global": rows}, {"/global": global_rows}) is None, (
-        "the global scores are the personal ones, but clients deploy other rows than that of `global_row`"
-    )
+    if all_deploy_it:
+        message = "the personal scores are used as global ones, but {}"
+        assert_same({"/deployed": rows}, {"/deployed": global_rows}, message=message)
     predict = algorithm.predict if all_deploy_it else None
     expected = evaluate.score(all_clients(engine, 1, "evaluation"), global_rows, predict, "test")
     different = [n for n, v in expected.items() if not np.allclose(scores["global"][n], v, 1e-4, 1e-5, equal_nan=True)]
@@ -237,15 +241,16 @@ def global_is_the_servers_row(case: Case) -> None:
 
 @SUITE.check
 def nothing_moves_without_learning(case: Case) -> None:
-    """With learning rates of 1e-30, clients deploy their initial rows."""
+    """With learning rates of 1e-30, clients deploy their initial rows.
+
+    The weights of an average must sum to 1, and steps must be proportional to s.lr.
+    """
     sim = set_up(case.simulation(change=without_learning))
     before = _deployed_rows(sim, 0)
     after = _deployed_rows(continue_rounds(sim, 2), 1)
     largest = float((after - before).abs().max())
-    assert torch.allclose(after, before, 2e-6, 2e-6), (  # an average of equal rows differs by rounding
-        f"what clients deploy changes by up to {largest:.2g} with a learning rate of 1e-30: the weights of an average "
-        "must sum to 1, and steps must be proportional to s.lr"
-    )
+    are_close = torch.allclose(after, before, 2e-6, 2e-6)  # an average of equal rows differs by rounding
+    assert are_close, f"what clients deploy changes by up to {largest:.2g} with a learning rate of 1e-30"
 
 
 def _deployed_rows(sim: Simulation, round: int) -> Tensor:
@@ -255,7 +260,10 @@ def _deployed_rows(sim: Simulation, round: int) -> Tensor:
 
 @SUITE.check
 def training_moves_rows(case: Case) -> None:
-    """After two rounds, clients deploy other rows than at the start, and all values are finite."""
+    """After two rounds, clients deploy other rows than at the start, and all values are finite.
+
+    Store what cohort.train returns.
+    """
     before, after = case.states[0], case.states[2]
     require_finite(after)
     if all(torch.allclose(before[n], after[n], atol=1e-4) for n in before if n.startswith("/deployed")):
@@ -264,12 +272,15 @@ def training_moves_rows(case: Case) -> None:
         sim.algorithm.round(cohort)
         if cohort.cost.steps == 0:
             raise SkipTest("the method trains nothing")
-        raise AssertionError("clients deploy their initial rows after training: use what cohort.train returns")
+        raise AssertionError("clients deploy their initial rows after training")
 
 
 @SUITE.check
 def renumbering_clients(case: Case) -> None:
-    """Results do not depend on the order of the clients."""
+    """Results do not depend on the order of the clients.
+
+    Use the index of a client, or its position in the cohort, only as a key of random numbers.
+    """
     reason = case.simulation().algorithm.depends_on_client_order
     if reason is not None:
         raise SkipTest(reason)
@@ -283,17 +294,16 @@ def renumbering_clients(case: Case) -> None:
         found[name], expected[name] = state[name], case.states[3][name]
         if name != "/global" and len(expected[name]) == len(ALL_IDS):
             expected[name] = expected[name][torch.from_numpy(PERMUTATION)]
-    message = (
-        "{} when the clients are in another order: do not use the index of a client, or its position in the cohort, "
-        "except as a key of random numbers"
-    )
-    assert_same(found, expected, 1e-4, message)
+    assert_same(found, expected, 1e-4, "{} when the clients are in another order")
 
 
 # -- communication ---------------------------------------------------------------------------------------
 @SUITE.check
 def bytes_are_counted(case: Case) -> None:
-    """If the data of a client influence others, uploaded and downloaded bytes are counted."""
+    """If the data of a client influence others, uploaded and downloaded bytes are counted.
+
+    Use cohort.broadcast, download, fetch and upload.
+    """
     states, costs = [], []
     for arrays in (ARRAYS, other_data()):
         sim = set_up(case.simulation(arrays=arrays))
@@ -309,22 +319,20 @@ def bytes_are_counted(case: Case) -> None:
         states.append(others)
     found = difference(*states)
     up, down = np.sum(costs, 0)
-    assert found is None or (up and down), (
-        f"{found} when client 0 has other data, but {up:,} bytes up and {down:,} bytes down are counted: use "
-        "cohort.broadcast, download, fetch and upload"
-    )
+    message = f"{found} when client 0 has other data, but {up:,} bytes up and {down:,} bytes down are counted"
+    assert found is None or (up and down), message
 
 
 @SUITE.check
 def nothing_passes_by_upload(case: Case) -> None:
-    """The data of a client influence others through cohort.upload only, where privacy is applied."""
+    """The data of a client influence others through cohort.upload only, where privacy is applied.
+
+    Compute with what cohort.upload returns, or declare the reason in `bypasses_upload`.
+    """
     reason = case.simulation().algorithm.bypasses_upload
     if reason is not None:
         raise SkipTest(f"the method declares `bypasses_upload`, and privacy refuses it: {reason}")
-    assert not bypasses_upload(case), (
-        "messages of a round depend on the data of client 0 although its uploads are replaced by random values: "
-        "compute with what cohort.upload returns, or declare the reason in `bypasses_upload`"
-    )
+    assert not bypasses_upload(case), "messages depend on data of client 0 although its uploads are random"
 
 
 def bypasses_upload(case: Case, **values: Any) -> bool:

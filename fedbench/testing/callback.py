@@ -193,48 +193,48 @@ def hooks_succeed(case: CallbackCase) -> None:
 
 @SUITE.check
 def results_stay(case: CallbackCase) -> None:
-    """Tables, scores and the state of the method equal those of a run without the callback, bit for bit."""
+    """Tables, scores and the state of the method equal those of a run without the callback, bit for bit.
+
+    Hooks must not write to `run`, and must copy metrics before changing them.
+    """
     results, expected = case.complete[0], case.without
     for name, content in expected.tables.items():
-        assert results.tables.get(name) == content, (
-            f"{name} differs from that of a run without the callback: hooks must not change the run"
-        )
+        assert results.tables.get(name) == content, f"{name} differs from that of a run without the callback"
     for key in ("last", "best"):
-        assert json.dumps(results.summary[key], default=str) == json.dumps(expected.summary[key], default=str), (
-            f"the scores in {key} of summary.json differ: copy metrics before changing them"
-        )
+        found, wanted = (json.dumps(each.summary[key], default=str) for each in (results, expected))
+        assert found == wanted, f"the scores in {key} of summary.json differ"
     for name, value in expected.state.items():
-        assert results.state[name].equal(value), f"the server's state {name} differs: do not write to run.algorithm"
+        assert results.state[name].equal(value), f"the server's state {name} differs"
 
 
 @SUITE.check
 def state_is_json(case: CallbackCase) -> None:
-    """The state for checkpoints consists of numbers, text, lists and dicts, which JSON can represent."""
+    """The state for checkpoints consists of numbers, text, lists and dicts, which JSON can represent.
+
+    Return numbers, text, lists and dicts with text as keys from `on_checkpoint`.
+    """
     for state in case.complete[0].recorded.states:
         try:
             restored = json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:
-            raise AssertionError(
-                f"on_checkpoint returns a value that JSON cannot represent ({error}): return numbers, text, lists and "
-                "dicts"
-            ) from None
-        assert restored == state, (
-            "on_checkpoint returns a value that JSON changes: use lists instead of tuples, and text as keys of dicts"
-        )
+            raise AssertionError(f"on_checkpoint returns a value that JSON cannot represent ({error})") from None
+        assert restored == state, "on_checkpoint returns a value that JSON changes, such as a tuple"
 
 
 @SUITE.check
 def resume(case: CallbackCase) -> None:
-    """A resumed run gives the same tables, and the callback has the same state as without interruption."""
+    """A resumed run gives the same tables, and the callback has the same state as without interruption.
+
+    Return state in `on_checkpoint` and restore it in `on_start`, or begin the names of attributes with an
+    underscore.
+    """
     first, second = (results.attributes() for results in case.complete)
     assert case.resumed.tables == case.without.tables, "the tables of a resumed run differ from an uninterrupted one"
     resumed = case.resumed.attributes()
     for name, value in first.items():
         is_repeatable = value == second.get(name)  # unlike times, for example
-        assert not is_repeatable or resumed.get(name) == value, (
-            f"{name} is {resumed.get(name)!r} after resuming, and {value!r} without an interruption: return it in "
-            "on_checkpoint and restore it in on_start, or begin its name with an underscore"
-        )
+        found = f"{name} is {resumed.get(name)!r} after resuming, and {value!r} without an interruption"
+        assert not is_repeatable or resumed.get(name) == value, found
 
 
 @SUITE.check

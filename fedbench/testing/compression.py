@@ -122,130 +122,144 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 # -- rows ------------------------------------------------------------------------------------------------
 @SUITE.check
 def rows_and_bits_have_a_shape(case: CompressionCase) -> None:
-    """Received rows are float32 of the shape of the input, and bits are one int64 per client."""
+    """Received rows are float32 of the shape of the input, and bits are one int64 per client.
+
+    `decompress` must return float32 of the shape of the input, and `count` must return one value per row.
+    """
     for size in SIZES:
         x = rows_of(size)
         received, bits = case.send(x, message_of(size))
-        assert received.shape == x.shape and received.dtype == torch.float32, (
-            f"rows float32 {tuple(x.shape)} are received as {str(received.dtype)[6:]} {tuple(received.shape)}: "
-            "`decompress` must return float32 of the shape of the input"
-        )
-        assert bits.shape == (K,) and bits.dtype == torch.int64, (
-            f"bits are {str(bits.dtype)[6:]} {tuple(bits.shape)}, not int64 ({K},): `count` must return one value"
-        )
+        is_row = received.shape == x.shape and received.dtype == torch.float32
+        assert is_row, f"rows float32 {tuple(x.shape)} are received as {received.dtype} {tuple(received.shape)}"
+        are_bits = bits.shape == (K,) and bits.dtype == torch.int64
+        assert are_bits, f"bits are {bits.dtype} {tuple(bits.shape)}, not int64 ({K},)"
 
 
 @SUITE.check
 def rows_are_independent(case: CompressionCase) -> None:
-    """A client's row is received equally alone and together with others, bit for bit."""
+    """A client's row is received equally alone and together with others, bit for bit.
+
+    Compute each row independently, and use fedbench.compression._sums.total for sums.
+    """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         received, bits = case.send(x, message)
         for i in range(K):
             one = message.of(i, i + 1)
             alone, bits_alone = case.ready(message)(x[i : i + 1], RowRandom(keys_of(one)), one)
-            assert _equal(alone, received[i : i + 1]) and bits_alone[0] == bits[i], (
-                f"a row of {size} values is received differently, or with other bits, alone than together with {K - 1} "
-                "others: compute each row independently, and use fedbench.compression._sums.total for sums"
-            )
+            are_equal = _equal(alone, received[i : i + 1]) and bits_alone[0] == bits[i]
+            assert are_equal, f"a row of {size} values is received differently alone than together with {K - 1} others"
 
 
 @SUITE.check
 def inputs_are_unchanged(case: CompressionCase) -> None:
-    """The input rows are not changed."""
+    """The input rows are not changed.
+
+    Copy them before writing.
+    """
     x = rows_of(SIZE)
     case.send(x, message_of(SIZE))
-    assert _equal(x, rows_of(SIZE)), "the input rows are changed in place: copy them before writing"
+    assert _equal(x, rows_of(SIZE)), "the input rows are changed in place"
 
 
 @SUITE.check
 def draws_are_keyed(case: CompressionCase) -> None:
-    """Equal keys give equal rows, and no global random generator is used."""
+    """Equal keys give equal rows, and no global random generator is used.
+
+    Take random numbers from `draws`, as in draws.uniform(message.size).
+    """
     x, message = rows_of(SIZE), message_of(SIZE)
     states = probes.global_random_states()
     first, _ = case.send(x, message)
     used = probes.generators_used_since(states)
     with probes.other_global_seed(9):
         second, _ = case.send(x, message)
-    assert not used and _equal(first, second), (
-        f"the global generator of {' and '.join(used) or 'torch, NumPy or Python'} is used: take random numbers from "
-        "draws, as in draws.uniform(message.size)"
-    )
+    names = " and ".join(used) or "torch, NumPy or Python"
+    assert not used and _equal(first, second), f"the global generator of {names} is used"
 
 
 @SUITE.check
 def nothing_waits_for_the_device(case: CompressionCase) -> None:
-    """No operation reads a value back from the device, which synchronizes with a GPU."""
+    """No operation reads a value back from the device, which synchronizes with a GPU.
+
+    Use only tensors of a fixed shape in `compress`, `decompress`, `count` and `update_state`.
+    """
     message = message_of(SIZE)
     compressor, x, draws = case.ready(message), rows_of(SIZE), RowRandom(keys_of(message))
     try:
         with probes.RefuseSynchronization():
             compressor(x, draws, message)
     except probes.Synchronizes as error:
-        raise AssertionError(
-            f"{error}: use only tensors of a fixed shape in `compress`, `decompress`, `count` and `update_state`"
-        ) from None
+        raise AssertionError(str(error)) from None
 
 
 # -- streams ---------------------------------------------------------------------------------------------
 @SUITE.check
 def decoding_restores_received_rows(case: CompressionCase) -> None:
-    """`decode` restores the received row from the stream of `encode`, bit for bit."""
+    """`decode` restores the received row from the stream of `encode`, bit for bit.
+
+    `write` and `read` must transmit all codes that `decompress` uses.
+    """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         received, _ = case.send(x, message)
         for i, stream in enumerate(case.streams(x, message)):
-            assert _equal(case.ready(message).decode(stream, message.of(i, i + 1)), received[i]), (
-                f"the stream of a row of {size} values is decoded to other values than were received: `write` and "
-                "`read` must transmit all codes that `decompress` uses"
-            )
+            decoded = case.ready(message).decode(stream, message.of(i, i + 1))
+            assert _equal(decoded, received[i]), f"a row of {size} values is decoded to other values than were received"
 
 
 @SUITE.check
 def bits_are_those_of_the_stream(case: CompressionCase) -> None:
-    """The stated bits are those of the stream, without the padding of the last byte."""
+    """The stated bits are those of the stream, without the padding of the last byte.
+
+    `count` must count what `write` writes.
+    """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         _, bits = case.send(x, message)
         for stated, stream in zip(bits.tolist(), case.streams(x, message)):
-            assert 0 <= 8 * len(stream) - stated < 8, (
-                f"`count` returns {stated} bits for a row of {size} values, but its stream has {len(stream)} bytes: it "
-                "must count what `write` writes"
-            )
+            found = f"`count` returns {stated} bits for {size} values, but the stream has {len(stream)} bytes"
+            assert 0 <= 8 * len(stream) - stated < 8, found
 
 
 @SUITE.check
 def exact_is_exact(case: CompressionCase) -> None:
-    """Rows of an exact compressor are received unchanged; others take at most 33 bits per value."""
+    """Rows of an exact compressor are received unchanged; others take at most 33 bits per value.
+
+    Set `exact` only for compressors that change nothing, and send rows uncompressed if that is shorter.
+    """
     x = rows_of(SIZE)
     received, bits = case.send(x, message_of(SIZE))
     if case.make().exact:
-        assert _equal(received, x) and (bits == FLOAT * SIZE).all(), (
-            f"`exact` is set, but rows are received changed or do not take {FLOAT} bits per value: do not set it"
-        )
-    assert (bits <= (FLOAT + 1) * SIZE + 4 * FLOAT).all(), (
-        f"{SIZE} values take {int(bits.max())} bits, more than uncompressed, {FLOAT * SIZE}: send them uncompressed"
-    )
+        is_exact = _equal(received, x) and bool((bits == FLOAT * SIZE).all())
+        assert is_exact, f"`exact` is set, but rows are received changed or do not take {FLOAT} bits per value"
+    most = int(bits.max())
+    assert most <= (FLOAT + 1) * SIZE + 4 * FLOAT, f"{most} bits are more than {FLOAT * SIZE} of uncompressed values"
 
 
 # -- received rows ---------------------------------------------------------------------------------------
 @SUITE.check
 def odd_rows_are_finite(case: CompressionCase) -> None:
-    """Zeros are received as zeros, and rows with one nonzero value or extreme ratios as finite values."""
-    advice = "do not divide by a norm of 0"
+    """Zeros are received as zeros, and rows with one nonzero value or extreme ratios as finite values.
+
+    Do not divide by a norm of 0.
+    """
     for size in SIZES:
         x = torch.zeros(K, size)
         x[1, -1], x[2], x[3, 0], x[4] = 3.0, 1e-42, 1e30, -1e30
         x[3, 1:] = 1e-30
         received, _ = case.send(x, message_of(size))
         largest = float(received[0].abs().max())
-        assert largest == 0, f"{size} zeros are received as {largest:.2g}: {advice}"
-        assert torch.isfinite(received).all(), f"finite rows of {size} values are received as inf or nan: {advice}"
+        assert largest == 0, f"{size} zeros are received as {largest:.2g}"
+        assert torch.isfinite(received).all(), f"finite rows of {size} values are received as inf or nan"
 
 
 @SUITE.check
 def diverged_rows_are_nan(case: CompressionCase) -> None:
-    """A row with a value that is not finite is received as NaN from an empty stream, without effect on other rows."""
+    """A row with a value that is not finite is received as NaN from an empty stream, without effect on other rows.
+
+    Do not override `__call__`, and compute each row independently.
+    """
     x, message = rows_of(SIZE), message_of(SIZE)
     expected, _ = case.send(x, message)
     x[1, 7], x[3, 0] = torch.nan, -torch.inf
@@ -255,15 +269,17 @@ def diverged_rows_are_nan(case: CompressionCase) -> None:
         expected[diverged] = x[diverged]
     else:
         expected[diverged] = torch.nan
-        assert torch.isnan(received[diverged]).all() and not bits[diverged].any(), (
-            "a diverged row is not received as NaN: do not override `__call__`"
-        )
-    assert _equal(received, expected), "a diverged row changes other received rows: compute each row independently"
+        is_nan = bool(torch.isnan(received[diverged]).all()) and not bits[diverged].any()
+        assert is_nan, "a diverged row is not received as NaN"
+    assert _equal(received, expected), "a diverged row changes other received rows"
 
 
 @SUITE.check
 def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
-    """For an unbiased compressor, the mean over random seeds is the row, within six standard errors."""
+    """For an unbiased compressor, the mean over random seeds is the row, within six standard errors.
+
+    Do not set `unbiased` if it is not.
+    """
     if not case.make().unbiased:
         raise SkipTest("its attribute `unbiased` is false")
     size = 40
@@ -274,27 +290,31 @@ def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
     worst = int(excess.argmax())
     assert excess[worst] <= 0, (
         f"`unbiased` is set, but the mean of {SEEDS:,} received values of {float(x[worst]):.3g} is "
-        f"{float(mean[worst]):.3g}, with a standard error of {float(error[worst]):.2g}: do not set `unbiased`"
+        f"{float(mean[worst]):.3g}, with a standard error of {float(error[worst]):.2g}"
     )
 
 
 @SUITE.check
 def contractive_rows_are_not_farther_than_zero(case: CompressionCase) -> None:
-    """A received row of a contractive or scaled compressor is never farther from the row than 0 is."""
+    """A received row of a contractive or scaled compressor is never farther from the row than 0 is.
+
+    Do not set `contractive`, and fedbench scales the compressor.
+    """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         received, _ = contractive(case.ready(message))(x, RowRandom(keys_of(message)), message)
         distance, norm = (x - received).double().norm(dim=1), x.double().norm(dim=1)
         worst = int((distance / norm.clamp_min(1e-30)).argmax())
-        assert (distance <= norm * (1 + 1e-5)).all(), (
-            f"`contractive` is set, but a row of norm {float(norm[worst]):.3g} is received at a distance of "
-            f"{float(distance[worst]):.3g}: do not set `contractive`, and fedbench scales the compressor"
-        )
+        found = f"a row of norm {float(norm[worst]):.3g} is received at a distance of {float(distance[worst]):.3g}"
+        assert (distance <= norm * (1 + 1e-5)).all(), f"`contractive` is set, but {found}"
 
 
 @SUITE.check
 def error_feedback_transmits_residuals(case: CompressionCase) -> None:
-    """With error feedback, the residual of a row is transmitted in later rounds."""
+    """With error feedback, the residual of a row is transmitted in later rounds.
+
+    Transmit every value in some round, or do not set `error_feedback`.
+    """
     if not case.make().error_feedback:
         raise SkipTest("its attribute `error_feedback` is false")
     message = Message("theta", 60, np.arange(2), {"weight": (0, 60, (6, 10))})
@@ -304,15 +324,17 @@ def error_feedback_transmits_residuals(case: CompressionCase) -> None:
         received, _ = compressor(x + residual, RowRandom(keys_of(message, r)), message)
         residual, total = x + residual - received, total + received
     distance = float(((total / ROUNDS - x).norm(dim=1) / x.norm(dim=1)).max())
-    assert distance < 0.25, (
-        f"with error feedback the relative distance of the row and the mean of {ROUNDS} received rows is "
-        f"{distance:.2g}: some values are never transmitted"
-    )
+    found = f"the mean of {ROUNDS} received rows has a relative distance of {distance:.2g} from the row"
+    assert distance < 0.25, f"{found}: some values are never transmitted"
 
 
 @SUITE.check
 def state_is_saved(case: CompressionCase) -> None:
-    """A restored compressor continues like one without interruption, bit for bit."""
+    """A restored compressor continues like one without interruption, bit for bit.
+
+    Keep state in tensors on self (see state_dict) or in row stores made in `setup`, and change it only in
+    `update_state` and `observe`.
+    """
     message = message_of(SIZE)
     rows, compressor = store(K), case.make()
     compressor.setup(rows, message.of(0, 0))
@@ -325,10 +347,8 @@ def state_is_saved(case: CompressionCase) -> None:
     compressor.setup(rows, message.of(0, 0))
     rows.load_state_dict(saved_rows)
     compressor.load_state_dict(saved)
-    assert all(_equal(_run_round(compressor, message, r), received[r - 2]) for r in (2, 3)), (
-        "a restored compressor continues differently: keep its state in tensors on self (see state_dict) or in row "
-        "stores made in `setup`, and change it only in `update_state` and `observe`"
-    )
+    are_equal = all(_equal(_run_round(compressor, message, r), received[r - 2]) for r in (2, 3))
+    assert are_equal, "a restored compressor continues differently"
 
 
 def _run_round(compressor: Compressor, message: Message, r: int) -> Tensor:

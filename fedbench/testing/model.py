@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +32,7 @@ from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.output_checks import check_outputs
 from fedbench.testing import _probes as probes
-from fedbench.testing._cases import composed
+from fedbench.testing._cases import assert_close, composed
 from fedbench.testing._federation import CPU, PLANS, Shape, all_clients, engine_on, ragged
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
@@ -205,13 +204,6 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
         yield replace(arrays, inputs=(arrays.images * 40 + 128).clip(0, 255).astype(np.uint8), task="denoising"), split
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two tensors relative to the maximum of b; infinity for NaN."""
-    if not (a.isfinite().all() and b.isfinite().all()):
-        return math.inf
-    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
-
-
 def _select(x: Inputs, which: Any) -> Inputs:
     return map_inputs(lambda t: t[which], x)
 
@@ -223,19 +215,17 @@ def _only(i: int) -> slice:
 # -- rows ------------------------------------------------------------------------------------------------
 @SUITE.check
 def one_client_is_the_module(case: ModelCase) -> None:
-    """A row predicts the outputs of the module with its values."""
+    """A row predicts the outputs of the module with its values.
+
+    `forward` must read only parameters and buffers of the module, and update buffers in place.
+    """
     for i in range(K):
         module, x = case.module(case.rows[i]), _select(case.x, i)
         with torch.no_grad():
             out = module.eval()(x)
         expected = out[0] if isinstance(out, tuple) else out
-        distances = [
-            _distance(found, expected) for found in (case.logits(_only(i))[0], case.model.predict(case.rows[i], x))
-        ]
-        assert max(distances) <= 1e-4, (
-            f"the logits of a row differ from those of the module by {max(distances):.2g}: `forward` must read only "
-            "parameters and buffers of the module"
-        )
+        for found in (case.logits(_only(i))[0], case.model.predict(case.rows[i], x)):
+            assert_close(found, expected, 1e-4, "the logits of a row and of the module")
     if case.model.has_dropout:
         return
     module, named = (
@@ -246,40 +236,39 @@ def one_client_is_the_module(case: ModelCase) -> None:
         module(_select(case.x, 0))
         case.model.apply(named, _select(case.x, _only(0)), True, ForwardContext(True, torch.tensor([1])))
     buffers = dict(module.named_buffers())
-    different = [name for name in case.model.buffer_names if _distance(named[name][0], buffers[name]) > 1e-4]
-    assert not different, f"training does not give the module's buffers {', '.join(different)}: update them in place"
+    for name in case.model.buffer_names:
+        assert_close(named[name][0], buffers[name], 1e-4, f"the buffers {name} of a trained row and module")
 
 
 @SUITE.check
 def samples_are_independent(case: ModelCase) -> None:
-    """The logits of a sample do not depend on other samples of its batch, except by batch normalization."""
+    """The logits of a sample do not depend on other samples of its batch, except by batch normalization.
+
+    Use no batch statistics except those of BatchNorm: other samples may be padding.
+    """
     one, keys = _only(0), torch.tensor([7])
     mixed = map_inputs(lambda a, b: torch.cat([a[:, :2], b[:, 2:]], 1), _select(case.x, one), _select(case.x, _only(1)))
     for mode, train in (("evaluation", False), ("training", True)):
         if train and case.model.batch_statistics:
             continue
         found, expected = (case.logits(one, train, keys if train else None, x)[:, :2] for x in (mixed, None))
-        distance = _distance(found, expected)
-        assert distance <= 1e-4, (
-            f"in {mode} the logits of a sample change by {distance:.2g} with the other samples of its batch, so "
-            "padding changes results: use no batch statistics except those of BatchNorm"
-        )
+        assert_close(found, expected, 1e-4, f"in {mode} the logits of a sample in two batches")
 
 
 # -- several clients -------------------------------------------------------------------------------------
 @SUITE.check
 def many_clients_are_each_one(case: ModelCase) -> None:
-    """The logits of several clients computed at once are those of each client alone."""
+    """The logits of several clients computed at once are those of each client alone.
+
+    Compute each client with its own parameters.
+    """
     if case.reason_for_loop:
         raise SkipTest(f"one client at a time is computed: {case.reason_for_loop}")
     for mode, train in (("evaluation", False), ("training", True)):
         keys = torch.tensor([5, 6, 7]) if train else None
         alone = torch.cat([case.logits(_only(i), train, keys) for i in range(K)])
-        distance = _distance(case.logits(slice(K), train, keys), alone)
-        assert distance <= 1e-4, (
-            f"in {mode} the logits of {K} clients computed at once differ by {distance:.2g} from those of each client "
-            "alone: compute each client with its own parameters"
-        )
+        together = case.logits(slice(K), train, keys)
+        assert_close(together, alone, 1e-4, f"in {mode} the logits of {K} clients computed at once and one by one")
 
 
 @SUITE.check
@@ -297,10 +286,8 @@ def gradients_agree(case: ModelCase) -> None:
             if plan not in case.plans:
                 continue
             gradient = all_clients(case.engine(plan, model)).gradient(case.rows)[0][:, : model.trained.size]
-            distance = _distance(gradient, expected)
-            assert distance <= 1e-3, (
-                f"the gradient of the model computed {name}, {clients}, differs from that of autograd by {distance:.2g}"
-            )
+            names = f"the gradients of the model computed {name}, {clients}, and of autograd"
+            assert_close(gradient, expected, 1e-3, names)
 
 
 def _autograd_gradient(case: ModelCase, row: Tensor, i: int) -> Tensor:
@@ -326,14 +313,17 @@ def training_agrees(case: ModelCase) -> None:
     row = case.model.init_row()
     trained = {plan: all_clients(case.engine(plan)).train(row).theta for plan in case.plans}
     for plan, rows in trained.items():
-        distance = _distance(rows, trained["loop"])
-        assert distance <= 2e-3, f"rows trained by the plan {plan} differ by {distance:.2g} from one client at a time"
+        assert_close(rows, trained["loop"], 2e-3, f"rows trained by the plan {plan} and one client at a time")
 
 
 # -- random numbers --------------------------------------------------------------------------------------
 @SUITE.check
 def draws_are_keyed(case: ModelCase) -> None:
-    """Random numbers of a forward pass, as in dropout, are keyed by client; no global random generator is used."""
+    """Random numbers of a forward pass, as in dropout, are keyed by client; no global random generator is used.
+
+    Use nn.Dropout, or dropout, bernoulli_, uniform_, normal_, rand and randn of torch, in training only.  Do not
+    use NumPy or Python.
+    """
     one = _only(0)
     with probes.other_global_seed(1):
         states = probes.global_random_states()
@@ -341,31 +331,30 @@ def draws_are_keyed(case: ModelCase) -> None:
         used = probes.generators_used_since(states)
     with probes.other_global_seed(2):
         later = case.logits(one, True, torch.tensor([5]))
-    assert not used and torch.equal(first, again) and torch.equal(first, later), (
-        "a forward pass in training uses a global random generator: use nn.Dropout, or dropout, bernoulli_, uniform_, "
-        "normal_, rand and randn of torch, which are keyed by client, instead of NumPy or Python"
-    )
+    is_keyed = not used and torch.equal(first, again) and torch.equal(first, later)
+    assert is_keyed, "a forward pass in training uses a global random generator"
     has_dropout = any(isinstance(m, DROPOUTS) and m.p > 0 for m in case.model.module.modules())
-    assert not has_dropout or not torch.equal(first, other), (
-        "two clients have equal dropout masks: call the dropout layers of the module in `forward`"
-    )
-    assert torch.equal(case.logits(one), case.logits(one)), (
-        "two evaluations of the same samples differ: use random numbers in training only"
-    )
+    assert not has_dropout or not torch.equal(first, other), "two clients have equal dropout masks"
+    assert torch.equal(case.logits(one), case.logits(one)), "two evaluations of the same samples differ"
 
 
 @SUITE.check
 def initialization_is_keyed(case: ModelCase) -> None:
-    """Equal seeds give equal initial values."""
-    assert torch.equal(case.flat(3).init_row(), case.flat(3).init_row()), (
-        "the same seed gives other initial values: use torch's random numbers in the constructor"
-    )
+    """Equal seeds give equal initial values.
+
+    Use torch's random numbers in the constructor.
+    """
+    first, second = case.flat(3).init_row(), case.flat(3).init_row()
+    assert torch.equal(first, second), "the same seed gives other initial values"
 
 
 # -- columns ---------------------------------------------------------------------------------------------
 @SUITE.check
 def columns_are_respected(case: ModelCase) -> None:
-    """Training of a column group changes its columns, and no others."""
+    """Training of a column group changes its columns, and no others.
+
+    Use every parameter of the group in `forward`.
+    """
     groups = {name: columns & case.model.trained for name, columns in case.model.columns.items()}
     groups = {name: columns for name, columns in groups.items() if 0 < columns.size < case.model.trained.size}
     if not groups:
@@ -376,26 +365,30 @@ def columns_are_respected(case: ModelCase) -> None:
         change = (theta - row).abs().amax(0)  # [P]
         others = (columns | buffers).rest(case.model.size)
         assert not others.take(change).any(), f"training of columns {name!r} changes other columns"
-        assert columns.take(change).any(), f"training of columns {name!r} changes none of them: use them in `forward`"
+        assert columns.take(change).any(), f"training of columns {name!r} changes none of them"
 
 
 @SUITE.check
 def features_enter_the_head(case: ModelCase) -> None:
-    """The layer named head, applied to the features, gives the logits."""
+    """The layer named head, applied to the features, gives the logits.
+
+    Return the outputs of the layer head.
+    """
     if not isinstance(dict(case.model.module.named_modules()).get("head"), nn.Linear):
         raise SkipTest("it has no linear layer named head, so methods that need one refuse it")
     row, x = case.rows[:1], _select(case.x, _only(0))
     logits = case.model.head(row, case.model.features(row, x))
-    distance = _distance(logits.detach(), case.logits(_only(0)))
-    assert distance <= 1e-4, f"head(features) differs from the logits by {distance:.2g}: return the outputs of head"
+    assert_close(logits.detach(), case.logits(_only(0)), 1e-4, "head(features) and the logits")
 
 
 @SUITE.check
 def inputs_are_unchanged(case: ModelCase) -> None:
-    """A forward pass does not change its inputs."""
+    """A forward pass does not change its inputs.
+
+    Copy them, or avoid in-place operations.
+    """
     before = copy.deepcopy(case.x)
     case.logits(_only(0))
     case.logits(_only(0), True, torch.tensor([1]))
-    assert all(wrap_inputs(map_inputs(torch.equal, case.x, before)).values()), (
-        "the forward pass changes its inputs in place: copy them, or avoid in-place operations"
-    )
+    are_equal = all(wrap_inputs(map_inputs(torch.equal, case.x, before)).values())
+    assert are_equal, "the forward pass changes its inputs in place"

@@ -120,24 +120,23 @@ def _pools(arrays: Arrays) -> list[np.ndarray]:
 # -- the checks ------------------------------------------------------------------------------------------
 @SUITE.check
 def every_sample_once(case: PartitionCase) -> None:
-    """Every sample belongs to one client, except for a few that rounding leaves out."""
+    """Every sample belongs to one client, except for a few that rounding leaves out.
+
+    Return indices of each pool, and assign all samples, or set leaves_samples_out = True in the class.
+    """
     arrays = example_data()
     for pools in ([np.arange(SAMPLES)], _pools(arrays)):
         assigned = case.assign(arrays, [pool.copy() for pool in pools])
-        assert len(assigned) == len(pools), (
-            f"`assign` returns {len(assigned)} lists for {len(pools)} pools: return one list of clients for each pool"
-        )
+        assert len(assigned) == len(pools), f"`assign` returns {len(assigned)} lists for {len(pools)} pools"
         for pool, clients in zip(pools, assigned):
             unknown = np.setdiff1d(clients.indices, pool)
-            assert not len(unknown), f"sample {unknown[0]} is not in the pool: return indices of the given pool"
+            assert not len(unknown), f"sample {unknown[0]} is not in the pool"
             samples, counts = np.unique(clients.indices, return_counts=True)
             twice = samples[counts > 1]
             assert not len(twice), f"{len(twice):,} samples are given away twice, for example sample {twice[0]}"
             omitted, limit = len(pool) - len(samples), 2 * CLASSES * len(clients)
-            assert omitted <= limit or getattr(case.make(), "leaves_samples_out", False), (
-                f"{omitted:,} of {len(pool):,} samples belong to no client: assign all samples, or set "
-                "leaves_samples_out = True in the class"
-            )
+            is_declared = getattr(case.make(), "leaves_samples_out", False)
+            assert omitted <= limit or is_declared, f"{omitted:,} of {len(pool):,} samples belong to no client"
 
 
 @SUITE.check
@@ -164,49 +163,53 @@ def sizes_are_kept(case: PartitionCase) -> None:
 
 @SUITE.check
 def a_seed_repeats(case: PartitionCase) -> None:
-    """Equal seeds give equal clients."""
-    assert case.split().hash == case.split().hash, (
-        "the same seed gives another partition: use only the random generator `rng` that `assign` receives"
-    )
+    """Equal seeds give equal clients.
+
+    Use only the random generator `rng` that `assign` receives.
+    """
+    assert case.split().hash == case.split().hash, "the same seed gives another partition"
 
 
 @SUITE.check
 def no_global_generator(case: PartitionCase) -> None:
-    """The global random generators of NumPy, torch and Python are not used."""
+    """The global random generators of NumPy, torch and Python are not used.
+
+    Use only the random generator `rng` that `assign` receives.
+    """
     expected = case.split().hash
     with probes.other_global_seed(12345):
         states = probes.global_random_states()
         found = case.split().hash
         used = probes.generators_used_since(states)
-    assert not used and found == expected, (
-        f"`assign` uses a global random generator ({', '.join(used) or 'torch, NumPy or Python'}): use the generator "
-        "`rng` that it receives"
-    )
+    names = " and ".join(used) or "torch, NumPy or Python"
+    assert not used and found == expected, f"`assign` uses the global random generator of {names}"
 
 
 @SUITE.check
 def inputs_are_unchanged(case: PartitionCase) -> None:
-    """`assign` does not change labels, pools and domains."""
+    """`assign` does not change labels, pools and domains.
+
+    Shuffle a copy: rng.permutation instead of rng.shuffle.
+    """
     arrays, original = example_data(), example_data()
     pools = _pools(arrays)
     case.assign(arrays, pools)
     now = {"labels": arrays.targets, "domain": arrays.domain, "pools": np.concatenate(pools)}
     before = {"labels": original.targets, "domain": original.domain, "pools": np.concatenate(_pools(original))}
     for name, values in now.items():
-        assert np.array_equal(values, before[name]), (  # type: ignore[arg-type]
-            f"`assign` changes {name} in place: shuffle a copy (rng.permutation instead of rng.shuffle)"
-        )
+        assert np.array_equal(values, before[name]), f"`assign` changes {name} in place"  # type: ignore[arg-type]
 
 
 @SUITE.check
 def published_parts_stay_apart(case: PartitionCase) -> None:
-    """Published training samples are used for training, and test samples for testing."""
+    """Published training samples are used for training, and test samples for testing.
+
+    The i-th list must contain samples of the i-th pool.
+    """
     arrays = example_data()
     split = case.split("published", arrays)
     is_train, is_test = arrays.split[split.train.indices] == TRAIN, arrays.split[split.test.indices] == TEST
-    assert is_train.all() and is_test.all(), (
-        "published training and test samples are mixed: the i-th list must contain samples of the i-th pool"
-    )
+    assert is_train.all() and is_test.all(), "published training and test samples are mixed"
 
 
 @SUITE.check
@@ -224,7 +227,10 @@ def subjects_stay_whole(case: PartitionCase) -> None:
 
 @SUITE.check
 def hard_requests_are_met_or_refused(case: PartitionCase) -> None:
-    """One client, small clients and too many clients are possible or refused with a ConfigError."""
+    """One client, small clients and too many clients are possible or refused with a ConfigError.
+
+    Refuse impossible requests by fedbench.core.options.require.
+    """
     full = example_data()
     for samples, clients in ((SAMPLES, 1), (40, 20), (20, 21)):
         arrays = Arrays(np.zeros((samples, 1), np.float32), full.targets[:samples], full.split[:samples], CLASSES)
@@ -234,7 +240,4 @@ def hard_requests_are_met_or_refused(case: PartitionCase) -> None:
         except ConfigError:
             continue
         except Exception as error:
-            raise AssertionError(
-                f"{clients} client(s) of {samples:,} samples: {describe_error(error)}; refuse impossible requests by "
-                "fedbench.core.options.require"
-            ) from error
+            raise AssertionError(f"{clients} client(s) of {samples:,} samples: {describe_error(error)}") from error

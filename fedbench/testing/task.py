@@ -1,10 +1,15 @@
-"""Checks of tasks: a loss per sample with its gradient, and scores that can be computed in small batches."""
+"""Checks of tasks: a loss per sample with its gradient, and scores that can be computed in small batches.
+
+Targets and outputs are random.  There are six clients, one of which has no test samples.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from unittest import SkipTest
 
@@ -13,12 +18,118 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.inputs import wrap_inputs
-from fedbench.engine.federation import Inputs
+from fedbench.core.options import ConfigError, require
+from fedbench.core.split import Ragged
+from fedbench.engine.federation import Federation, Inputs
+from fedbench.simulation.instantiate import make
+from fedbench.tasks.base import Task
 from fedbench.testing import _probes as probes
 from fedbench.testing._federation import all_clients, engine_on
 from fedbench.testing._suite import Report, Suite
-from fedbench.testing._targets import Target, path_of
-from fedbench.testing._task_cases import OFFSETS, TEST_SIZES, B, K, TaskCase, case_for
+from fedbench.testing._targets import Target, described, path_of
+
+SAMPLES = 60  # the first half for training, 5 per client; the others for testing
+TEST_SIZES = np.array([5, 9, 0, 3, 8, 5])
+OFFSETS = np.concatenate(([0], TEST_SIZES.cumsum()))  # the test samples of client i are OFFSETS[i]:OFFSETS[i + 1]
+K, B, CLASSES = 3, 5, 4
+SIDE = 6  # pixels of images and masks
+
+
+def random_targets() -> dict[str, tuple[np.ndarray, int]]:
+    """Return targets [SAMPLES, ...] and the number of classes, by kind of task."""
+    rng = np.random.default_rng(0)
+    masks = rng.integers(0, CLASSES, (SAMPLES, SIDE, SIDE))
+    masks[rng.random(masks.shape) < 0.1] = 255  # no class
+    return {
+        "classification": (np.arange(SAMPLES) * 7 % CLASSES, CLASSES),
+        "multilabel": ((rng.random((SAMPLES, CLASSES)) < 0.4).astype(np.float32), CLASSES),
+        "segmentation": (masks, CLASSES),
+        "regression": (rng.normal(2, 3, (SAMPLES, 1)).astype(np.float32), 1),
+    }
+
+
+@dataclass
+class TaskCase:
+    """A task and its targets.
+
+    Args:
+        values: `_target_` and options of the task.
+        kind: The kind of targets.
+        targets: The targets [SAMPLES, ...].
+        num_classes: The number of classes.
+    """
+
+    values: dict[str, Any]
+    kind: str
+    targets: np.ndarray
+    num_classes: int
+
+    def make(self, targets: np.ndarray | None = None) -> Task:
+        """Return a new task that is set up on these targets."""
+        task = make(self.values).for_targets(self.kind)
+        task.setup(self.federation(task, targets))
+        return task
+
+    def federation(self, task: Task, targets: np.ndarray | None = None) -> Federation:
+        """Return a federation of six clients with random inputs."""
+        y = torch.from_numpy(self.targets if targets is None else targets)
+        generator = torch.Generator().manual_seed(5)
+        images = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+        x = images if task.has_stochastic_inputs else torch.randn(len(y), 16, generator=generator)
+        train = Ragged.from_sizes(np.arange(30), np.full(6, 5))
+        test = Ragged.from_sizes(np.arange(30, SAMPLES), TEST_SIZES)
+        none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(6, np.int64))
+        return Federation(x, y, {"train": train, "val": none, "test": test}, task, self.num_classes)
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """Return the task, set up."""
+        return self.make()
+
+    def outputs(self, *shape: int, seed: int = 0) -> Tensor:
+        """Return random outputs of a model for batches of this shape, such as (K, B)."""
+        y = self.batch(shape[-1])
+        output_shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
+        return torch.randn(*shape[:-1], *output_shape, generator=torch.Generator().manual_seed(seed))
+
+    def batch(self, *shape: int) -> Tensor:
+        """Return the targets of batches of this shape."""
+        targets = self.targets_of(0, int(np.prod(shape)))
+        return targets.view(*shape, *targets.shape[1:])
+
+    def targets_of(self, start: int, stop: int) -> Tensor:
+        """Return the targets of the samples start to stop - 1, or the random targets that the task samples."""
+        if not self.task.has_stochastic_inputs:
+            return torch.from_numpy(self.targets[start:stop])
+        return self.federation(self.task).gather(torch.arange(start, stop))[1]
+
+    @property
+    def class_mask(self) -> Tensor:
+        """Return a mask that excludes one class of each client.  # [K, C] bool"""
+        mask = torch.ones(K, self.num_classes, dtype=torch.bool)
+        mask[torch.arange(K), torch.arange(K) % self.num_classes] = False
+        return mask
+
+    def sample_statistics(self, start: int = 0, stop: int = 30) -> dict[str, Tensor]:
+        """Return the statistics of the test samples start to stop - 1, computed in one batch."""
+        logits, y = self.test_outputs[None, start:stop], self.test_targets[None, start:stop]
+        return {name: value[0] for name, value in self.task.sample_statistics(logits, y).items()}
+
+    @functools.cached_property
+    def test_outputs(self) -> Tensor:
+        """Return random outputs for the test samples of all clients.  # [30, ...]"""
+        return self.outputs(30, seed=3)
+
+    @functools.cached_property
+    def test_targets(self) -> Tensor:
+        """Return the targets of the test samples of all clients.  # [30, ...]"""
+        return self.targets_of(30, SAMPLES)
+
+    @functools.cached_property
+    def scores(self) -> dict[str, np.ndarray]:
+        """Return the test scores of all clients."""
+        return self.task.scores(self.sample_statistics(), OFFSETS)
+
 
 SUITE: Suite[TaskCase] = Suite("task")
 
@@ -52,6 +163,34 @@ def check_task(
     return SUITE.run(path_of(target), setting, case, only)
 
 
+def case_for(
+    target: Target,
+    options: Mapping[str, Any] | None = None,
+    targets: np.ndarray | None = None,
+    num_classes: int | None = None,
+) -> TaskCase:
+    """Return the task with the first targets that it accepts.
+
+    Raises:
+        ConfigError: The task cannot be built, or accepts no targets.
+    """
+    values = described("task", target, options)
+    built = make(values)
+    message = f"{path_of(target)} is not a task (a subclass of fedbench.tasks.base.Task)"
+    require(hasattr(built, "for_targets"), message)
+    if targets is None and isinstance(built, Task):
+        targets, num_classes = built.example_targets(np.random.default_rng(0), SAMPLES, CLASSES), CLASSES
+    examples = random_targets() if targets is None else {getattr(built, "kind", ""): (targets, num_classes or 1)}
+    reason = ""
+    for kind, (y, classes) in examples.items():
+        try:
+            built.for_targets(kind).check(y, classes)
+            return TaskCase(values, kind, y, classes)
+        except ConfigError as refused:
+            reason = str(refused)
+    raise ConfigError(f"{path_of(target)} accepts none of the example targets: {reason}; pass targets=")
+
+
 def _loss(case: TaskCase, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
     return case.task.loss(logits, y, mask).detach()
 
@@ -63,40 +202,42 @@ def _close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> bool:
 # -- loss ------------------------------------------------------------------------------------------------
 @SUITE.check
 def targets_have_labels(case: TaskCase) -> None:
-    """Every sample has an integer label, which partitions use."""
+    """Every sample has an integer label, which partitions use.
+
+    `labels` must return int64 values >= 0, one per sample.
+    """
     labels, n = np.asarray(case.task.labels(case.targets, case.num_classes)), len(case.targets)
-    assert labels.shape == (n,) and labels.dtype == np.int64 and labels.min() >= 0, (
-        f"`labels` returns {labels.dtype} {labels.shape}: return int64 ({n},) of values >= 0"
-    )
+    are_labels = labels.shape == (n,) and labels.dtype == np.int64 and labels.min() >= 0
+    assert are_labels, f"`labels` of {n} samples returns {labels.dtype} {labels.shape} from {labels.min()}"
 
 
 @SUITE.check
 def loss_is_per_sample(case: TaskCase) -> None:
-    """The loss is one finite value per sample, for any leading axes."""
+    """The loss is one finite value per sample, for any leading axes.
+
+    Return one value of each sample, [..., B], and compute samples independently.
+    """
     logits, y = case.outputs(K, B), case.batch(K, B)
     loss = _loss(case, logits, y)
-    assert loss.shape == (K, B), (
-        f"the loss of {K} x {B} samples has shape {tuple(loss.shape)}: return one value of each"
-    )
+    assert loss.shape == (K, B), f"the loss of {K} x {B} samples has shape {tuple(loss.shape)}"
     assert torch.isfinite(loss).all(), "the loss of random outputs is not finite"
     separate = torch.stack([_loss(case, logits[i], y[i]) for i in range(K)])
     nested = _loss(case, logits[None].expand(2, *logits.shape), y[None].expand(2, *y.shape))
-    assert _close(separate, loss) and _close(nested, loss.expand(2, K, B)), (
-        "the loss of a client [B, ...] differs from its loss in a batch of clients [k, B, ...]: compute each sample "
-        "independently"
-    )
+    are_equal = _close(separate, loss) and _close(nested, loss.expand(2, K, B))
+    assert are_equal, "the loss of a client [B, ...] differs from its loss in a batch of clients [k, B, ...]"
 
 
 @SUITE.check
 def samples_are_independent(case: TaskCase) -> None:
-    """The loss of a sample does not depend on other samples of its batch."""
+    """The loss of a sample does not depend on other samples of its batch.
+
+    Other samples may be padding: use no mean, maximum or other statistic of the batch.
+    """
     logits, y = case.outputs(K, B), case.batch(K, B)
     other_logits, other_y = logits.clone(), y.clone()
     other_logits[:, 2:], other_y[:, 2:] = case.outputs(K, B, seed=9)[:, 2:], y.roll(1, 0)[:, 2:]
-    assert _close(_loss(case, logits, y)[:, :2], _loss(case, other_logits, other_y)[:, :2]), (
-        "the loss of a sample changes with the other samples of its batch, which may be padding: use no mean, maximum "
-        "or other statistic of the batch"
-    )
+    before, after = _loss(case, logits, y)[:, :2], _loss(case, other_logits, other_y)[:, :2]
+    assert _close(before, after), "the loss of a sample changes with the other samples of its batch"
 
 
 @SUITE.check
@@ -110,10 +251,7 @@ def gradient_is_autograds(case: TaskCase) -> None:
         (expected,) = torch.autograd.grad((loss * weight).sum(), leaf)
         found, gradient = case.task.loss_and_gradient(logits, y, weight, mask)
         assert _close(found.detach(), loss.detach()), "the loss of `loss_and_gradient` differs from that of `loss`"
-        assert _close(gradient, expected), (
-            f"the gradient of `loss_and_gradient` differs by up to {float((gradient - expected).abs().max()):.2g} from "
-            "the gradient of weight * loss"
-        )
+        assert _close(gradient, expected), "the gradient of `loss_and_gradient` is not that of weight * loss"
 
 
 def _weights() -> Tensor:
@@ -124,16 +262,18 @@ def _weights() -> Tensor:
 
 @SUITE.check
 def padding_is_ignored(case: TaskCase) -> None:
-    """Samples of weight 0 have no gradient, and do not change the gradients of other samples."""
+    """Samples of weight 0 have no gradient, and do not change the gradients of other samples.
+
+    Multiply the gradient of each sample by its weight, which is 0 for padding.
+    """
     logits, y, weight = case.outputs(K, B), case.batch(K, B), _weights()
     padding = weight == 0
     _, gradient = case.task.loss_and_gradient(logits, y, weight, None)
-    advice = "multiply the gradient of each sample by its weight, which is 0 for padding"
-    assert not gradient[padding].any(), f"samples of weight 0 have a gradient: {advice}"
+    assert not gradient[padding].any(), "samples of weight 0 have a gradient"
     other_logits, other_y = logits.clone(), y.clone()
     other_logits[padding], other_y[padding] = case.outputs(K, B, seed=9)[padding], y.roll(1, 0)[padding]
     _, again = case.task.loss_and_gradient(other_logits, other_y, weight, None)
-    assert _close(again, gradient), f"the gradient of a client changes with the content of its padding: {advice}"
+    assert _close(again, gradient), "the gradient of a client changes with the content of its padding"
 
 
 # -- classes ---------------------------------------------------------------------------------------------
@@ -153,16 +293,17 @@ def _without_excluded_classes(case: TaskCase, y: Tensor, mask: Tensor) -> Tensor
 
 @SUITE.check
 def class_mask_confines(case: TaskCase) -> None:
-    """Outputs of classes that class_mask excludes do not change the loss."""
+    """Outputs of classes that class_mask excludes do not change the loss.
+
+    Set outputs of excluded classes to -inf before the softmax.
+    """
     if not _has_classes(case):
         raise SkipTest("its targets are not classes with one output each")
     mask = case.class_mask
     logits, y = case.outputs(K, B), _without_excluded_classes(case, case.batch(K, B), mask)
     excluded = ~mask.view(K, 1, -1, *[1] * (logits.dim() - 3)).expand_as(logits)
     loss, other = _loss(case, logits, y, mask), _loss(case, torch.where(excluded, logits + 3, logits), y, mask)
-    assert _close(loss, other), (
-        "outputs of classes that class_mask excludes change the loss: set them to -inf before the softmax"
-    )
+    assert _close(loss, other), "outputs of classes that class_mask excludes change the loss"
     assert torch.isfinite(loss).all(), "the loss is not finite if class_mask excludes a class"
 
 
@@ -176,31 +317,32 @@ def scores_are_declared(case: TaskCase) -> None:
     assert case.task.primary in scores, f"primary={case.task.primary} is not a score: choose from {', '.join(scores)}"
     for name in case.task.fractions & scores.keys():
         values = scores[name][~np.isnan(scores[name])]
-        assert ((values >= -1e-9) & (values <= 1 + 1e-9)).all(), (
-            f"{name} is declared in `fractions`, but is {values.min():.3g} to {values.max():.3g}, not between 0 and 1"
-        )
+        are_fractions = bool(((values >= -1e-9) & (values <= 1 + 1e-9)).all())
+        assert are_fractions, f"{name} of `fractions` is {values.min():.3g} to {values.max():.3g}, not 0 to 1"
 
 
 @SUITE.check
 def scores_are_streamed(case: TaskCase) -> None:
-    """Scores are the same if the statistics of samples are computed in small batches."""
+    """Scores are the same if the statistics of samples are computed in small batches.
+
+    `sample_statistics` must compute each sample independently.
+    """
     batches = [case.sample_statistics(a, a + 4) for a in range(0, 30, 4)]
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    _assert_equal(
-        case.task.scores(joined, OFFSETS),
-        case.scores,
-        "if `sample_statistics` gets four samples at a time: statistics are of each sample",
-    )
+    _assert_equal(case.task.scores(joined, OFFSETS), case.scores, "if `sample_statistics` gets four samples at a time")
 
 
 @SUITE.check
 def clients_are_scored_alone(case: TaskCase) -> None:
-    """The scores of a client do not depend on other clients."""
+    """The scores of a client do not depend on other clients.
+
+    Sum over offsets[i]:offsets[i + 1] for client i.
+    """
     for i, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
         if b > a:
             alone = case.task.scores(case.sample_statistics(a, b), np.array([0, b - a]))
             together = {name: values[i : i + 1] for name, values in case.scores.items()}
-            _assert_equal(alone, together, f"for client {i} alone: sum over offsets[i]:offsets[i + 1]")
+            _assert_equal(alone, together, f"for client {i} alone")
 
 
 def _assert_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], condition: str) -> None:
@@ -210,30 +352,36 @@ def _assert_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], cond
 
 @SUITE.check
 def nobody_without_samples_is_scored(case: TaskCase) -> None:
-    """All scores of a client without samples are NaN."""
+    """All scores of a client without samples are NaN.
+
+    Divide by fedbench.tasks.base.ratio, which returns NaN for 0 samples.
+    """
     for name, values in case.scores.items():
         n = len(TEST_SIZES)
         assert values.shape == (n,), f"{name} has shape {values.shape}: return one value for each of {n} clients"
         empty = values[TEST_SIZES == 0]
-        assert np.isnan(empty).all(), (
-            f"{name} of a client without samples is {empty[0]:.3g}: return NaN (tasks.base.ratio)"
-        )
+        assert np.isnan(empty).all(), f"{name} of a client without samples is {empty[0]:.3g}, not NaN"
         assert not np.isnan(values).all(), f"{name} is NaN for every client"
 
 
 @SUITE.check
 def the_loss_is_a_score(case: TaskCase) -> None:
-    """The score `loss` is the mean loss over the samples of a client."""
+    """The score `loss` is the mean loss over the samples of a client.
+
+    `scores` must return an entry loss, the mean of `loss` over the samples of a client.
+    """
     loss = _loss(case, case.test_outputs, case.test_targets).numpy()
     means = [loss[a:b].mean() if b > a else np.nan for a, b in itertools.pairwise(OFFSETS)]
-    assert "loss" in case.scores and np.allclose(case.scores["loss"], means, 1e-4, 1e-5, equal_nan=True), (
-        "`scores` must return an entry loss, the mean of `loss` over the samples of a client"
-    )
+    assert "loss" in case.scores, "there is no score loss"
+    assert np.allclose(case.scores["loss"], means, 1e-4, 1e-5, equal_nan=True), "the score loss is not the mean loss"
 
 
 @SUITE.check
 def descent_improves_the_primary_score(case: TaskCase) -> None:
-    """Gradient descent on the outputs lowers the loss, and does not make the primary score worse."""
+    """Gradient descent on the outputs lowers the loss, and does not make the primary score worse.
+
+    Correct the gradient of the loss, or the direction in `higher_is_better`.
+    """
     leaf = case.test_outputs.clone().requires_grad_()
     optimizer = torch.optim.Adam([leaf], lr=0.1)
     for _ in range(100):
@@ -242,47 +390,49 @@ def descent_improves_the_primary_score(case: TaskCase) -> None:
         optimizer.step()
     statistics = case.task.sample_statistics(leaf.detach()[None], case.test_targets[None])
     before, after = case.scores, case.task.scores({name: value[0] for name, value in statistics.items()}, OFFSETS)
-    assert np.nanmean(after["loss"]) < np.nanmean(before["loss"]), (
-        "gradient descent on the outputs does not lower the loss: its gradient is wrong"
-    )
+    is_lower = np.nanmean(after["loss"]) < np.nanmean(before["loss"])
+    assert is_lower, "gradient descent on the outputs does not lower the loss"
     primary = case.task.primary
     increase = np.nanmean(after[primary]) - np.nanmean(before[primary])
-    is_higher_better = case.task.higher_is_better[primary]
-    assert (increase if is_higher_better else -increase) >= -1e-9, (
-        f"{primary} gets worse while the loss falls, but higher_is_better declares {is_higher_better} for it"
-    )
+    improvement = increase if case.task.higher_is_better[primary] else -increase
+    assert improvement >= -1e-9, f"{primary} gets worse while the loss falls"
 
 
 # -- several tasks ---------------------------------------------------------------------------------------
 @SUITE.check
 def it_has_a_key(case: TaskCase) -> None:
-    """Tasks of equal options have equal keys."""
-    assert case.make().key == case.make().key and hash(case.make().key) == hash(case.task.key), (
-        "two tasks of equal options have different keys: the attributes must be options and results of `setup` only"
-    )
+    """Tasks of equal options have equal keys.
+
+    The attributes of a task must be options and results of `setup` only.
+    """
+    first, second = case.make().key, case.make().key
+    assert first == second and hash(first) == hash(second), "two tasks of equal options have different keys"
 
 
 @SUITE.check
 def only_training_data_are_seen(case: TaskCase) -> None:
-    """`setup` uses the training samples only."""
+    """`setup` uses the training samples only.
+
+    Read targets[splits['train'].indices] only.
+    """
     other = case.targets.copy()
     other[30:] = other[30:][::-1]
     other[30:40] = other[40:50]
-    assert case.make(other).key == case.task.key, (
-        "`setup` depends on test samples: read targets[splits['train'].indices] only"
-    )
+    assert case.make(other).key == case.task.key, "`setup` depends on test samples"
 
 
 @SUITE.check
 def nothing_is_drawn(case: TaskCase) -> None:
-    """Loss and scores are deterministic, and use no global random generator."""
+    """Loss and scores are deterministic, and use no global random generator.
+
+    Compute them without random numbers.
+    """
     states = probes.global_random_states()
     loss = _loss(case, case.test_outputs, case.test_targets)
     case.task.scores(case.sample_statistics(), OFFSETS)
     used = probes.generators_used_since(states)
-    assert not used and torch.equal(loss, _loss(case, case.test_outputs, case.test_targets)), (
-        "the loss or a score is random: compute it without random numbers"
-    )
+    again = _loss(case, case.test_outputs, case.test_targets)
+    assert not used and torch.equal(loss, again), "the loss or a score is random"
 
 
 class _Net(nn.Module):
@@ -301,7 +451,10 @@ class _Net(nn.Module):
 
 @SUITE.check
 def training_agrees(case: TaskCase) -> None:
-    """Training gives the same rows for one client at a time and for all clients at once."""
+    """Training gives the same rows for one client at a time and for all clients at once.
+
+    Compute the loss of each sample independently.
+    """
     shape, rows = tuple(case.outputs(B).shape[1:]), []
     for plan in ("loop", "vmap"):
         federation = case.federation(case.make())
@@ -311,7 +464,4 @@ def training_agrees(case: TaskCase) -> None:
         federation.splits["train"] = federation.splits["test"]  # of different sizes, one of them 0
         engine = engine_on(federation, module, plan=plan, batch_size=4)
         rows.append(all_clients(engine).train(engine.model.init_row()).theta)
-    assert _close(rows[0], rows[1], 1e-4), (
-        "training gives other rows for one client at a time than for all clients at once: the loss mixes clients or "
-        "samples"
-    )
+    assert _close(rows[0], rows[1], 1e-4), "the rows differ, so the loss mixes clients or samples"

@@ -101,14 +101,14 @@ class TracedAdapter(Rescale):
 
 
 MISTAKES = [
-    (IdleAdapter, "a_row_holds_what_learns", "new, but not trained"),
+    (IdleAdapter, "a_row_holds_what_learns", "new parameters that are not trained"),
     (WritingAdapter, "the_backbone_stays", "training changes"),
-    (DetachedAdapter, "what_is_added_learns", "no gradient"),
+    (DetachedAdapter, "what_is_added_learns", "parameters that do not change"),
     (LoudAdapter, "outputs_are_the_models_at_first", "`neutral` is set"),
     (DrawnAdapter, "draws_are_keyed", "other initial values"),
-    (CountingAdapter, "clients_are_independent", "computed alone differ from those of 3"),
-    (TracedAdapter, "mapped_over_clients", "mapped by torch.vmap differ from those of 3"),
-    (CountingAdapter, "plans_agree", "differ from those of executor=loop"),
+    (CountingAdapter, "clients_are_independent", "computed alone and with 2 other clients differ"),
+    (TracedAdapter, "mapped_over_clients", "mapped by torch.vmap and with 2 other clients differ"),
+    (CountingAdapter, "plans_agree", "and executor=loop differ"),
 ]
 
 

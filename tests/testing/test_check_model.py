@@ -105,16 +105,16 @@ class Plain(Base):
 
 
 MISTAKES = [
-    (Centered, "samples_are_independent", "padding changes results"),
+    (Centered, "samples_are_independent", "may be padding"),
     (NumpyNoise, "draws_are_keyed", "NumPy"),
     (InPlace, "inputs_are_unchanged", "in place"),
-    (After, "features_enter_the_head", "return the outputs of head"),
-    (Unkeyed, "initialization_is_keyed", "use torch's random numbers"),
+    (After, "features_enter_the_head", "Return the outputs of the layer head"),
+    (Unkeyed, "initialization_is_keyed", "Use torch's random numbers"),
     (Unused, "columns_are_respected", "'idle' changes none"),
-    (Plain, "one_client_is_the_module", "differ from those of the module"),
+    (Plain, "one_client_is_the_module", "of a row and of the module differ"),
     (FirstForAll, "many_clients_are_each_one", "in evaluation"),
     (FirstForAll, "gradients_agree", "3 clients at once"),
-    (GradientIsNaN, "gradients_agree", "differs from that of autograd by inf"),
+    (GradientIsNaN, "gradients_agree", "and of autograd differ by nan"),
     (FirstForAll, "training_agrees", "by the plan vmap"),
 ]
 

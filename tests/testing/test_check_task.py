@@ -177,15 +177,15 @@ class First(Classification):
 
 
 MISTAKES = [
-    (WithoutWeight, "padding_is_ignored", "multiply the gradient of each sample by its weight"),
+    (WithoutWeight, "padding_is_ignored", "Multiply the gradient of each sample by its weight"),
     (Normalized, "samples_are_independent", "the other samples of its batch"),
-    (Averaged, "loss_is_per_sample", "return one value of each"),
+    (Averaged, "loss_is_per_sample", "Return one value of each"),
     (HalfDone, "gradient_is_autograds", "the gradient of `loss_and_gradient`"),
     (Unmasked, "class_mask_confines", "class_mask excludes"),
     (Undeclared, "scores_are_declared", "differ in confidence"),
     (Pooled, "clients_are_scored_alone", "for client"),
-    (PerBatch, "scores_are_streamed", "statistics are of each"),
-    (Zero, "nobody_without_samples_is_scored", "return NaN"),
+    (PerBatch, "scores_are_streamed", "must compute each sample independently"),
+    (Zero, "nobody_without_samples_is_scored", "which returns NaN for 0 samples"),
     (OtherLoss, "the_loss_is_a_score", "the mean of `loss`"),
     (Upside, "descent_improves_the_primary_score", "distance gets worse while the loss falls"),
     (Ascending, "descent_improves_the_primary_score", "does not lower the loss"),

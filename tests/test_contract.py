@@ -1,14 +1,11 @@
-"""What every method, model, adapter, task, partition, operator and callback keeps.  New files of conf are found.
-
-The checks are those of fedbench.testing, which everybody's own class gets too.
-"""
+"""All checks of fedbench.testing over all options of conf.  New files of conf are found automatically."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -17,8 +14,9 @@ from contract import require_passed, skipped
 
 from fedbench.config.conf_tree import group_options
 from fedbench.testing import adapter, algorithm, callback, compression, model, partition, task
+from fedbench.testing._suite import Suite
 
-ADAPTERS = [  # every file of conf/adapter, and options that take another path
+ADAPTERS = [  # with options that run other code
     *group_options("adapter"),
     "lora places=['*.qkv'] rank=3 alpha=12",
     "houlsby places=['*.proj','optional:norm'] train=['norm.*','head.*'] activation=gelu",
@@ -26,14 +24,7 @@ ADAPTERS = [  # every file of conf/adapter, and options that take another path
     "prompt places=['blocks.0'] tokens=2 tap=output reparam=true",
     "fusion places=['*.proj','optional:embed'] adapters=3 activation=gelu scale=2.0",
 ]
-MODELS = group_options("model")
-CALLBACKS = [  # importing MLflow takes seconds
-    pytest.param(name, marks=pytest.mark.slow) if name == "mlflow" else name
-    for name in group_options("callbacks")
-    if name != "none"
-]
-PARTITIONS = group_options("partition")
-TASKS = [  # every file of conf/task, and options that take another path
+TASKS = [
     *group_options("task"),
     "classification class_weights=balanced label_smoothing=0.1",
     "classification class_weights=[1.0,2.0,3.0,0.5]",
@@ -44,7 +35,7 @@ TASKS = [  # every file of conf/task, and options that take another path
     "segmentation loss=dice empty=one",
     "segmentation empty=zero",
 ]
-COMPRESSIONS = [  # likewise
+COMPRESSIONS = [
     *group_options("compression"),
     "topk share=1",
     "topk share=0.5",
@@ -56,7 +47,7 @@ COMPRESSIONS = [  # likewise
     "stc variant=pfednet share=0.2",
     "cer solver=smoothing gamma=50 gamma_rel=null block=7",
 ]
-TINY = {  # options with which models are small and load nothing
+TINY = {  # options that make models small, without stored weights
     "mlp": {"hidden": [8]},
     "resnet": {"widths": [4]},
     "unet": {"width": 2},
@@ -71,11 +62,11 @@ TINY = {  # options with which models are small and load nothing
     "clip_prompt": {"backbone": "tiny-clip", "pretrained": None, "context": 4},
     "clip_prompt_tiny": {"pretrained": None, "context": 4},
 }
-FITTING = {  # options that suit 1,800 samples of 10 classes; the files ask for more
+FITTING = {  # options for the 1,800 samples of 10 classes of the checks
     "dirichlet_pgfed": {"num_clients": 15},
     "practical": {"num_clients": 4},
     "delta_luna16": {
-        "_target_": "fedbench.partition.delta.Delta",  # whose counts may be others
+        "_target_": "fedbench.partition.delta.Delta",  # the subclass requires other counts
         "counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]],
     },
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
@@ -83,88 +74,65 @@ FITTING = {  # options that suit 1,800 samples of 10 classes; the files ask for 
     "file": {"path": str(Path(__file__).parent / "partition" / "owners.npy")},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }
-LARGE = [  # 11 million numbers and more; networks by name have tests of their own
-    pytest.param(m, marks=pytest.mark.slow) if m in ("resnet18", "hf", "timm", "torchvision") else m for m in MODELS
-]
 
-
-@functools.cache
-def model_case(name: str) -> Any:
-    return model.case_for(name, TINY.get(name))
-
-
-# The costly checks are made of every third method by default, of all where slow tests are asked for.
-COSTLY = (
+SLOW_CHECKS = (  # run for every third method by default
     *("executor_batch_statistics", "executor_loop", "no_closure_over_the_cohort"),
     *("nothing_passes_by_upload", "bytes_are_counted"),
 )
-METHOD_CHECKS = [
-    pytest.param(check, name, marks=pytest.mark.slow if check in COSTLY and i % 3 else ())
-    for check in algorithm.SUITE.checks
-    for i, name in enumerate(METHODS)
-]
+SLOW_NAMES = ("resnet18", "hf", "timm", "torchvision", "mlflow")  # large models, and an import of seconds
 
 
-@pytest.mark.parametrize("check, name", METHOD_CHECKS)
-def test_a_method_keeps(check: str, name: str) -> None:
-    assert case(name).reason is None, "no model of conf/model suits it"
-    require_passed(algorithm.SUITE, check, name, case(name))
-
-
-@pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("check", model.SUITE.checks)
-def test_a_model_keeps(check: str, name: str) -> None:
-    require_passed(model.SUITE, check, name, model_case(name))
-
-
-@pytest.mark.parametrize("words", TASKS)
-@pytest.mark.parametrize("check", task.SUITE.checks)
-def test_a_task_keeps(check: str, words: str) -> None:
-    require_passed(task.SUITE, check, words.split()[0], task.case_for(*parsed(words)))
-
-
-def parsed(words: str) -> tuple[str, dict[str, Any]]:
-    """The name of an option, and what it is given."""
-    name, *options = words.split()
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Split "name key=value ..." into the name of an option and its arguments."""
+    name, *options = text.split()
     return name, {key: yaml.safe_load(value) for key, value in (option.split("=") for option in options)}
 
 
-@pytest.mark.parametrize("words", COMPRESSIONS)
-@pytest.mark.parametrize("check", compression.SUITE.checks)
-def test_an_operator_keeps(check: str, words: str) -> None:
-    require_passed(compression.SUITE, check, words, compression.case_for(*parsed(words)))
+class Kind(NamedTuple):
+    """The checks of a kind, the options of conf, and the function that returns the case of an option."""
+
+    suite: Suite[Any]
+    names: list[str]
+    case: Callable[[str], Any]
+
+
+KINDS = {
+    "algorithm": Kind(algorithm.SUITE, METHODS, case),
+    "model": Kind(model.SUITE, group_options("model"), lambda name: model.case_for(name, TINY.get(name))),
+    "task": Kind(task.SUITE, TASKS, lambda text: task.case_for(*parsed(text))),
+    "compression": Kind(compression.SUITE, COMPRESSIONS, lambda text: compression.case_for(*parsed(text))),
+    "callback": Kind(
+        callback.SUITE, [name for name in group_options("callbacks") if name != "none"], callback.case_for
+    ),
+    "adapter": Kind(adapter.SUITE, ADAPTERS, lambda text: adapter.case_for(*parsed(text))),
+    "partition": Kind(
+        partition.SUITE, group_options("partition"), lambda name: partition.case_for(name, FITTING.get(name))
+    ),
+}
+
+
+def all_checks() -> Iterator[Any]:
+    """Yield kind, check and option of every test."""
+    for kind, (suite, names, _) in KINDS.items():
+        for i, name in enumerate(names):
+            for check in suite.checks:
+                is_slow = name in SLOW_NAMES or (kind == "algorithm" and check in SLOW_CHECKS and i % 3 != 0)
+                yield pytest.param(kind, check, name, marks=pytest.mark.slow if is_slow else ())
 
 
 @functools.cache
-def callback_case(name: str) -> Any:
-    return callback.case_for(name)
+def cached_case(kind: str, name: str) -> Any:
+    return KINDS[kind].case(name)
 
 
-@pytest.mark.parametrize("check", callback.SUITE.checks)
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_a_callback_keeps(check: str, name: str) -> None:
-    require_passed(callback.SUITE, check, name, callback_case(name))
+@pytest.mark.parametrize("kind, check, name", list(all_checks()))
+def test_an_option_passes(kind: str, check: str, name: str) -> None:
+    if kind == "algorithm":
+        assert case(name).reason is None, f"no model of conf/model suits {name}"
+    key = name.split()[0] if kind == "task" else name
+    require_passed(KINDS[kind].suite, check, key, cached_case(kind, name))
 
 
-@pytest.mark.parametrize("words", ADAPTERS)
-@pytest.mark.parametrize("check", adapter.SUITE.checks)
-def test_an_adapter_keeps(check: str, words: str) -> None:
-    require_passed(adapter.SUITE, check, words, adapter.case_for(*parsed(words)))
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-@pytest.mark.parametrize("check", partition.SUITE.checks)
-def test_a_partition_keeps(check: str, name: str) -> None:
-    require_passed(partition.SUITE, check, name, partition.case_for(name, FITTING.get(name)))
-
-
-def test_what_is_skipped_is_counted() -> None:
-    """Each for a reason that stands in contract.py; of so many checks of all things."""
-    things = {"algorithm": METHODS, "model": MODELS, "task": TASKS, "partition": PARTITIONS}
-    things |= {"compression": COMPRESSIONS, "adapter": ADAPTERS}
-    suites = (algorithm.SUITE, model.SUITE, adapter.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
-    checks = {suite.kind: suite.checks for suite in suites}
-    counts = {"algorithm": 14, "model": 9, "task": 2, "partition": 12, "compression": 22, "adapter": 5}
-    assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
-    assert Counter(kind for kind, _, _ in skipped()) == counts
-    assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000
+def test_skipped_checks_exist() -> None:
+    for kind, check, name in skipped():
+        assert check in KINDS[kind].suite.checks and name in KINDS[kind].names

@@ -1,1 +1,1 @@
-"""Pictures for training only, drawn from diffusion models of each client's own training part."""
+"""Synthesis of training images by diffusion models, and measures of the synthesized images."""

@@ -1,7 +1,9 @@
-"""Denoising diffusion outside of a federation: training with a running mean of the weights, and DDIM.
+"""Denoising diffusion outside of a federation: training with a moving average of the weights, and sampling by DDIM.
 
-Song et al., ICLR 2021 (DDIM, eta = 0: the start alone is drawn); the rest is of fedbench/tasks/denoising.py.
-Pictures are in [-1, 1].
+Images have values in [-1, 1].  fedbench/tasks/denoising.py defines the noise schedule and the velocity.
+
+References:
+    Song et al., ICLR 2021 (DDIM, eta = 0: only the initial noise is random).
 """
 
 from __future__ import annotations
@@ -16,36 +18,52 @@ from torch import Tensor, nn
 from fedbench.models.noise_predictor import NoisePredictor
 from fedbench.tasks.denoising import Schedule
 
-Predictor = Callable[[dict[str, Tensor]], Tensor]  # of "image", "step" and "label", a velocity
+Predictor = Callable[[dict[str, Tensor]], Tensor]  # from "image", "step" and "label" to a velocity
 
 
 def ddim(
     predict: Predictor, schedule: Schedule, start: Tensor, label: Tensor, steps: int = 50, clip: bool = True
 ) -> Tensor:
-    """Pictures from noise start [B, C, H, W], by `steps` of the schedule's, evenly spread.
+    """Sample images by DDIM.
 
-    label: their classes, one-hot [B, classes].  clip: keep each guess of the picture within [-1, 1].  # [B, C, H, W]
+    Args:
+        predict: The function that predicts velocities.
+        schedule: The noise schedule.
+        start: The initial noise [B, C, H, W].
+        label: The one-hot classes [B, classes].
+        steps: The number of steps, spread evenly over the schedule.
+        clip: Whether to clip the predicted images to [-1, 1] in each step.
+
+    Returns:
+        Images [B, C, H, W].
     """
     times = torch.linspace(len(schedule.alpha_bar) - 1, 0, steps).round().long()
     x = start
     for i, t in enumerate(times):
         a = schedule.alpha_bar[t]
         velocity = predict({"image": x, "step": t.expand(len(x)), "label": label})
-        picture = a.sqrt() * x - (1 - a).sqrt() * velocity
+        image = a.sqrt() * x - (1 - a).sqrt() * velocity
         if clip:
-            picture = picture.clamp(-1, 1)
-        noise = (x - a.sqrt() * picture) / (1 - a).sqrt()
-        after = schedule.alpha_bar[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
-        x = after.sqrt() * picture + (1 - after).sqrt() * noise
+            image = image.clamp(-1, 1)
+        noise = (x - a.sqrt() * image) / (1 - a).sqrt()
+        next_a = schedule.alpha_bar[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
+        x = next_a.sqrt() * image + (1 - next_a).sqrt() * noise
     return x
 
 
-def average(kept: nn.Module, model: nn.Module, decay: float, step: int) -> None:
-    """kept = d kept + (1 - d) model, d = min(decay, step / (step + 10)): early weights are soon forgotten."""
+def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """Update a moving average of parameters in place.
+
+    Args:
+        average: The module with the average.
+        model: The module with the current parameters.
+        decay: The decay; in early steps it is step / (step + 10), so that initial weights have little influence.
+        step: The index of the training step.
+    """
     d = min(decay, step / (step + 10))
     with torch.no_grad():
-        for mine, new in zip(kept.parameters(), model.parameters()):
-            mine.lerp_(new, 1 - d)
+        for mean, current in zip(average.parameters(), model.parameters()):
+            mean.lerp_(current, 1 - d)
 
 
 def train(
@@ -61,28 +79,41 @@ def train(
     decay: float,
     generator: torch.Generator,
 ) -> tuple[NoisePredictor, list[float]]:
-    """The running mean of the weights of a predictor trained on images [n, C, H, W] in [-1, 1], and each step's loss.
+    """Train a model that predicts velocities, by Adam with a cosine schedule of the learning rate.
 
-    Adam's rate falls from lr to 0 along a cosine: with a constant one, Frechet distances were 1.4 times as large.
-    All is drawn from the generator: first weights (through its seed), batches (with replacement), steps, noise.
+    Args:
+        images: The training images [n, C, H, W] in [-1, 1].
+        labels: Their classes [n].
+        num_classes: The number of classes.
+        schedule: The noise schedule.
+        steps: The number of training steps.
+        width: The channels of the model's first level.
+        batch: The number of images per step, sampled with replacement.
+        lr: The initial learning rate.
+        decay: The decay of the moving average of the weights.
+        generator: The generator of all random numbers: weights, batches, noise steps and noise.
+
+    Returns:
+        The model with the moving average of the weights, and the loss of each step.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         model = NoisePredictor({"image": tuple(images.shape[1:]), "step": (), "label": (num_classes,)}, width)
     one_hot = F.one_hot(labels, num_classes).float()  # [n, classes]
-    kept = copy.deepcopy(model).requires_grad_(False)
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr), []
-    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr)
+    learning_rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    losses = []
     for step in range(steps):
-        chosen = torch.randint(len(images), (batch,), generator=generator)
+        samples = torch.randint(len(images), (batch,), generator=generator)
         t = torch.randint(len(schedule.alpha_bar), (batch,), generator=generator)
-        x, noise = images[chosen], torch.randn(batch, *images.shape[1:], generator=generator)
-        told = {"image": schedule.add_noise(x, t, noise), "step": t, "label": one_hot[chosen]}
-        loss = (model(told) - schedule.velocity(x, t, noise)).square().mean()
+        x, noise = images[samples], torch.randn(batch, *images.shape[1:], generator=generator)
+        inputs = {"image": schedule.add_noise(x, t, noise), "step": t, "label": one_hot[samples]}
+        loss = (model(inputs) - schedule.velocity(x, t, noise)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        rate.step()
-        average(kept, model, decay, step)
+        learning_rate.step()
+        update_average(average, model, decay, step)
         losses.append(float(loss.detach()))
-    return kept, losses
+    return average, losses

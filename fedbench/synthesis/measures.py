@@ -1,6 +1,6 @@
-"""How far synthesized pictures are from a client's own: Frechet distances with their bounds, neighbours, diversity.
+"""Measures of synthesized images: Frechet distances with bounds, nearest neighbours, and diversity.
 
-Distances between pictures are roots of the mean squared difference of pixels, in grey levels of 0 to 255.
+The distance of two images is the root of the mean squared difference of their pixels, which are 0 to 255.
 """
 
 from __future__ import annotations
@@ -9,68 +9,86 @@ from collections.abc import Callable
 
 import numpy as np
 
-Features = Callable[[np.ndarray], np.ndarray]  # uint8 pictures [n, C, H, W] -> [n, d]
-Distance = Callable[[np.ndarray, np.ndarray], float]  # features [n, d], [m, d]
-AT_ONCE = 64  # pictures whose distances to all others are held
-HALVINGS = 10  # over which bounds are averaged
+Features = Callable[[np.ndarray], np.ndarray]  # from uint8 images [n, C, H, W] to features [n, d]
+Distance = Callable[[np.ndarray, np.ndarray], float]  # of features [n, d] and [m, d]
+BATCH = 64  # images whose distances are computed together
+SPLITS = 10  # random halves over which Frechet distances are averaged
 
 
 def bounds(
-    real: np.ndarray, made: np.ndarray, features: Features, distance: Distance, rng: np.random.Generator
+    real: np.ndarray, synthetic: np.ndarray, features: Features, distance: Distance, rng: np.random.Generator
 ) -> dict[str, float]:
-    """Frechet distances to one half of the real pictures: of the other half (fid_real), of synthesized ones (fid) and
-    of noise with the real pictures' mean and deviation per channel (fid_noise); n pictures on every side, n the
-    smaller of half the real and all the synthesized, since fewer pictures mean larger distances.
+    """Return Frechet distances of real images, synthesized images and noise to one half of the real images.
 
-    Means over HALVINGS divisions of the real pictures: of one alone, a few odd pictures in one half may raise
-    fid_real of a small client above fid.  NaN where n is below 2.
+    All sets have n images, the smaller of half the real and all synthesized ones, because distances depend on n.
+    Distances are averaged over random halves, because a few unusual images can dominate one half of a small client.
+
+    Args:
+        real: The real images, uint8 [n_real, C, H, W].
+        synthetic: The synthesized images, uint8 [n_synthetic, C, H, W].
+        features: The function that computes features.
+        distance: The Frechet distance of two sets of features.
+        rng: The random generator.
+
+    Returns:
+        n_fid: n; fid_real: the distance of the other half; fid: of the synthesized images; fid_noise: of normal noise
+        with the mean and standard deviation of the real images per channel.  Distances are NaN if n < 2.
     """
-    n, names = min(len(real) // 2, len(made)), ("fid_real", "fid", "fid_noise")
+    n, names = min(len(real) // 2, len(synthetic)), ("fid_real", "fid", "fid_noise")
     if n < 2:
         return {"n_fid": n, **dict.fromkeys(names, np.nan)}
     mean, std = (f(real, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.std))
     noise = np.clip(rng.normal(mean, std, (n, *real.shape[1:])).round(), 0, 255).astype(np.uint8)
-    theirs, ours, theirs_noisy = features(real), features(made), features(noise)
-    each = []
-    for _ in range(HALVINGS):
+    real_features, synthetic_features, noise_features = features(real), features(synthetic), features(noise)
+    distances = []
+    for _ in range(SPLITS):
         order = rng.permutation(len(real))
-        base, other = theirs[order[:n]], theirs[order[n : 2 * n]]
-        each.append([distance(base, x) for x in (other, ours[rng.permutation(len(made))[:n]], theirs_noisy)])
-    return {"n_fid": n, **dict(zip(names, np.mean(each, 0).tolist()))}
+        base, other_half = real_features[order[:n]], real_features[order[n : 2 * n]]
+        sample = synthetic_features[rng.permutation(len(synthetic))[:n]]
+        distances.append([distance(base, x) for x in (other_half, sample, noise_features)])
+    return {"n_fid": n, **dict(zip(names, np.mean(distances, 0).tolist()))}
 
 
-def pairwise(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Distances of pictures a [n, C, H, W] to b [m, C, H, W].  # [n, m]"""
-    x, y = (p.reshape(len(p), -1).astype(np.float64) for p in (a, b))
+def pairwise_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the distances of images a [n, C, H, W] to images b [m, C, H, W].  # [n, m]"""
+    x, y = (images.reshape(len(images), -1).astype(np.float64) for images in (a, b))
     squared = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
     return np.sqrt(np.maximum(squared, 0) / x.shape[1])
 
 
-def nearest(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Distance of each picture of a [n, C, H, W] to the nearest of b [m, C, H, W], few at a time.  # [n]"""
-    return np.concatenate([pairwise(some, b).min(1) for some in np.split(a, range(AT_ONCE, len(a), AT_ONCE))])
+def nearest_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the distance of each image of a [n, C, H, W] to the nearest of b [m, C, H, W], in batches.  # [n]"""
+    batches = np.split(a, range(BATCH, len(a), BATCH))
+    return np.concatenate([pairwise_distances(batch, b).min(1) for batch in batches])
 
 
-def neighbours(made: np.ndarray, train: np.ndarray, held_out: np.ndarray) -> dict[str, float]:
-    """nearest, nearest_real: median distance to the nearest training picture, of synthesized pictures and of real ones
-    that were not trained on.  closer: the share of synthesized pictures that are as near to a training picture as the
-    nearest 1% of those real ones are; copies would raise it far above 0.01.  NaN where there are no such pictures."""
-    ours = nearest(made, train)
-    if not len(held_out):
-        return {"nearest": float(np.median(ours)), "nearest_real": np.nan, "closer": np.nan}
-    theirs = nearest(held_out, train)
-    return {
-        "nearest": float(np.median(ours)),
-        "nearest_real": float(np.median(theirs)),
-        "closer": float((ours <= np.quantile(theirs, 0.01)).mean()),  # copies are at 0, as twins in the data are
-    }
+def neighbours(synthetic: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
+    """Compare distances to the nearest training image, to detect copies of training images.
+
+    Args:
+        synthetic: The synthesized images.
+        train: The training images.
+        test: Real images that were not trained on.
+
+    Returns:
+        nearest: the median distance of synthesized images; nearest_real: that of test images; closer: the fraction of
+        synthesized images within the first percentile of the test images' distances, far above 0.01 for copies.
+        Without test images, the last two are NaN.
+    """
+    synthetic_distances = nearest_distances(synthetic, train)
+    nearest = float(np.median(synthetic_distances))
+    if not len(test):
+        return {"nearest": nearest, "nearest_real": np.nan, "closer": np.nan}
+    test_distances = nearest_distances(test, train)
+    closer = synthetic_distances <= np.quantile(test_distances, 0.01)
+    return {"nearest": nearest, "nearest_real": float(np.median(test_distances)), "closer": float(closer.mean())}
 
 
-def diversity(pictures: np.ndarray, labels: np.ndarray) -> float:
-    """Mean distance between two different pictures of one class, mean over classes of two pictures or more."""
-    each = []
+def diversity(images: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean distance of two images of a class, averaged over the classes with at least two images."""
+    means = []
     for label in np.unique(labels):
-        mine = pictures[labels == label]
-        if len(mine) > 1:
-            each.append(pairwise(mine, mine).sum() / (len(mine) * (len(mine) - 1)))
-    return float(np.mean(each)) if each else float("nan")
+        x = images[labels == label]
+        if len(x) > 1:
+            means.append(pairwise_distances(x, x).sum() / (len(x) * (len(x) - 1)))
+    return float(np.mean(means)) if means else float("nan")

@@ -23,18 +23,18 @@ def script() -> ModuleType:
 
 
 def test_answers_are_the_labels(script: ModuleType) -> None:
-    """The open question's is the label's name; the closed one's is yes where that name is asked for, as often as no."""
+    """The open question's is the label's name; the closed one's is yes if it asks for that name, as often as no."""
     labels = np.random.default_rng(1).integers(0, 3, 400)
     rows = script.questions(labels, NAMES, np.random.default_rng(0))
     assert [row["image_name"] for row in rows[::2]] == [f"{i}.png" for i in range(400)]
     yes = 0
-    for label, asked, told in zip(labels, rows[::2], rows[1::2], strict=True):
-        right = NAMES[label]
-        assert (asked["answer"], asked["answer_type"], told["answer_type"]) == (right, "OPEN", "CLOSED")
-        assert not any(name in asked["question"] for name in NAMES)
-        assert [name in told["question"].split("?")[0].split() for name in NAMES].count(True) == 1
-        assert (told["answer"] == "Yes") == (right in told["question"])
-        yes += told["answer"] == "Yes"
+    for label, opened, closed in zip(labels, rows[::2], rows[1::2], strict=True):
+        expected = NAMES[label]
+        assert (opened["answer"], opened["answer_type"], closed["answer_type"]) == (expected, "OPEN", "CLOSED")
+        assert not any(name in opened["question"] for name in NAMES)
+        assert [name in closed["question"].split("?")[0].split() for name in NAMES].count(True) == 1
+        assert (closed["answer"] == "Yes") == (expected in closed["question"])
+        yes += closed["answer"] == "Yes"
     assert 160 < yes < 240
 
 

@@ -50,15 +50,15 @@ def test_closed_forms(n: int, d: int) -> None:
     assert fid.frechet(a, a + shift) == pytest.approx((shift**2).sum(), rel=1e-8)
     assert fid.frechet(a, a.mean(0) + 3 * (a - a.mean(0))) == pytest.approx(4 * trace, rel=1e-8)
     x, y = gauss(30, 1, 2), gauss(50, 1, 3)
-    wanted = (x.mean() - y.mean()) ** 2 + (x.std(ddof=1) - y.std(ddof=1)) ** 2
-    assert fid.frechet(x, y) == pytest.approx(wanted)
+    expected = (x.mean() - y.mean()) ** 2 + (x.std(ddof=1) - y.std(ddof=1)) ** 2
+    assert fid.frechet(x, y) == pytest.approx(expected)
 
 
 def test_it_is_symmetric_and_what_the_formula_says() -> None:
     a, b = gauss(100, 6, 4), gauss(70, 6, 5)
     sa, sb = np.cov(a.T), np.cov(b.T)
-    wanted = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(sa + sb - 2 * sqrtm(sa @ sb).real)
-    assert fid.frechet(a, b) == pytest.approx(wanted, rel=1e-9) == pytest.approx(fid.frechet(b, a), rel=1e-12)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(sa + sb - 2 * sqrtm(sa @ sb).real)
+    assert fid.frechet(a, b) == pytest.approx(expected, rel=1e-9) == pytest.approx(fid.frechet(b, a), rel=1e-12)
     few, many = gauss(5, 30, 6), gauss(60, 30, 7)
     assert fid.frechet(few, many) == pytest.approx(fid.frechet(many, few), rel=1e-12)
 
@@ -158,8 +158,8 @@ def test_the_network_of_a_run(silos: list[str], tmp_path: Path) -> None:
     x = pictures(3)
     saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["algorithm"]["w"]
     model = open_run(tmp_path / "run").engine.model
-    wanted = model.features(saved, (torch.from_numpy(x).float() / 255 - 0.5) / 0.5)
-    np.testing.assert_allclose(network.features(torch.from_numpy(x)).numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+    expected = model.features(saved, (torch.from_numpy(x).float() / 255 - 0.5) / 0.5)
+    np.testing.assert_allclose(network.features(torch.from_numpy(x)).numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"needs images of shape \(1, 8, 8\), got \(1, 9, 9\)"):
         network.features(torch.from_numpy(pictures(2, side=9)))
 

@@ -126,7 +126,7 @@ def test_a_method_that_predicts_with_more_is_refused(
     assert "FedPer predicts with more than one module" in capsys.readouterr().err
 
 
-def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
+def test_a_run_of_another_task_and_training_options_of_a_run_are_refused(
     real: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "e")]
@@ -139,7 +139,7 @@ def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("options", "message"),
     [
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--decay", "1"], "--decay must be in [0, 1), got 1.0"),
@@ -151,14 +151,14 @@ def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
         (["--width", "12"], "multiple of 8"),
     ],
 )
-def test_wrong_numbers_are_told(
-    real: Path, tmp_path: Path, more: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_values_out_of_range_are_refused(
+    real: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words(real), *QUICK, "--out", str(tmp_path / "c"), *more]) == 2
-    assert told in capsys.readouterr().err
+    assert main([*words(real), *QUICK, "--out", str(tmp_path / "c"), *options]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_data_it_cannot_learn_from_are_told(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_are_refused(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "d")]
     assert main(["dataset=digits", "partition.num_clients=2", *QUICK, *out]) == 2
     assert "does not consist of uint8 images with one class" in capsys.readouterr().err
@@ -234,7 +234,7 @@ def test_one_picture_at_least_is_drawn_of_a_class_that_is_there() -> None:
     assert sample_images(learned, labels, 3, (1, 4, 4), Sampling(1, 0.1, 0), 0)[1].tolist() == [0, 1]
 
 
-def test_silos_that_are_mixed_or_named_as_paths_are_told(
+def test_mixed_sites_and_names_that_are_paths_are_refused(
     real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is trained: pictures of one silo would reach another."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from fedbench.algorithms._heads import require_linear_head
-from fedbench.algorithms.base import Batch, Federation, FlatModel, Step
+from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Step
 from fedbench.core.options import require
 
 
@@ -51,3 +53,63 @@ def features_and_logits(s: Step, rows: Tensor, batch: Batch) -> tuple[Tensor, Te
 def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
     """Return the features of fixed rows, [P] or [k, P], in evaluation mode and without a gradient.  # [k, B, F]"""
     return s.model.features(rows.expand(s.k, -1), batch.x)
+
+
+# -- statistics of the features of all training samples --------------------------------------------------
+@dataclass(frozen=True)
+class ClassStatistics:
+    """Statistics of features by client and class.
+
+    Attributes:
+        counts: Number of samples.  # [K, C]
+        means: Means of the features, 0 for absent classes.  # [K, C, F]
+        squares: Means of their squared norms, 0 for absent classes.  # [K, C]
+    """
+
+    counts: Tensor
+    means: Tensor
+    squares: Tensor
+
+
+def features_of_samples(cohort: Cohort, rows: Tensor, split: str = "train") -> tuple[list[Tensor], list[Tensor]]:
+    """Return the features of all samples of each client, and their classes, in evaluation mode.
+
+    Args:
+        cohort: The clients.
+        rows: One row for all clients [P], or one for each [K, P].
+        split: The split.
+
+    Returns:
+        For each client the features [n_i, F] and the classes [n_i].
+    """
+    federation = cohort.federation
+    index = [torch.from_numpy(federation.splits[split][client]).to(cohort.device) for client in cohort.ids.tolist()]
+    return cohort.forward(rows, FlatModel.features, split), [federation.targets[i].long() for i in index]
+
+
+def class_statistics(features: list[Tensor], labels: list[Tensor], num_classes: int) -> ClassStatistics:
+    """Return the statistics of features [n_i, F] with classes [n_i] of each client."""
+    classes = torch.arange(num_classes, device=labels[0].device)
+    hot = [(y == classes[:, None]).to(z) for z, y in zip(features, labels)]  # [C, n_i] each
+    counts = torch.stack([h.sum(1) for h in hot])  # [K, C]
+    present = counts.clamp_min(1)
+    sums = torch.stack([h @ z for h, z in zip(hot, features)])  # [K, C, F]
+    squares = torch.stack([h @ z.square().sum(1) for h, z in zip(hot, features)])  # [K, C]
+    return ClassStatistics(counts, sums / present[..., None], squares / present)
+
+
+def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: bool) -> tuple[Tensor, Tensor]:
+    """Return the server's mean of uploaded class means, and whether each class has one.
+
+    Args:
+        cohort: The clients.
+        means: Class means of the clients.  # [K, C, F]
+        counts: Numbers of samples, which may be noisy.  # [K, C]
+        by_samples: Whether clients are weighted by their samples of the class.  False: equally.
+
+    Returns:
+        The prototypes [C, F], 0 for a class that no client has, and 0 or 1 for each class [C].
+    """
+    shares = counts.clamp_min(0) if by_samples else (counts > 0).float()  # [K, C]
+    total = cohort.sum(shares)  # [C]
+    return cohort.sum(shares[..., None] * means) / total.clamp_min(1e-12)[:, None], (total > 0).float()

@@ -18,7 +18,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedbench.algorithms._features import features_and_logits, num_features, require_features, require_labels
+from fedbench.algorithms._features import (
+    features_and_logits,
+    mean_prototypes,
+    num_features,
+    require_features,
+    require_labels,
+)
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -93,10 +99,7 @@ class FedProto(Algorithm):
         up = cohort.upload(
             means=means, counts=out.counts, replaces={"means": None, "counts": None}, uncompressed=["counts"]
         )
-        shares = up.counts.clamp_min(0) if self.weights == "samples" else (up.counts > 0).float()  # [K, C]
-        total = cohort.sum(shares)  # [C]
-        self.G = cohort.sum(shares[..., None] * up.means) / total.clamp_min(1e-12)[:, None]
-        self.has = (total > 0).float()
+        self.G, self.has = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
 
     def one_hot(self, batch: Batch) -> Tensor:
         """Return the classes of the samples, and zeros for padding.  # [k, B, C]"""

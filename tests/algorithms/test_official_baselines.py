@@ -8,7 +8,7 @@ Cases are named method_schedule_batch, as in test_official.py.  Long rows have e
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import torch
 from tiny import HEAD, all_clients, engine
 from torch import Tensor, nn
 
+from fedbench.algorithms._features import ClassStatistics, class_statistics, features_of_samples
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedadagrad import FedAdagrad
 from fedbench.algorithms.fedadam import FedAdam
@@ -29,6 +30,7 @@ from fedbench.algorithms.fedexp import FedExP
 from fedbench.algorithms.fedlc import FedLC
 from fedbench.algorithms.fednova import FedNova
 from fedbench.algorithms.fedntd import FedNTD
+from fedbench.algorithms.fedpac import FedPAC
 from fedbench.algorithms.fedproto import FedProto
 from fedbench.algorithms.fedsam import FedSAM
 from fedbench.algorithms.fedyogi import FedYogi
@@ -122,6 +124,11 @@ def shifts(algorithm: Algorithm, e: Engine, round: int) -> Found:
     return deployed(algorithm, e, round) | found | ({} if round else {"global_mean": algorithm.g})
 
 
+def heads(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    found = {"base": algorithm.u[::34], "A": algorithm.a, "V": algorithm.V}
+    return prototypes(algorithm, e, round) | found
+
+
 # -- what is given from outside --------------------------------------------------------------------------
 def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int, int], np.ndarray]) -> None:
     """Let clients take their samples in a given order.
@@ -154,6 +161,11 @@ def dbe_order(key: str, round: int, client: int, epoch: int, size: int) -> np.nd
     return problem.order(client, 90 if key == "means" else round, epoch, size)
 
 
+def pac_order(key: str, round: int, client: int, epoch: int, size: int) -> np.ndarray:
+    """Return pass 0 for the heads, and those after it for the bases."""
+    return problem.order(client, round, epoch + (key == "local"), size)
+
+
 def ala_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let FedALA learn from the contiguous samples that the released run used."""
 
@@ -167,6 +179,34 @@ def ala_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         return Ragged.from_lists(parts)
 
     monkeypatch.setattr(full_batch, "fraction_of", window)
+
+
+def full_batches(client: int, round: int, epoch: int, batch_size: int) -> np.ndarray:
+    """Return which samples of a client are in the full batches of a pass."""
+    n = problem.TRAIN[client]
+    size = min(batch_size, n)
+    return problem.order(client, round, epoch, n)[: n // size * size]
+
+
+class ReleasedPAC(FedPAC):
+    """FedPAC as PFLlib: statistics of full batches, from different passes, and weights that are not normalized."""
+
+    def statistics(self, cohort: Cohort, theta: Tensor, trained: bool = False) -> ClassStatistics:
+        z, y = features_of_samples(cohort, theta)
+        passes = (0, 0) if trained else (1, 2)  # of features, and of label shares
+        features, labels = (
+            [full_batches(i, cohort.round, p, cohort.engine.batch_size) for i in cohort.ids.tolist()] for p in passes
+        )
+        found = class_statistics([a[i] for a, i in zip(z, features)], [a[i] for a, i in zip(y, features)], 10)
+        counts = class_statistics([a[i] for a, i in zip(z, labels)], [a[i] for a, i in zip(y, labels)], 10).counts
+        return replace(found, counts=counts)
+
+    def head_weights(self, V: Tensor, H: Tensor) -> Tensor:
+        self.V, self.a = V, super().head_weights(V, H)
+        return self.a
+
+    def normalized(self, a: np.ndarray) -> np.ndarray:
+        return a
 
 
 @dataclass(frozen=True)
@@ -218,6 +258,7 @@ CASES = {
     "proto": Case(partial(FedProto, weights="uniform"), prototypes),
     "ala": Case(partial(FedALA, who="all"), mixing, before=initialized, patch=ala_windows),
     "dbe": Case(partial(FedDBE, kappa=5.0, m=0.3), shifts, order=dbe_order),
+    "paccopy": Case(partial(ReleasedPAC, weights="uniform"), heads, order=pac_order),
     "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
     "ntd": Case(partial(FedNTD, tau=2.0), weights="uniform"),
     "lcown": Case(FedLC),

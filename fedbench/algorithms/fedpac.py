@@ -1,0 +1,167 @@
+"""FedPAC: features are pulled to global prototypes, and each client's head is the best mixture of all heads.
+
+Xu, Tong and Huang, ICLR 2023, Algorithm 1.  On [u, h_i], before training, client i has label shares pi_i, class means
+mu_i of its features z, and
+
+    V_i = (sum_c pi_ic E|z|^2_c - pi_ic^2 |mu_ic|^2) / n_i        H_i[c] = pi_ic mu_ic
+
+It trains the head alone by the task's loss, and then the base alone by
+
+    CE + lam mean of (z - G[y])^2                 classes without a prototype count as 0
+
+and uploads u, h_i, V_i, H_i and its class means after training, of which G is the mean.  The server averages u, and
+solves a quadratic program for each client:
+
+    a_i = argmin over the simplex of  sum_jl a_j a_l <H_i - H_j, H_i - H_l> + sum_j a_j^2 V_j
+    h_i <- sum_j a_ij h_j
+
+Weights below 0.001 become 0.
+Departs from the paper: a class without a prototype has no second term.  The authors' code pulls its features to the
+client's own class mean.  PFLlib weights clients equally in G (weights=uniform).
+Reduces to: FedRep with lam = 0 and a_i = e_i.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.algorithms._features import (
+    ClassStatistics,
+    class_statistics,
+    features_and_logits,
+    features_of_samples,
+    mean_prototypes,
+    num_features,
+    require_features,
+    require_labels,
+)
+from fedbench.algorithms._simplex import minimize_on_simplex
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Count, NonNegative, Positive
+from fedbench.engine.per_client import PerClient, per_client
+
+SMALLEST_WEIGHT = 1e-3
+
+
+class FedPAC(Algorithm):
+    """FedPAC.
+
+    Args:
+        lam: Weight of the distance to the prototypes, >= 0, or a list with one per client.
+        head_epochs: Epochs of head training, with the base frozen.
+        head_lr: Learning rate of the head.  None: that of the base.
+        weights: How the server averages prototypes: "samples" of the class, as in the paper, or "uniform".
+
+    State:
+        u: Averaged base, [|base|].
+        h: Mixed heads, [N, |head|].
+        G: Prototypes, [C, F].  has: Whether each class has one, [C].
+    """
+
+    requires = ("head",)
+    has_base = True
+
+    def __init__(
+        self,
+        lam: NonNegative | list[NonNegative] = 1.0,
+        head_epochs: Count = 1,
+        head_lr: Positive | None = None,
+        weights: Literal["samples", "uniform"] = "samples",
+    ):
+        self.lam: float | PerClient = per_client(lam)
+        self.head_epochs, self.head_lr, self.weights = head_epochs, head_lr, weights
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial base and head, without prototypes."""
+        self.base = model.without("head")
+        self.head = self.base.rest(model.size)
+        w = model.init_row()
+        self.u = self.base.take(w).clone()  # [|u|]
+        self.h = rows("h", default=self.head.take(w))  # lazy [N, |head|]
+        self.num_classes = federation.num_classes
+        self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
+        self.has = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        server = cohort.broadcast(u=self.u, G=self.G, has=self.has, uncompressed=["has"])
+        theta = self.with_heads(cohort, server.u)  # [K, P]
+        before = self.statistics(cohort, theta)
+        theta = self.train(cohort, theta, server.G, server.has)
+        after = self.statistics(cohort, theta, trained=True)
+        V, H = self.variance_and_means(cohort, before)  # [K], [K, C, F]
+        up = cohort.upload(
+            u=self.base.take(theta),
+            h=self.head.take(theta),
+            V=V,
+            H=H,
+            means=after.means,
+            counts=after.counts,
+            relative_to={"u": "u", "h": "h"},
+            replaces={"V": None, "H": None, "means": None, "counts": None},
+            uncompressed=["V", "counts"],
+        )
+        self.u = cohort.mean(up.u, updates="u")
+        self.G, self.has = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
+        a = self.head_weights(up.V, up.H)  # [K, K]
+        self.h[cohort.ids] = a @ up.h
+
+    def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
+        """Send each client its head, and return the base u joined with it.  # [K, P]"""
+        rows = u.new_empty(len(cohort), self.base.size + self.head.size)
+        return self.head.put(self.base.put(rows, u), cohort.download(h=self.h[cohort.ids]).h)
+
+    def train(self, cohort: Cohort, theta: Tensor, G: Tensor, has: Tensor) -> Tensor:
+        """Train the heads, and then the bases.  # [K, P]"""
+
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            z, logits = features_and_logits(s, rows, batch)  # [k, B, F], [k, B, C]
+            distance = (z - G[batch.y]).square().mean(2) * has[batch.y]  # [k, B]
+            return s.task_loss(logits, batch) + s.value(self.lam) * distance
+
+        first = LocalTraining(epochs=self.head_epochs, lr=self.head_lr, key="head", buffers="head", uploaded=self.head)
+        theta = cohort.train(theta, columns=self.head, how=first).theta
+        return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta
+
+    def statistics(self, cohort: Cohort, theta: Tensor, trained: bool = False) -> ClassStatistics:
+        """Return the statistics of the features of all training samples, before or after training."""
+        return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
+
+    def variance_and_means(self, cohort: Cohort, of: ClassStatistics) -> tuple[Tensor, Tensor]:
+        """Return V_i and H_i.  # [K], [K, C, F]"""
+        pi = of.counts / of.counts.sum(1, keepdim=True).clamp_min(1)  # [K, C]
+        variance = (pi * of.squares - pi.square() * of.means.square().sum(2)).sum(1)  # [K]
+        return variance / cohort.num_samples.clamp_min(1), pi[..., None] * of.means
+
+    def head_weights(self, V: Tensor, H: Tensor) -> Tensor:
+        """Return the weights a_ij of head j in the head of client i.  # [K, K]"""
+        h, v = H.flatten(1).double().cpu().numpy(), V.double().clamp_min(0).cpu().numpy()
+        a = np.stack([minimize_on_simplex((of_i - h) @ (of_i - h).T + np.diag(v)) for of_i in h])
+        a[a < SMALLEST_WEIGHT] = 0
+        return torch.from_numpy(self.normalized(a)).to(H)
+
+    def normalized(self, a: np.ndarray) -> np.ndarray:
+        """Scale each client's weights to a sum of 1.  # [K, K]"""
+        return a / a.sum(1, keepdims=True)
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return the averaged base with each client's mixed head."""
+        return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

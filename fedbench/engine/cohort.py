@@ -455,7 +455,7 @@ class Cohort:
         self,
         rows: Any,
         fn: Callable[[FlatModel, Any, Inputs], Tensor] | None = None,
-        split: str = "test",
+        split: str | Ragged = "test",
         limit: int | None = None,
         key: str = "forward",
     ) -> list[Tensor]:
@@ -464,8 +464,8 @@ class Cohort:
         Args:
             rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
             fn: fn(model, rows [k, ...], inputs [k, b, ...]) returns a tensor [k, b, ...].  Default: the logits.
-            split: The split.
-            limit: Maximum number of samples of each client, sampled anew in every round.  None: all samples.
+            split: The split, or the result of `subsample`.
+            limit: Maximum number of samples of each client of a split, sampled anew in every round.  None: all.
             key: Key of the sampling.  Calls with the same key in a round use the same samples.
 
         Returns:
@@ -476,8 +476,9 @@ class Cohort:
         def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:
             return {"": predict(model, rows, x)}
 
-        samples = self.federation.splits[split]
+        samples = self.federation.splits[split] if isinstance(split, str) else split
         if limit is not None:
+            assert isinstance(split, str), "limit is for a split"
             samples = full_batch.subsample(self.engine, self.context, split, limit, key)
         return full_batch.map_samples(self.engine, self.context, rows, outputs, samples, no_output)[""]
 
@@ -490,7 +491,7 @@ class Cohort:
             key: Calls of a round with the same key return the same samples.
 
         Returns:
-            The samples, for LocalTraining(split=...).
+            The samples, for `forward` and LocalTraining(split=...).
         """
         return full_batch.fraction_of(self.engine, self.context, split, fraction, key)
 

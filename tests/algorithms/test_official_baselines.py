@@ -34,6 +34,7 @@ from fedbench.algorithms.fedpac import FedPAC
 from fedbench.algorithms.fedproto import FedProto
 from fedbench.algorithms.fedsam import FedSAM
 from fedbench.algorithms.fedyogi import FedYogi
+from fedbench.algorithms.knn_per import KNNPer
 from fedbench.algorithms.moon import Moon
 from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
@@ -323,3 +324,21 @@ def test_every_round_equals_released_code(
         compare(found, expected, round, case.tolerance)
         compared |= found.keys()
     assert compared & expected.keys(), f"nothing was compared: {sorted(expected)}"
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+@torch.no_grad()
+def test_neighbours_are_those_of_released_code(scale: float, released: dict[str, np.ndarray]) -> None:
+    """p_knn of all test samples, and the accuracy for lam = 0, 1/4, ..., 1 (omarfoq/knn-per ee17520)."""
+    e = engine(ARRAYS, SPLIT, mlp(), SGD(0.1), columns=HEAD)
+    everybody = all_clients(e, 0, "evaluation")
+    for column, lam in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
+        algorithm = KNNPer(scale=scale, lam=lam)
+        algorithm.setup(e.federation, e.model, e.rows)
+        algorithm.w = torch.from_numpy(released["knnper/base"])
+        accuracy = evaluate.personal(algorithm, e, EVERYBODY, 0, False)["accuracy"]
+        np.testing.assert_allclose(accuracy, released[f"knnper/accs@{scale}"][:, column], atol=1e-6)
+    p = everybody.forward(algorithm.personalized(everybody, False), lambda *of: algorithm.probabilities(*of)[0])
+    for own, expected in zip(p, released[f"knnper/knn@{scale}"], strict=True):
+        np.testing.assert_allclose(own, expected[: len(own)], rtol=0, atol=TOLERANCE)
+        assert np.isnan(expected[len(own) :]).all()

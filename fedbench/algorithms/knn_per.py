@@ -1,0 +1,136 @@
+"""kNN-Per: the server's model, interpolated with the nearest neighbours among the client's own samples.
+
+Marfoq et al., ICML 2022, Algorithm 1.  Training is FedAvg.  Client i stores the features z [F] and the classes of its
+training samples.  For a sample with features z, and its k nearest stored samples j at distances d_j = |z - z_j|:
+
+    p_knn[c] = sum over j of class c of exp(-d_j^2 / (F s)) / sum over all j
+    p = lam_i p_knn + (1 - lam_i) softmax(logits)
+
+Departs from the paper: lam_i is chosen by accuracy from 0, 0.1, ..., 1, the smallest of equally good ones, and is 0.5
+for a client without validation samples.  The released code scores all lam on the test samples and selects none.
+Reduces to: FedAvg with lam = 0.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fedbench.algorithms._features import require_features, require_labels
+from fedbench.algorithms.base import Cohort, Federation, FlatModel, Inputs, Optimizer, RowStore
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.options import Count, Fraction, Positive, Probability
+from fedbench.engine.per_client import PerClient, per_client
+
+GRID = 11  # values of lam, from 0 to 1
+WITHOUT_VALIDATION = 0.5  # lam of a client without validation samples
+
+
+class KNNPer(FedAvg):
+    """kNN-Per.
+
+    Args:
+        k: Number of neighbours.
+        scale: Scale s of the kernel, > 0.
+        lam: Weight of the neighbours, in [0, 1], or a list with one per client.  None: each client chooses it on its
+            validation samples.
+        capacity: Fraction of a client's training samples that it stores, in (0, 1].
+
+    State:
+        w: Server model, [P].
+    """
+
+    requires = ("head",)
+
+    def __init__(
+        self,
+        k: Count = 10,
+        scale: Positive = 1.0,
+        lam: Probability | list[Probability] | None = None,
+        capacity: Fraction = 1.0,
+    ):
+        super().__init__()
+        self.k, self.scale, self.capacity = k, scale, capacity
+        self.lam: float | PerClient | None = per_client(lam)
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Initialize the server model."""
+        super().setup(federation, model, rows)
+        self.num_classes = federation.num_classes
+
+    def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
+        """Return w, the stored features [K, m, F] and classes [K, m] (-1 is padding), and lam_i [K, 1]."""
+        w, federation = cohort.broadcast(w=self.w).w, cohort.federation
+        samples = federation.splits["train"]
+        if self.capacity < 1:
+            samples = cohort.subsample("train", self.capacity, key="knn_per")
+        z = cohort.forward(w, features, split=samples)  # [m_i, F] each
+        y = [federation.targets[torch.from_numpy(samples[i]).to(cohort.device)] for i in cohort.ids]
+        rows = {
+            "theta": w,
+            "z": pad_sequence(z, batch_first=True),
+            "y": pad_sequence(y, batch_first=True, padding_value=-1),
+        }
+        lam = self.chosen(cohort, rows) if self.lam is None else cohort.value(self.lam)
+        return {**rows, "lam": torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(len(cohort), 1)}
+
+    def chosen(self, cohort: Cohort, rows: dict[str, Tensor]) -> Tensor:
+        """Return the lam_i of highest accuracy on the validation samples.  # [K, 1]"""
+
+        def both(model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+            return torch.stack(self.probabilities(model, rows, inputs), 2)  # [k, b, 2, C]
+
+        split, grid = cohort.federation.splits["val"], torch.linspace(0, 1, GRID, device=cohort.device)
+        lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)
+        for position, p in enumerate(cohort.forward(rows, both, split="val")):
+            if len(p):
+                y = cohort.federation.targets[torch.from_numpy(split[cohort.ids[position]]).to(p.device)]  # [n]
+                mixed = torch.lerp(p[:, None, 1], p[:, None, 0], grid[:, None])  # [n, GRID, C]
+                accuracy = (mixed.argmax(2) == y[:, None]).float().mean(0)  # [GRID]
+                lam[position] = grid[accuracy.argmax()]
+        return lam
+
+    def probabilities(self, model: FlatModel, rows: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return p_knn and the softmax of the logits.  # [k, b, C] each"""
+        z = model.features(rows["theta"], inputs)  # [k, b, F]
+        p_knn = neighbours(z.flatten(2).float(), rows["z"], rows["y"], self.k, self.scale, self.num_classes)
+        return p_knn, model.head(rows["theta"], z).float().softmax(2)
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Return log p.  # [k, b, C]"""
+        p_knn, p = self.probabilities(model, rows, inputs)
+        return torch.lerp(p, p_knn, rows["lam"][:, None]).clamp_min(torch.finfo(p.dtype).tiny).log()
+
+
+def features(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
+    """Return the features of samples, each as one vector.  # [k, b, F]"""
+    return model.features(rows, inputs).flatten(2).float()
+
+
+def neighbours(z: Tensor, stored: Tensor, y: Tensor, k: int, scale: float, num_classes: int) -> Tensor:
+    """Return the shares of the classes among the nearest stored samples.
+
+    Args:
+        z: Features of the samples.  # [n, b, F]
+        stored: Features of the stored samples of each client.  # [n, m, F]
+        y: Their classes; -1 is padding.  # [n, m]
+        k: Number of neighbours.
+        scale: Scale s of the kernel.
+        num_classes: C.
+
+    Returns:
+        p_knn.  # [n, b, C]
+    """
+    distances = torch.cdist(z, stored, compute_mode="donot_use_mm_for_euclid_dist").square()  # [n, b, m]
+    distances = distances.masked_fill(y[:, None] < 0, torch.inf)
+    nearest, index = distances.topk(min(k, stored.shape[1]), largest=False)  # [n, b, k]
+    share = (-nearest / (z.shape[2] * scale)).softmax(2)  # [n, b, k], 0 for padding
+    classes = y[:, None].expand(-1, z.shape[1], -1).gather(2, index).clamp_min(0)  # [n, b, k]
+    return share.new_zeros(*z.shape[:2], num_classes).scatter_add(2, classes, share)

@@ -57,14 +57,14 @@ class FedFomo(Algorithm):
         self.theta = rows("theta", default=w)  # lazy [N, P]
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # lazy [N, N]
-        federation.hold_out(self.held_out)  # splits "kept" and "held"
+        federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def round(self, cohort: Cohort) -> None:
         """Mix downloaded models (from the second round on), train and upload."""
         theta = self.theta[cohort.ids]  # [K, P]
         if self.last is not None and self.models:
             theta = self.mixed(cohort, theta, self.ref[cohort.ids])
-        out = cohort.train(theta, how=LocalTraining(split="kept"))
+        out = cohort.train(theta, how=LocalTraining(split="remaining"))
         if self.reference == "aggregated":
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
@@ -114,7 +114,7 @@ class FedFomo(Algorithm):
         Returns:
             Weights.  # [K, M]
         """
-        gain = cohort.loss(ref, "held")[:, None] - cohort.loss(others, "held")  # [K, M]
+        gain = cohort.loss(ref, "held_out")[:, None] - cohort.loss(others, "held_out")  # [K, M]
         trained = cohort.model.trained
         ref = trained.take(ref)
         distance = torch.stack([(trained.take(theta_j) - ref).norm(dim=1) for theta_j in others.unbind(1)], 1)

@@ -62,7 +62,7 @@ class SuPerFed(Algorithm):
             self.layer[a:b] = number[name.rpartition(".")[0]] if self.mode == "layer" else 0
         self.draws = len(layers) if self.mode == "layer" else 1
         if self.mixture == "held":
-            federation.hold_out(self.held_out)  # splits "kept" and "held"
+            federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def local_models(self, cohort: Cohort) -> Tensor:
         """Return w_l of each client.  # [K, P]"""
@@ -78,7 +78,7 @@ class SuPerFed(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Train w_f and w_l, and average w_f."""
         w = cohort.broadcast(w=self.w).w
-        split = "kept" if self.mixture == "held" else "train"
+        split = "remaining" if self.mixture == "held" else "train"
         if self.mixes(cohort):
             how = LocalTraining(split=split, buffers={"theta": "theta", "wl": "wl"})
             out = cohort.train(w, step=lambda s, batch: self.step(s, batch, w), how=how, wl=self.local_models(cohort))
@@ -124,7 +124,7 @@ class SuPerFed(Algorithm):
         w, wl = w.expand(len(cohort), -1), self.local_models(cohort)
         if self.mixture != "held":
             return w.lerp(wl, self.mixture)
-        losses = torch.stack([cohort.loss(w.lerp(wl, lam), "held") for lam in GRID], 1)  # [K, 11]
+        losses = torch.stack([cohort.loss(w.lerp(wl, lam), "held_out") for lam in GRID], 1)  # [K, 11]
         best = losses.nan_to_num(float("inf")).argmin(1)  # lambda = 0 for a client without held-out samples
         return w.lerp(wl, (best / 10)[:, None])
 

@@ -1,6 +1,6 @@
-"""Batches of a chunk of clients: what a local step sees of the data, and their loader.
+"""Batches of the clients of a chunk, and their loader.
 
-Letters: k clients, B batch, T steps, C classes.
+Letters: k clients, B batch size, b size of a part of a batch, T local steps, C classes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from fedbench.core.rng import RowRandom, client_keys, key
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.host_inputs import Fetched
 
-BLOCK_BYTES = 1 << 20  # of batches that are gathered ahead
+BLOCK_BYTES = 1 << 20  # inputs of several steps that are gathered at once
 
 
 @dataclass
 class Batch:
     """One batch of every client.
 
-    x [k, B, ...] (or a dict of such), y [k, B, ...].  weight [k, B]: each client's weights sum to 1 over its real
-    samples, padding has 0.  counts [k]: real samples per client, on the host.  class_mask [k, C] or None.
-    index [k, B]: which samples of the federation these are (padding: some sample).
-    shared: all clients have the same samples; x and y are one client's, expanded without a copy.
+    Attributes:
+        x: The inputs, one tensor or a dict of tensors.  # [k, B, ...]
+        y: The targets.  # [k, B, ...]
+        weight: Weights of the samples.  Those of a client sum to 1.  Padding has weight 0.  # [k, B]
+        counts: Number of real samples of each client, on the host.  # [k]
+        class_mask: Whether each client has each class, or None.  # [k, C] bool
+        index: Indices of the samples in the federation, or None.  Those of padding are arbitrary.  # [k, B]
+        shared: Whether all clients have the same samples, so that x and y are expanded tensors.
     """
 
     x: Inputs
@@ -42,57 +46,83 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether no client's batch is padded."""
+        """Whether no batch is padded."""
         return bool((self.counts == self.weight.shape[1]).all())
 
     @property
     def real(self) -> Tensor:
-        """Which slots hold a sample.  # [k, B] bool"""
+        """Whether each sample is real, that is, not padding.  # [k, B] bool"""
         counts = to_device(self.counts, self.weight.device)
         return torch.arange(self.weight.shape[1], device=self.weight.device) < counts[:, None]
 
     def split(self, parts: int) -> list[Batch]:
-        """Consecutive parts of every client's real samples, as equal as can be.
+        """Split each client's real samples into consecutive parts of about equal size.
 
-        A client with fewer samples than parts leaves some of its parts empty (weight 0).
+        Args:
+            parts: Number of parts.  If a client has fewer samples, some of its parts are empty (weight 0).
+
+        Returns:
+            One batch for each part.
         """
         edges = [np.ceil(self.counts * i / parts).astype(int) for i in range(parts + 1)]
         return [self.between(a, b) for a, b in itertools.pairwise(edges)]
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Batch:
-        """The samples start[i] <= slot < stop[i] of client i, moved to the front of a narrower batch."""
+        """Return a batch of the samples start[i] to stop[i] - 1 of each client i.
+
+        Args:
+            start: Position of the first sample of each client.  # [k]
+            stop: Position after the last sample of each client.  # [k]
+
+        Returns:
+            The smaller batch, with weights of sum 1.
+        """
         counts = stop - start
         width = int(counts.max(initial=1))
         device = self.weight.device
-        slot = to_device(start, device)[:, None] + torch.arange(width, device=device)  # [k, b]
-        real = torch.arange(width, device=device) < to_device(counts, device)[:, None]
-        slot = slot.clamp_max(self.weight.shape[1] - 1)
+        position = to_device(start, device)[:, None] + torch.arange(width, device=device)  # [k, b]
+        is_real = torch.arange(width, device=device) < to_device(counts, device)[:, None]
+        position = position.clamp_max(self.weight.shape[1] - 1)
         client = torch.arange(len(counts), device=device)[:, None]
-        weight = self.weight[client, slot] * real
+        weight = self.weight[client, position] * is_real
         total = weight.sum(1, keepdim=True)
-        x = map_inputs(lambda t: t[client, slot], self.x)
-        index = None if self.index is None else self.index[client, slot]
-        return Batch(x, self.y[client, slot], weight / total.clamp_min(1e-30), counts, self.class_mask, index)
+        x = map_inputs(lambda t: t[client, position], self.x)
+        index = None if self.index is None else self.index[client, position]
+        return Batch(x, self.y[client, position], weight / total.clamp_min(1e-30), counts, self.class_mask, index)
 
-    def take_clients(self, positions: np.ndarray, where: Tensor, width: int) -> Batch:
-        """Some clients' first `width` samples.  positions [n] on the host, where: the same on the device."""
-        x = map_inputs(lambda t: t[where, :width], self.x)
-        mask = None if self.class_mask is None else self.class_mask[where]
-        index = None if self.index is None else self.index[where, :width]
-        return Batch(x, self.y[where, :width], self.weight[where, :width], self.counts[positions], mask, index)
+    def take_clients(self, positions: np.ndarray, device_positions: Tensor, width: int) -> Batch:
+        """Return the first samples of some clients.
+
+        Args:
+            positions: Positions of the clients, on the host.  # [n]
+            device_positions: The same positions, on the device.  # [n]
+            width: Number of samples.
+        """
+        return Batch(
+            x=map_inputs(lambda t: t[device_positions, :width], self.x),
+            y=self.y[device_positions, :width],
+            weight=self.weight[device_positions, :width],
+            counts=self.counts[positions],
+            class_mask=None if self.class_mask is None else self.class_mask[device_positions],
+            index=None if self.index is None else self.index[device_positions, :width],
+        )
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """The values on the device; a GPU gets them from pinned memory, so that the host need not wait for it."""
+    """Copy an array to the device.  Pinned memory lets the host go on before a copy to a GPU ends."""
     on_host = torch.from_numpy(np.ascontiguousarray(values))
     return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
 
 
 class BatchLoader:
-    """The batches of a chunk, gathered from the federation some steps at a time.
+    """Loads the batches of a chunk.  The inputs of several steps are gathered at once.
 
-    ids [k]: its clients.  index [T, k, B]: sample numbers (padding 0); counts [T, k]: how many are real.
-    random_key: of the keyed draws of augmentation and of the task; None: batches are as evaluations see them.
+    Args:
+        federation: The data.
+        ids: The clients.  # [k]
+        index: Indices of the samples in the federation.  Those of padding are arbitrary.  # [T, k, B]
+        counts: Number of real samples.  # [T, k]
+        random_key: Key of random inputs (augmentation, stochastic tasks).  None: inputs as in an evaluation.
     """
 
     def __init__(
@@ -110,55 +140,65 @@ class BatchLoader:
         weight = (slots < counts[..., None]) / np.maximum(counts, 1)[..., None]
         self.weight = torch.from_numpy(weight.astype(np.float32)).to(device)  # [T, k, B]
         self.mask = None if federation.class_mask is None else federation.class_mask[torch.from_numpy(ids)]
-        self.draws = federation.draws and random_key is not None
+        self.is_stochastic = federation.has_stochastic_inputs and random_key is not None
         self.keys = torch.from_numpy(client_keys(random_key or 0, ids)).to(device)
-        self.first = self.stop = 0  # the steps that are loaded
-        self.x: Any = None  # [steps, k, B, ...], or a dict of such
+        self.first = self.stop = 0  # the loaded steps
+        self.x: Any = None  # inputs of the loaded steps  # [stop - first, k, B, ...]
         self.y: Any = None
-        self.next: tuple[int, Callable[[], Fetched | None]] | None = None  # a block's first step, and its inputs
+        self.next: tuple[int, Callable[[], Fetched | None]] | None = None  # first step and inputs of the next block
 
     def __call__(self, t: int, k: int) -> Batch:
-        """The batch of step t for the first k clients."""
+        """Return the batch of a step.
+
+        Args:
+            t: Index of the step.
+            k: Number of clients that train in it.
+        """
         if not self.first <= t < self.stop:
             self._load(t)
         i = t - self.first
         return Batch(
-            map_inputs(lambda x: x[i, :k], self.x),
-            self.y[i, :k],
-            self.weight[t, :k],
-            self.counts[t, :k],
-            None if self.mask is None else self.mask[:k],
-            self.index[t, :k],
+            x=map_inputs(lambda x: x[i, :k], self.x),
+            y=self.y[i, :k],
+            weight=self.weight[t, :k],
+            counts=self.counts[t, :k],
+            class_mask=None if self.mask is None else self.mask[:k],
+            index=self.index[t, :k],
         )
 
     def _load(self, t: int) -> None:
-        """Gather (and draw) the batches of step t and of as many after it as BLOCK_BYTES hold."""
-        stop, active = self._block(t)
+        """Load the block of steps that begins with t."""
+        stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
-        self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.draws, fetched)
-        if self.draws:
-            x, y = zip(*(self._drawn(t, i, active) for i in range(stop - t)))
+        self.x, self.y = self.federation.gather(self.index[t:stop, :num_active], self.is_stochastic, fetched)
+        if self.is_stochastic:
+            x, y = zip(*(self._stochastic_inputs(t, i, num_active) for i in range(stop - t)))
             self.x, self.y = map_inputs(lambda *steps: torch.stack(steps), *x), torch.stack(y)
         self.first, self.stop = t, stop
 
-    def _drawn(self, t: int, i: int, active: int) -> tuple[Inputs, Tensor]:
-        """The i-th batch of the block from step t on, as it is trained on."""
-        random = RowRandom(self.keys[:active] ^ key("step", t + i) >> 1)
-        return self.federation.drawn(map_inputs(lambda x: x[i], self.x), self.y[i], random)
+    def _stochastic_inputs(self, t: int, i: int, num_active: int) -> tuple[Inputs, Tensor]:
+        """Return random inputs and targets of the i-th step of the block that begins with t."""
+        random = RowRandom(self.keys[:num_active] ^ key("step", t + i) >> 1)
+        return self.federation.stochastic_inputs(map_inputs(lambda x: x[i], self.x), self.y[i], random)
 
     def _block(self, t: int) -> tuple[int, int]:
-        """The block of steps from t on: where it ends, and how many clients train in it."""
+        """Return the step after the block that begins with t, and the number of clients that train in step t."""
         step_bytes = max(1, self.index[t].numel() * self.federation.sample_bytes)
         return min(len(self.index), t + max(1, BLOCK_BYTES // step_bytes)), int((self.counts[t] > 0).sum())
 
     def _fetch(self, t: int) -> Fetched | None:
-        """Inputs in host memory of the block from step t on; those of the next block are gathered from now on."""
+        """Return the inputs of the block that begins with t, and begin to gather those of the next block."""
 
-        def samples(first: int) -> np.ndarray:
-            stop, active = self._block(first)
-            return self.host_index[first:stop, :active]
+        def block_samples(first: int) -> np.ndarray:
+            stop, num_active = self._block(first)
+            return self.host_index[first:stop, :num_active]
 
-        fetched = self.next[1]() if self.next and self.next[0] == t else self.federation.fetch(samples(t))
+        if self.next is not None and self.next[0] == t:
+            fetched = self.next[1]()
+        else:
+            fetched = self.federation.fetch(block_samples(t))
         stop, _ = self._block(t)
-        self.next = (stop, self.federation.fetch_ahead(samples(stop))) if stop < len(self.index) else None
+        self.next = None
+        if stop < len(self.index):
+            self.next = (stop, self.federation.fetch_ahead(block_samples(stop)))
         return fetched

@@ -1,6 +1,9 @@
-"""Gradients replayed as CUDA graphs: one launch for some hundred operations.
+"""Gradients as CUDA graphs: one launch replays several hundred operations.
 
-Letters: k clients still training, K of the chunk, P numbers of a row.
+A CUDA graph reads and writes the same memory in every replay.  The tensors of a request are therefore copied to static
+buffers first.
+
+Letters: k clients still training, K clients of the chunk, P length of a row.
 """
 
 from __future__ import annotations
@@ -10,42 +13,49 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbench.core.inputs import unwrap_inputs, wrap_inputs
 from fedbench.engine.batch import Batch
-from fedbench.engine.gradients import DirectGradients, GradientRequest
+from fedbench.engine.gradients import DifferentiatedParameters, DirectGradients, GradientRequest
 
 log = logging.getLogger(__name__)
 Work = Callable[[], None]
-BUCKETS = 16  # sizes of the active prefix that have a graph of their own: finished clients fill them up
-MOST_RECORDINGS = 128  # beyond that, gradients are computed directly
-TOLERANCE = 1e-2  # relative distance of a graph's first result from the direct one that TF32 may cause
+NUM_SIZES = 16  # numbers of clients for which there is a graph: k is rounded up
+MAX_GRAPHS = 128  # further gradients are computed directly
+TOLERANCE = 1e-2  # largest relative difference between the first replay and the direct computation: TF32 needs it
 
 
 class CudaGraphs:
-    """Records work, whose tensors stay where they are, as a CUDA graph; returns its replay.
+    """Records operations as CUDA graphs.
 
-    All graphs of one recorder share a memory pool: they run one after the other, and everything that outlives a replay
-    lies outside.  All are warmed up and recorded on one side stream, so that libraries have one workspace there.
+    All graphs share one memory pool, because they run one after the other and their results are in static buffers
+    outside of it.  All are recorded on one side stream, so that libraries allocate one workspace.
     """
 
     side_stream: Any = None
 
     def __init__(self) -> None:
-        self.last_graph: Callable[[], Any] = lambda: None  # a pool lives as long as a graph of its does
+        self.last_graph: Callable[[], Any] = lambda: None  # a weak reference: the pool exists while any graph does
 
     def __call__(self, work: Work) -> Work:
-        """Run work twice, record it, and return what replays it."""
+        """Record a graph.
+
+        Args:
+            work: Runs the operations.  It is called three times.
+
+        Returns:
+            A function that replays the operations.
+        """
         side = CudaGraphs.side_stream = CudaGraphs.side_stream or torch.cuda.Stream()
         graph, earlier = torch.cuda.CUDAGraph(), self.last_graph()
         pool = torch.cuda.graph_pool_handle() if earlier is None else earlier.pool()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # libraries choose and set up their kernels
+            for _ in range(2):  # warm-up: libraries select their kernels
                 work()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 work()
@@ -54,156 +64,209 @@ class CudaGraphs:
         return graph.replay
 
 
-class GraphedGradients(DirectGradients):
-    """Replays: what a request brings is copied to fixed places, a recorded graph runs on them.
+class GraphKey(NamedTuple):
+    """What two requests must have in common to use the same graph."""
 
-    A chunk's rows live in such a place (`to_static_rows`), so that a step copies its batch alone.  There is a graph for
-    each size of the active prefix, up to BUCKETS of them, which also compute, for nothing, clients that have finished;
-    models with batch statistics get exact sizes.  The first replay of a kind is compared with the direct
-    computation; if they differ, or if something cannot be recorded, everything is computed directly from then on
-    (`disabled`), and said so.  record(work) -> replay: what records (default: CudaGraphs()).
+    model: int
+    task: Any
+    parameters: DifferentiatedParameters
+    slices: tuple[tuple[int, int], ...]
+    index: int
+    num_clients: int
+    rows_address: int
+    shapes: tuple
+    has_dropout: bool
+
+    @classmethod
+    def of(cls, request: GradientRequest, static: GradientRequest) -> GraphKey:
+        """Return the key of a request and its version with static buffers."""
+        return cls(
+            model=id(request.model),
+            task=request.task.key,
+            parameters=request.parameters,
+            slices=tuple(request.columns.slices),
+            index=request.index,
+            num_clients=len(static.rows),
+            rows_address=static.rows.data_ptr(),
+            shapes=_shapes(static.batch),
+            has_dropout=static.dropout_keys is not None,
+        )
+
+
+class RecordedGradient(NamedTuple):
+    """A recorded graph.
+
+    Attributes:
+        replay: Replays the graph.
+        request: The request with static buffers, from which the graph reads.
+        losses: The tensor that receives the losses.  # [k]
+    """
+
+    replay: Work
+    request: GradientRequest
+    losses: Tensor
+
+
+class GraphedGradients(DirectGradients):
+    """Computes gradients by replaying CUDA graphs.
+
+    The rows of a chunk stay in a static buffer (`to_static_rows`), so that a step only copies its batch.  There is one
+    graph for each of up to NUM_SIZES numbers of clients.  If fewer clients still train, the graph also computes
+    finished ones, whose results are ignored.  Models with batch statistics have a graph for each exact k.
+
+    The first replay of a graph is compared with the direct computation.  If they differ, or if operations cannot be
+    recorded, a warning is logged and all further gradients are computed directly (`disabled`).
+
+    Args:
+        record: Records operations and returns their replay.  Default: CudaGraphs().
+
+    Attributes:
+        disabled: Whether all gradients are computed directly.
+        chunk_size: Number of clients of the chunk whose rows are in the static buffer.
+        num_requests: Number of requests that had no graph, by key.
+        replays: The recorded graphs, by key.
+        static_buffers: Static buffers [K, ...], by name, shape and type, for the largest K so far.
     """
 
     def __init__(self, record: Callable[[Work], Work] | None = None):
         self.record = record or CudaGraphs()
         self.disabled = False
-        self.chunk_size = 0  # clients of the chunk whose rows are in their place
-        self.requests: Counter = Counter()  # of a kind that has no recording
-        self.replays: dict[Any, tuple[Work, GradientRequest, Tensor]] = {}  # kind -> replay, what it reads, its losses
-        self.places: dict[Any, Tensor] = {}  # by name and shape: [K, ...], K the largest seen
+        self.chunk_size = 0
+        self.num_requests: Counter[GraphKey] = Counter()
+        self.replays: dict[GraphKey, RecordedGradient] = {}
+        self.static_buffers: dict[Any, Tensor] = {}
 
     def free_memory(self) -> None:
-        """Give back the recordings and the places of their tensors."""
+        """Free the graphs and their static buffers."""
         self.replays.clear()
-        self.places.clear()
+        self.static_buffers.clear()
 
     def to_static_rows(self, rows: Tensor) -> Tensor:
-        """Return rows [K, P] of a chunk, copied to their fixed place."""
+        """Copy the rows [K, P] of a chunk to their static buffer, and return it."""
         self.chunk_size = len(rows)
-        return rows if self.disabled else self._place("chunk", rows)
+        return rows if self.disabled else self._to_static("chunk", rows)
 
     def __call__(self, request: GradientRequest) -> tuple[Tensor, Tensor]:
-        """The gradient [k, P] and the losses [k], by a replay where there is one or it pays to record it."""
-        if self.disabled or (request.batch.shared and len(request.rows) > 1):  # not to be written out for each client
-            return super().__call__(request)
-        k, fixed = len(request.rows), self._fixed(request)
-        kind = _kind(request, fixed)
-        if kind not in self.replays and not (self._pays(kind, request) and self._record(kind, fixed, k)):
-            return super().__call__(request)
-        replay, recorded, losses = self.replays[kind]
-        replay()
-        if request.model.buffer_names and request.rows.data_ptr() != fixed.rows.data_ptr():
-            request.rows.copy_(fixed.rows[:k])  # their running statistics have moved
-        return recorded.new_gradient()[:k], losses[:k]
+        """Compute a gradient, by a graph if there is one or if it is worth recording.
 
-    def _pays(self, kind: Any, request: GradientRequest) -> bool:
-        """Whether to record a kind: what may be a size that never comes again only at its second time."""
-        self.requests[kind] += 1
-        often = self.requests[kind] > 1 or not request.model.batch_statistics
-        return len(self.replays) < MOST_RECORDINGS and often
+        Args:
+            request: What to differentiate.
 
-    def _place(self, name: str, values: Tensor, size: int | None = None) -> Tensor:
-        """values [k, ...] in a fixed place, of which the first size rows are given (default k)."""
+        Returns:
+            The gradient [k, P] and the losses [k].
+        """
+        is_expanded = request.batch.shared and len(request.rows) > 1  # copying would repeat one batch for each client
+        if self.disabled or is_expanded:
+            return super().__call__(request)
+        k, static = len(request.rows), self._static_request(request)
+        key = GraphKey.of(request, static)
+        if key not in self.replays and not (self._is_worth_recording(key, request) and self._record(key, static, k)):
+            return super().__call__(request)
+        recorded = self.replays[key]
+        recorded.replay()
+        if request.model.buffer_names and request.rows.data_ptr() != static.rows.data_ptr():
+            request.rows.copy_(static.rows[:k])  # the graph updated the running statistics of the static rows
+        return recorded.request.new_gradient()[:k], recorded.losses[:k]
+
+    def _is_worth_recording(self, key: GraphKey, request: GradientRequest) -> bool:
+        """Return whether to record a graph.  With batch statistics, only a repeated size is recorded."""
+        self.num_requests[key] += 1
+        is_expected_again = self.num_requests[key] > 1 or not request.model.batch_statistics
+        return len(self.replays) < MAX_GRAPHS and is_expected_again
+
+    def _to_static(self, name: str, values: Tensor, size: int | None = None) -> Tensor:
+        """Copy values [k, ...] to a static buffer, and return its first `size` rows (default k)."""
         key = (name, values.shape[1:], values.dtype)
-        k, place = len(values), self.places.get(key)
-        if place is None or len(place) < (size or k):
-            if place is not None:
-                self.replays.clear()  # they speak of places that are no more
-            place = self.places[key] = values.new_zeros(size or k, *values.shape[1:])
-        if place.data_ptr() != values.data_ptr():
-            place[:k].copy_(values)
-        return place[: size or k]
+        k, buffer = len(values), self.static_buffers.get(key)
+        if buffer is None or len(buffer) < (size or k):
+            if buffer is not None:
+                self.replays.clear()  # they use the previous buffer
+            buffer = self.static_buffers[key] = values.new_zeros(size or k, *values.shape[1:])
+        if buffer.data_ptr() != values.data_ptr():
+            buffer[:k].copy_(values)
+        return buffer[: size or k]
 
-    def _fixed(self, request: GradientRequest) -> GradientRequest:
-        """The request, everything that it reads copied to its fixed place; filled up to the size of a bucket."""
+    def _static_request(self, request: GradientRequest) -> GradientRequest:
+        """Return the request with all tensors copied to static buffers of a size for which there is a graph."""
         batch, index = request.batch, request.index
-        chunk_place = self.places.get(("chunk", request.rows.shape[1:], request.rows.dtype))
-        in_place = chunk_place is not None and chunk_place.data_ptr() == request.rows.data_ptr()
-        size = self._bucket(request)
+        chunk_buffer = self.static_buffers.get(("chunk", request.rows.shape[1:], request.rows.dtype))
+        is_chunk = chunk_buffer is not None and chunk_buffer.data_ptr() == request.rows.data_ptr()
+        size = self._graph_size(request)
 
-        def place(name: str, values: Tensor | None) -> Any:
-            return None if values is None else self._place(name, values, size)
+        def to_static(name: str, values: Tensor | None) -> Any:
+            return None if values is None else self._to_static(name, values, size)
 
-        rows = self._place("chunk" if in_place else f"rows {index}", request.rows, size)
-        x = {name: place(f"x {name}", t) for name, t in wrap_inputs(batch.x).items()}
-        fixed_batch = replace(
+        rows = self._to_static("chunk" if is_chunk else f"rows {index}", request.rows, size)
+        x = {name: to_static(f"x {name}", values) for name, values in wrap_inputs(batch.x).items()}
+        static_batch = replace(
             batch,
             x=unwrap_inputs(x, batch.x),
-            y=place("y", batch.y),
-            weight=place("weight", batch.weight),
+            y=to_static("y", batch.y),
+            weight=to_static("weight", batch.weight),
             index=None,
-            class_mask=place("mask", batch.class_mask),
+            class_mask=to_static("mask", batch.class_mask),
         )
-        gradient = self._place(f"gradient {index}", request.rows[:0], size)
+        gradient = self._to_static(f"gradient {index}", request.rows[:0], size)
         return replace(
             request,
             rows=rows,
-            batch=fixed_batch,
+            batch=static_batch,
             new_gradient=lambda: gradient,
-            dropout_keys=place("keys", request.dropout_keys),
+            dropout_keys=to_static("keys", request.dropout_keys),
             named=None,
         )
 
-    def _bucket(self, request: GradientRequest) -> int:
-        """How many clients the graph for this request computes: k, or k rounded up to one of BUCKETS sizes."""
+    def _graph_size(self, request: GradientRequest) -> int:
+        """Return the number of clients that the graph of a request computes: k, or k rounded up."""
         k, rows = len(request.rows), request.rows
         if request.model.batch_statistics:
             return k
-        # a chunk's own clients, of which k are still training; other rows (an evaluation's) may be more than that, and
-        # their place keeps the size of the most that came
-        place = self.places.get((f"rows {request.index}", rows.shape[1:], rows.dtype))
-        most = self.chunk_size if self.chunk_size >= k else max(k, 0 if place is None else len(place))
-        width = max(1, -(-most // BUCKETS))  # of a bucket, in clients
-        return min(most, -(-k // width) * width)
+        if self.chunk_size >= k:
+            max_size = self.chunk_size
+        else:  # not the rows of a chunk, for example in an evaluation
+            buffer = self.static_buffers.get((f"rows {request.index}", rows.shape[1:], rows.dtype))
+            max_size = max(k, 0 if buffer is None else len(buffer))
+        step = max(1, -(-max_size // NUM_SIZES))
+        return min(max_size, -(-k // step) * step)
 
-    def _record(self, kind: Any, fixed: GradientRequest, k: int) -> bool:
-        """Record what computes the request and compare its k clients; False: this does not go."""
-        before, losses = fixed.rows.clone(), fixed.rows.new_zeros(len(fixed.rows))
+    def _record(self, key: GraphKey, static: GradientRequest, k: int) -> bool:
+        """Record a graph, and compare its first replay for k clients.  Return whether it can be used."""
+        rows_before, losses = static.rows.clone(), static.rows.new_zeros(len(static.rows))
         compute_directly = super().__call__
 
         def work() -> None:
-            losses.copy_(compute_directly(fixed)[1])
+            losses.copy_(compute_directly(static)[1])
 
         try:
             work()
-            expected = fixed.new_gradient()[:k].clone()
-            fixed.rows.copy_(before)
+            expected = static.new_gradient()[:k].clone()
+            static.rows.copy_(rows_before)
             replay = self.record(work)
-            fixed.rows.copy_(before)
-            fixed.new_gradient().zero_()
+            static.rows.copy_(rows_before)
+            static.new_gradient().zero_()
             replay()
-            distance = float((fixed.new_gradient()[:k] - expected).norm() / expected.norm().clamp_min(1e-30))
-            fault = None if distance <= TOLERANCE else f"a replay differs by {distance:.2g} from the direct computation"
+            distance = float((static.new_gradient()[:k] - expected).norm() / expected.norm().clamp_min(1e-30))
+            problem = None
+            if not distance <= TOLERANCE:  # true for NaN
+                problem = f"a replay differs by {distance:.2g} from the direct computation"
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # what cannot be recorded says so in many ways
-            fault = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fixed.rows.copy_(before)
-        if fault is not None:
+        except RuntimeError as error:  # operations that cannot be recorded raise various errors
+            problem = (str(error).strip() or type(error).__name__).splitlines()[0]
+        static.rows.copy_(rows_before)
+        if problem is not None:
             self.disabled = True
             self.replays.clear()
-            log.warning("CUDA graphs are off for this run: %s", fault)
+            log.warning(
+                "CUDA graphs are off for this run: %s.  Set hardware.graphs=false to avoid this warning", problem
+            )
             return False
-        self.replays[kind] = (replay, fixed, losses)
+        self.replays[key] = RecordedGradient(replay, static, losses)
         return True
 
 
-def _kind(request: GradientRequest, fixed: GradientRequest) -> tuple:
-    """What two requests must have in common so that one recording computes both."""
-    return (
-        id(request.model),
-        request.task.key,
-        request.parameters,
-        tuple(request.columns.slices),
-        request.index,
-        len(fixed.rows),
-        fixed.rows.data_ptr(),
-        _shapes(fixed.batch),
-        fixed.dropout_keys is None,
-    )
-
-
 def _shapes(batch: Batch) -> tuple:
-    x = wrap_inputs(batch.x).items()
-    mask = None if batch.class_mask is None else batch.class_mask.shape
-    return (*((n, v.shape, v.data_ptr()) for n, v in x), batch.weight.shape, batch.y.shape, mask)
+    """Return the shapes of a batch, and the addresses of its inputs."""
+    x = tuple((name, values.shape, values.data_ptr()) for name, values in wrap_inputs(batch.x).items())
+    mask_shape = None if batch.class_mask is None else batch.class_mask.shape
+    return (*x, batch.weight.shape, batch.y.shape, mask_shape)

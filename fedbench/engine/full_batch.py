@@ -1,9 +1,11 @@
-"""Passes over the whole split of every client of a cohort: gradients, losses, and what is made of each sample.
+"""Computations over all samples of a split, for each client of a cohort: gradients, losses, and functions of samples.
 
-A split is passed over in blocks of as many samples a client as memory suits (eval.batch_size).  A block is of the first
-clients of a chunk, those with samples left; its weights are parts of the split, so that they sum to 1 over the blocks.
+A split is processed in blocks of eval.batch_size samples of each client.  The clients of a chunk are in descending
+order of their number of samples, so that a block consists of samples of the first k clients.  Weights of samples are
+divided by the size of the split, so that they sum to 1 over all blocks.
 
-Letters: K clients of the cohort, k of a chunk, n samples, b of a block, P numbers of a row, C classes.
+Letters: K clients of the cohort, k clients of a chunk or block, n samples, b samples of a client in a block, P length
+of a row, C classes.
 """
 
 from __future__ import annotations
@@ -26,41 +28,61 @@ from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import SampleStatistics
 
-# (model, rows, inputs x [k, b, ...], targets y [k, b, ...], class mask [k, C] or None) -> by name [k, b, ...]
+# (model, rows, inputs [k, b, ...], targets [k, b, ...], class mask [k, C] or None) -> tensors by name [k, b, ...]
 SampleFunction = Callable[[FlatModel, Any, Inputs, Tensor, Tensor | None], SampleStatistics]
-ChunkWork = Callable[[Tensor, Iterator[Batch]], None]  # (positions [k] in the cohort, blocks)
+ChunkFunction = Callable[[Tensor, Iterator[Batch]], None]  # (positions [k] of clients in the cohort, blocks)
 
 
 def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, drop_last: bool) -> tuple[Tensor, Tensor]:
-    """Gradient [K, P] and mean loss [K] of rows [P] or [K, P]; drop_last: of full local batches alone."""
+    """Return the gradient and the mean loss over all samples of each client's split.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        rows: One row for all clients [P], or one for each [K, P].
+        split: The split.
+        drop_last: Whether to omit the samples after the last full local batch.
+
+    Returns:
+        The gradient [K, P] and the mean loss [K].
+    """
     rows = rows.expand(len(context), -1) if rows.dim() == 1 else rows
     gradients = torch.zeros(len(context), rows.shape[1], device=context.device)
     losses = torch.zeros(len(context), device=context.device)
 
-    def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
-        theta = rows[where]  # [k, P]
-        total, loss = torch.zeros_like(theta), losses.new_zeros(len(theta))
-        scratch = None  # [k, P], for the second block and all after it: each overwrites what the one before left there
+    def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
+        theta = rows[index]  # [k, P]
+        total_gradient = torch.zeros_like(theta)
+        total_loss = losses.new_zeros(len(theta))
+        block_gradient = None  # [k, P], needed from the second block on
         for n, block in enumerate(blocks):
             k = len(block.weight)
             if n == 1:
-                scratch = torch.zeros_like(theta)
-            target = total if scratch is None else scratch  # the first block's gradient is the total so far
-            loss[:k] += _block_gradient(engine, theta[:k], block, target[:k])
-            if target is not total:
-                total[:k] += target[:k]
-        gradients[where], losses[where] = total, loss
+                block_gradient = torch.zeros_like(theta)
+            if block_gradient is None:
+                total_loss[:k] += _block_gradient(engine, theta[:k], block, total_gradient[:k])
+            else:
+                total_loss[:k] += _block_gradient(engine, theta[:k], block, block_gradient[:k])
+                total_gradient[:k] += block_gradient[:k]
+        gradients[index] = total_gradient
+        losses[index] = total_loss
 
-    assigned = _run_chunks(engine, context, chunk, engine.federation.splits[split], drop_last)
-    engine.executor.ranks.exchange(assigned, {"gradient": gradients, "loss": losses})
+    positions_by_rank = _run_chunks(engine, context, compute_chunk, engine.federation.splits[split], drop_last)
+    engine.executor.ranks.exchange(positions_by_rank, {"gradient": gradients, "loss": losses})
     return gradients, losses
 
 
 def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> Tensor:
-    """Write the gradient [k, P] of rows on a block, in evaluation mode; returns its weighted losses [k].
+    """Compute the gradient on a block, in evaluation mode.
 
-    Every column that has a gradient is overwritten.  The others, such as running statistics, are left as they are: out
-    must come with zeros there.
+    Args:
+        engine: What all cohorts of the run share.
+        rows: The rows.  # [k, P]
+        block: The block.
+        out: Receives the gradient.  Columns without a gradient, such as running statistics, must be 0.  # [k, P]
+
+    Returns:
+        The weighted losses.  # [k]
     """
     model, task = engine.model, engine.task
     if model.manual_backward is not None:
@@ -70,122 +92,149 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
     with torch.enable_grad():
         context = ForwardContext()
         logits = model.apply(named, block.x, True, context)
-        each = add_extra_losses(task.loss(logits, block.y, block.class_mask), context.extra_losses)  # [k, b]
-        losses = (each * block.weight).sum(1)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-    for name, g in zip(leaves, grads):
+        sample_losses = task.loss(logits, block.y, block.class_mask)  # [k, b]
+        sample_losses = add_extra_losses(sample_losses, context.extra_losses)
+        losses = (sample_losses * block.weight).sum(1)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    for name, g in zip(leaves, gradients):
         a, b = model.spans[name]
         out[:, a:b] = g.reshape(len(out), -1)
     return losses.detach()
 
 
 def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Tensor:
-    """Mean loss of rows [P] or [K, P].  # [K]"""
+    """Return the mean loss over all samples of each client's split.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        rows: One row for all clients [P], or one for each [K, P].
+        split: The split.
+
+    Returns:
+        The mean losses.  # [K]
+    """
     rows = rows.expand(len(context), -1) if rows.dim() == 1 else rows
     losses = torch.zeros(len(context), device=context.device)
 
-    def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
-        theta, total = rows[where], losses.new_zeros(len(where))
+    def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
+        theta, total_loss = rows[index], losses.new_zeros(len(index))
         for block in blocks:
             logits = engine.model.predict(theta[: len(block.weight)], block.x)
-            each = engine.task.loss(logits, block.y, block.class_mask)
-            total[: len(each)] += (each * block.weight).sum(1)
-        losses[where] = total
+            sample_losses = engine.task.loss(logits, block.y, block.class_mask)  # [k, b]
+            total_loss[: len(sample_losses)] += (sample_losses * block.weight).sum(1)
+        losses[index] = total_loss
 
-    engine.executor.ranks.exchange(
-        _run_chunks(engine, context, chunk, engine.federation.splits[split]), {"loss": losses}
-    )
+    positions_by_rank = _run_chunks(engine, context, compute_chunk, engine.federation.splits[split])
+    engine.executor.ranks.exchange(positions_by_rank, {"loss": losses})
     return losses
 
 
 def map_samples(
-    engine: Engine, context: RoundContext, rows: Any, fn: SampleFunction, part: Ragged, of_none: SampleStatistics
+    engine: Engine, context: RoundContext, rows: Any, fn: SampleFunction, samples: Ragged, of_none: SampleStatistics
 ) -> dict[str, list[Tensor]]:
-    """What fn makes of every sample of a part of the data: by name, one tensor [n_i, ...] per client.
+    """Apply a function to samples of each client.
 
-    rows: one row for all [P], or [K, P], or a dict of such.  of_none: what fn makes of no sample.
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
+        fn: The function.
+        samples: The samples of all N clients.
+        of_none: The function's results for no sample.  # [0, ...] each
+
+    Returns:
+        For each name one tensor per client, in the order of its samples.  # [n_i, ...] each
     """
     if isinstance(rows, Tensor) and rows.dim() == 1 and engine.federation.class_mask is None:
-        return _each_sample_by_one_row(engine, context, rows, fn, part.select(context.ids), of_none)
-    each = {name: [t] * len(context) for name, t in of_none.items()}
-    sizes = part.sizes_of(context.ids)
+        return _map_samples_with_shared_row(engine, context, rows, fn, samples.select(context.ids), of_none)
+    results = {name: [values] * len(context) for name, values in of_none.items()}
+    sizes = samples.sizes_of(context.ids)
 
-    def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
-        positions = where.tolist()
-        destinations = _Destinations(sizes[positions], context.device)
-        made: SampleStatistics = {}  # of all samples of the chunk, as in _each_sample_by_one_row
+    def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
+        positions = index.tolist()
+        slots = _SampleSlots(sizes[positions], context.device)
+        outputs: SampleStatistics = {}  # for all samples of the chunk, because small tensors would fragment memory
         for block in blocks:
             k = len(block.weight)
-            slots, to = destinations.of(block)
-            for name, t in fn(engine.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
-                flat = t.flatten(0, 1) if slots is None else t.flatten(0, 1).index_select(0, slots)
-                if name not in made:
-                    made[name] = flat.new_empty(destinations.total, *flat.shape[1:])
-                made[name].index_copy_(0, to, flat)
-            destinations.advance(block)
-        for name, whole in made.items():
-            for position, of_client in zip(positions, whole.split(sizes[positions].tolist())):
-                each[name][position] = of_client
+            real, slot = slots.of(block)
+            block_outputs = fn(engine.model, select_rows(rows, index[:k]), block.x, block.y, block.class_mask)
+            for name, values in block_outputs.items():
+                flat = values.flatten(0, 1)  # [k * b, ...]
+                flat = flat if real is None else flat.index_select(0, real)
+                if name not in outputs:
+                    outputs[name] = flat.new_empty(slots.total, *flat.shape[1:])
+                outputs[name].index_copy_(0, slot, flat)
+            slots.advance(block)
+        for name, values in outputs.items():
+            for position, client_values in zip(positions, values.split(sizes[positions].tolist())):
+                results[name][position] = client_values
 
-    assigned = _run_chunks(engine, context, chunk, part)
-    for tensors in each.values():
-        engine.executor.ranks.exchange_lists(assigned, tensors, context.device)
-    return each
+    positions_by_rank = _run_chunks(engine, context, compute_chunk, samples)
+    for tensors in results.values():
+        engine.executor.ranks.exchange_lists(positions_by_rank, tensors, context.device)
+    return results
 
 
-class _Destinations:
-    """Where what is made of each sample goes, in a tensor [total, ...] of all samples of a chunk, client after client.
+class _SampleSlots:
+    """Positions of samples in a tensor [total, ...] of all samples of a chunk, one client after the other.
 
-    sizes [k]: the samples of each client.
+    Args:
+        sizes: Number of samples of each client.  # [k]
+        device: The compute device.
     """
 
     def __init__(self, sizes: np.ndarray, device: torch.device):
         self.total, self.device = int(sizes.sum()), device
-        self._next = np.cumsum(sizes) - sizes  # where each client's next sample goes  [k]
+        self._next = np.cumsum(sizes) - sizes  # position of each client's next sample  # [k]
 
     def of(self, block: Batch) -> tuple[Tensor | None, Tensor]:
-        """Which of the k * b slots of a block hold a sample (None: all, there is no padding), and where each goes."""
+        """Return the indices of a block's real samples among its k * b samples (None: all), and their positions."""
         k, width = block.weight.shape
-        to = self._next[:k, None] + np.arange(width)  # [k, b]
-        real = np.arange(width) < block.counts[:, None]  # [k, b]
-        slots = None if real.all() else to_device(np.flatnonzero(real), self.device)
-        return slots, to_device(to[real], self.device)
+        position = self._next[:k, None] + np.arange(width)  # [k, b]
+        is_real = np.arange(width) < block.counts[:, None]  # [k, b]
+        real = None if is_real.all() else to_device(np.flatnonzero(is_real), self.device)
+        return real, to_device(position[is_real], self.device)
 
     def advance(self, block: Batch) -> None:
-        """The samples of a block have been written."""
+        """Move on to the samples after a block."""
         self._next[: len(block.counts)] += block.counts
 
 
-def _each_sample_by_one_row(
-    engine: Engine, context: RoundContext, row: Tensor, fn: SampleFunction, part: Ragged, of_none: SampleStatistics
+def _map_samples_with_shared_row(
+    engine: Engine, context: RoundContext, row: Tensor, fn: SampleFunction, samples: Ragged, of_none: SampleStatistics
 ) -> dict[str, list[Tensor]]:
-    """All clients hold one row: one unbatched pass over all their samples, part [K]."""
-    index = torch.from_numpy(part.indices).to(context.device)
+    """Do `map_samples` for one row [P] of all clients, whose samples then form large batches."""
+    index = torch.from_numpy(samples.indices).to(context.device)
     size, ranks = engine.shared_batch or engine.eval_batch, engine.executor.ranks
-    blocks = [slice(a, a + size) for a in range(0, len(index), size)]
-    assigned = ranks.assign(np.ones(len(blocks), np.int64))
-    mine = assigned[ranks.rank]
-    # One tensor for all samples: a small one for every block would fragment the memory.
-    made: SampleStatistics = {}
+    blocks = [slice(start, start + size) for start in range(0, len(index), size)]
+    blocks_by_rank = ranks.assign(np.ones(len(blocks), np.int64))
+    my_blocks = blocks_by_rank[ranks.rank]
+    outputs: SampleStatistics = {}  # for all samples, because small tensors would fragment memory
 
-    def job(a: int, b: int) -> None:
-        block = blocks[mine[a]]
-        fetched = engine.federation.fetch(part.indices[None, block])
+    def compute_block(start: int, stop: int) -> None:
+        block = blocks[my_blocks[start]]
+        fetched = engine.federation.fetch(samples.indices[None, block])
         x, y = engine.federation.gather(index[None, block], fetched=fetched)
-        for name, t in fn(engine.model, row[None], x, y, None).items():
-            whole = made.get(name)
+        for name, values in fn(engine.model, row[None], x, y, None).items():
+            whole = outputs.get(name)
             if whole is None:
-                whole = made.setdefault(name, t.new_empty(len(index), *t.shape[2:]))
-            whole[block] = t[0]
+                whole = outputs.setdefault(name, values.new_empty(len(index), *values.shape[2:]))
+            whole[block] = values[0]
 
-    engine.executor.run(job, len(mine), single=True)
-    each = {}
+    engine.executor.run(compute_block, len(my_blocks), single=True)
+    results = {}
     for name, nothing in of_none.items():
-        tensors = [made[name][block] if name in made else nothing for block in blocks]
-        ranks.exchange_lists(assigned, tensors, context.device)
-        whole = nothing if not tensors else torch.cat(tensors) if ranks.is_distributed else made[name]
-        each[name] = list(whole.split(np.diff(part.offsets).tolist()))
-    return each
+        tensors = [outputs[name][block] if name in outputs else nothing for block in blocks]
+        ranks.exchange_lists(blocks_by_rank, tensors, context.device)
+        if not tensors:
+            whole = nothing
+        elif ranks.is_distributed:
+            whole = torch.cat(tensors)
+        else:
+            whole = outputs[name]
+        results[name] = list(whole.split(np.diff(samples.offsets).tolist()))
+    return results
 
 
 def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key: str) -> Ragged:
@@ -195,21 +244,24 @@ def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key
         engine: What all cohorts of the run share.
         context: The clients and the round.
         split: The split to sample from.
-        limit: Largest number of samples.
+        limit: Maximum number of samples of a client.
         key: Calls of a round with the same key return the same samples.
+
+    Returns:
+        The samples of all N clients.
     """
     whole = engine.federation.splits[split]
     sizes = np.zeros(len(whole), np.int64)
     sizes[context.ids] = np.minimum(whole.sizes_of(context.ids), limit)
-    drawn = [
+    sampled = [
         np.sort(
             rng.generator(engine.seed, "samples", key, client, context.round).choice(
                 whole[client], sizes[client], replace=False
             )
         )
-        for client in sorted(context.ids.tolist())  # as they lie in a Ragged
+        for client in sorted(context.ids.tolist())  # the order of clients in a Ragged
     ]
-    return Ragged.from_sizes(np.concatenate([np.empty(0, np.int64), *drawn]), sizes)
+    return Ragged.from_sizes(np.concatenate([np.empty(0, np.int64), *sampled]), sizes)
 
 
 def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: float, key: str) -> Ragged:
@@ -228,46 +280,65 @@ def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: flo
 
 
 def _run_chunks(
-    engine: Engine, context: RoundContext, work: ChunkWork, part: Ragged, drop_last: bool = False
+    engine: Engine, context: RoundContext, compute_chunk: ChunkFunction, samples: Ragged, drop_last: bool = False
 ) -> list[np.ndarray]:
-    """Do the work for every chunk of this rank's clients, without gradients; returns each rank's positions."""
-    sizes, ranks = part.sizes_of(context.ids), engine.executor.ranks
+    """Call a function for each chunk of this rank's clients, and return the positions of the clients of each rank."""
+    sizes, ranks = samples.sizes_of(context.ids), engine.executor.ranks
     if drop_last:
         batch_sizes = np.maximum(np.minimum(engine.batch_size, sizes), 1)
         sizes = sizes // batch_sizes * batch_sizes
-    assigned = ranks.assign(sizes)
-    order = assigned[ranks.rank]
+    positions_by_rank = ranks.assign(sizes)
+    my_positions = positions_by_rank[ranks.rank]
 
-    def job(a: int, b: int) -> None:
-        positions = order[a:b]
-        work(
-            torch.from_numpy(positions).to(context.device), _blocks(engine, context, part, positions, sizes[positions])
-        )
+    def job(start: int, stop: int) -> None:
+        positions = my_positions[start:stop]
+        index = torch.from_numpy(positions).to(context.device)
+        compute_chunk(index, _blocks(engine, context, samples, positions, sizes[positions]))
 
-    engine.executor.run(job, len(order))
-    return assigned
+    engine.executor.run(job, len(my_positions))
+    return positions_by_rank
 
 
 def _blocks(
-    engine: Engine, context: RoundContext, part: Ragged, positions: np.ndarray, sizes: np.ndarray
+    engine: Engine, context: RoundContext, samples: Ragged, positions: np.ndarray, sizes: np.ndarray
 ) -> Iterator[Batch]:
-    """Blocks that cover the first sizes [k] samples, which descend, of the clients at these positions."""
+    """Yield blocks of samples.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        samples: The samples of all N clients.
+        positions: Positions of the clients in the cohort.  # [k]
+        sizes: Number of samples to use of each client, descending.  # [k]
+
+    Yields:
+        Blocks of about equal size.  The weights of a client's samples sum to 1 over all blocks.
+    """
     ids = context.ids[positions]
-    longest, width = int(sizes.max(initial=0)), engine.eval_batch
-    size = -(-longest // max(1, -(-longest // width)))  # the last block as long as the others
-    for at in range(0, longest, max(1, size)):
+    max_size = int(sizes.max(initial=0))
+    num_blocks = max(1, -(-max_size // engine.eval_batch))
+    block_size = -(-max_size // num_blocks)
+    for start in range(0, max_size, max(1, block_size)):
         engine.executor.raise_if_stopped()
-        k = int((sizes > at).sum())
-        counts = np.minimum(sizes[:k] - at, size)
-        slot = np.minimum(at + np.arange(counts.max()), sizes[:k, None] - 1)
-        index = part.indices[part.offsets[ids[:k]][:, None] + slot]
+        k = int((sizes > start).sum())
+        counts = np.minimum(sizes[:k] - start, block_size)
+        slot = np.minimum(start + np.arange(counts.max()), sizes[:k, None] - 1)
+        index = samples.indices[samples.offsets[ids[:k]][:, None] + slot]
         block = BatchLoader(engine.federation, ids[:k], index[None], counts[None])(0, k)
         block.weight = block.weight * torch.from_numpy(counts / sizes[:k]).float().to(context.device)[:, None]
         yield block
 
 
-def select_rows(rows: Any, where: Tensor) -> Any:
-    """Rows [K, ...] at positions where [k]; a shared row [P] once for each; a dict of such."""
+def select_rows(rows: Any, index: Tensor) -> Any:
+    """Return the rows of some clients.
+
+    Args:
+        rows: One row for all clients [P], one for each [K, ...], or a dict of such tensors.
+        index: Positions of the clients.  # [k]
+
+    Returns:
+        The rows.  A shared row is expanded.  # [k, ...]
+    """
     if isinstance(rows, dict):
-        return {name: select_rows(values, where) for name, values in rows.items()}
-    return rows[where] if rows.dim() > 1 else rows.expand(len(where), *rows.shape)
+        return {name: select_rows(values, index) for name, values in rows.items()}
+    return rows[index] if rows.dim() > 1 else rows.expand(len(index), *rows.shape)

@@ -1,13 +1,13 @@
-"""The gradient of a step's batch losses: what is requested, and the direct way to compute it.
+"""Gradients of batch losses: what a step requests, and the direct way to compute it.
 
-`DirectGradients` computes a request at once: by a plain chain's own backward pass where there is one, else by autograd.
-`GraphedGradients` (cuda_graphs.py) replays the same operations as CUDA graphs.  Both give the same rows; the executor
-has one of them.
+`DirectGradients` uses the model's manual backward pass if it has one, else autograd.  `GraphedGradients`
+(cuda_graphs.py) replays the same operations as CUDA graphs.  The executor has one of them.
 
-Running statistics (the float buffers of BatchNorm) are columns of a row too.  A pass in training mode updates them, but
-autograd does not allow that in place: it updates copies, which are then written into the row.
+Running statistics (the float buffers of BatchNorm) are also columns of a row.  A forward pass in training mode updates
+them in place, which autograd does not allow for columns of a differentiated row.  The pass therefore updates copies,
+which are written into the row afterwards.
 
-Letters: k clients still training, K of the chunk, P numbers of a row, B batch.
+Letters: k clients still training, P length of a row, B batch size.
 """
 
 from __future__ import annotations
@@ -32,33 +32,44 @@ from fedbench.tasks.base import Task
 
 
 class DifferentiatedParameters(NamedTuple):
-    """Which of a model's parameters need a gradient so that some columns of the rows have theirs.
+    """The parameters that need a gradient if some columns of rows need one.
 
-    mask: for each parameter, whether it does; names: of those that do.  all_trained: the columns are all that learn.
-    complete: the columns are these parameters and nothing less, none is cut in two.
+    Attributes:
+        mask: For each parameter, whether it needs a gradient.
+        all_trained: Whether the columns are all trained columns.
+        names: Names of the parameters that need a gradient.
+        are_complete: Whether the columns consist of whole parameters.
     """
 
     mask: tuple[bool, ...]
     all_trained: bool
     names: tuple[str, ...]
-    complete: bool
+    are_complete: bool
 
     @classmethod
     def of(cls, model: FlatModel, columns: Columns) -> DifferentiatedParameters:
-        """The parameters that have numbers in these (trained) columns."""
+        """Return the parameters of a model that overlap with some trained columns."""
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
-        names = tuple(name for name, wanted in zip(model.spans, mask) if wanted)
+        names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)
         size = sum(b - a for name, (a, b) in model.spans.items() if name in names)
         return cls(mask, columns.slices == model.trained.slices, names, bool(names) and size == columns.size)
 
 
 @dataclass
 class GradientRequest:
-    """The gradient of sum_b weight[b] loss[b] of every client at its row, in some columns.
+    """A request for the gradient of each client's loss sum_b weight[b] loss[b].
 
-    rows [k, P]: their running statistics are updated in place.  parameters: those that have numbers in `columns`.
-    new_gradient() gives [k, P] to write into.  dropout_keys [k]: seeds, or None.  number: how many gradients this step
-    asked for before.  named: model.named, or something that remembers what it gave.
+    Attributes:
+        model: The model.
+        task: The task, with the loss.
+        rows: The rows of the clients.  Their running statistics are updated in place.  # [k, P]
+        batch: One batch of every client.
+        columns: The columns to differentiate.
+        parameters: The parameters that overlap with the columns.
+        new_gradient: Returns a tensor to write the gradient into.  # [k, P]
+        dropout_keys: Key of each client, or None if the model has no dropout.  # [k]
+        index: Index of this request among those of the local step.
+        named: Replaces `model.named`, for example by a cached version.
     """
 
     model: FlatModel
@@ -73,143 +84,187 @@ class GradientRequest:
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Views of rows [k, P] by parameter name."""
+        """Return views of rows [k, P] by parameter name."""
         return (self.named or self.model.named)(rows)
 
 
 class DirectGradients:
-    """Every gradient when it is requested, by the model's chain or by autograd."""
+    """Computes each gradient when it is requested."""
 
     def free_memory(self) -> None:
-        """Give back what is held for later requests."""
+        """Free tensors that are cached for later requests."""
 
     def to_static_rows(self, rows: Tensor) -> Tensor:
-        """Return a chunk's rows [K, P] where they are to lie while it trains."""
+        """Return the rows [K, P] of a chunk, in the memory where they must be during its training."""
         return rows
 
     def __call__(self, request: GradientRequest) -> tuple[Tensor, Tensor]:
-        """The gradient [k, P], zero outside the columns, valid until the next step; the losses [k]."""
-        if request.model.manual_backward is not None and request.parameters.complete:
-            return _by_chain(request)
+        """Compute a gradient.
+
+        Args:
+            request: What to differentiate.
+
+        Returns:
+            The gradient [k, P], zero outside of the requested columns, and the losses [k].  The gradient is valid
+            until the next local step.
+        """
+        if request.model.manual_backward is not None and request.parameters.are_complete:
+            return _by_manual_backward(request)
         return _by_autograd(request)
 
 
-def _by_chain(request: GradientRequest) -> tuple[Tensor, Tensor]:
+def _by_manual_backward(request: GradientRequest) -> tuple[Tensor, Tensor]:
     gradient, model, names = request.new_gradient(), request.model, request.parameters.names
-    if len(names) < len(model.shapes) or model.extended:  # extras are no part of the chain
+    if len(names) < len(model.shapes) or model.extended:  # the pass does not write the other columns
         gradient.zero_()
-    params, grads = request.views(request.rows), request.views(gradient)
-    out = {name: grads[name] for name in names}
+    params, gradients = request.views(request.rows), request.views(gradient)
+    out = {name: gradients[name] for name in names}
     return gradient, manual_gradient(model, request.task, params, request.batch, out)
 
 
 def manual_gradient(
     model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]
 ) -> Tensor:
-    """Fill out with the gradient of each client's weighted batch loss; returns the losses.  # [k]
+    """Compute the gradient of each client's weighted batch loss by the manual backward pass.
 
-    named, out: parameters and their gradients by name, [k, ...] each.  One client takes the plain, unbatched kernels.
+    Args:
+        model: A model with a manual backward pass.
+        task: The task, with the loss.
+        named: The parameters by name.  # [k, ...] each
+        batch: One batch of every client.
+        out: Tensors that receive the gradients, by name.  # [k, ...] each
+
+    Returns:
+        The losses.  # [k]
     """
-    batched = len(batch.weight) > 1
-    x, params = batch.x, named
+    network, x, params = model.manual_backward, batch.x, named
+    assert network is not None and isinstance(x, Tensor)
+    batched = len(batch.weight) > 1  # unbatched kernels are faster for one client
     if not batched:
-        params, x, out = {n: p[0] for n, p in named.items()}, x[0], {n: o[0] for n, o in out.items()}  # type: ignore
-    assert model.manual_backward is not None and isinstance(x, Tensor)
+        params = {name: p[0] for name, p in named.items()}
+        out = {name: gradient[0] for name, gradient in out.items()}
+        x = x[0]
     params = model.forward_pass.with_frozen(params, batched)
-    logits, tape = model.manual_backward.forward(params, x, batched)
+    logits, saved = network.forward(params, x, batched)
     logits = logits if batched else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    model.manual_backward.backward(params, tape, grad if batched else grad[0], batched, out)
+    network.backward(params, saved, grad if batched else grad[0], batched, out)
     return (losses.detach() * batch.weight).sum(1)
 
 
 def differentiate(request: GradientRequest, losses_of: Callable[[list[Tensor]], Tensor]) -> tuple[Tensor, Tensor]:
-    """Gradient [k, P] and value [k] of losses_of(leaves), per sample [k, B] or per client [k].
+    """Compute a gradient by autograd.
 
-    leaves: the rows, parameter by parameter [k, n], of which those of the request are differentiated.
+    Args:
+        request: What to differentiate.
+        losses_of: Returns the losses of samples [k, B], which are weighted by the batch, or of clients [k].  Its
+            argument are the flat parameters [k, n], in the order of `model.spans`.  Concatenated, they are the rows.
+
+    Returns:
+        The gradient [k, P] and the losses [k].
     """
     mask = request.parameters.mask
-    parts = request.rows.detach().split(request.model.sizes, dim=-1)
-    leaves = [p.requires_grad_() if wanted else p for p, wanted in zip(parts, mask)]
+    flat_parameters = request.rows.detach().split(request.model.sizes, dim=-1)
+    leaves = [p.requires_grad_() if needs_grad else p for p, needs_grad in zip(flat_parameters, mask)]
     with torch.enable_grad():
         losses = losses_of(leaves)
         losses = (losses * request.batch.weight).sum(1) if losses.dim() == 2 else losses  # [k]
-        learning = [p for p, wanted in zip(leaves, mask) if wanted]
-        grads = (
-            torch.autograd.grad(losses.sum(), learning, materialize_grads=True)
-            if losses.requires_grad
-            else tuple(torch.zeros_like(p) for p in learning)
-        )
-    return _as_rows(request, grads), losses.detach()
+        differentiated = [p for p, needs_grad in zip(leaves, mask) if needs_grad]
+        if losses.requires_grad:
+            gradients = torch.autograd.grad(losses.sum(), differentiated, materialize_grads=True)
+        else:
+            gradients = tuple(torch.zeros_like(p) for p in differentiated)
+    return _as_rows(request, gradients), losses.detach()
 
 
 def _by_autograd(request: GradientRequest) -> tuple[Tensor, Tensor]:
-    lead, model = request.rows.shape[:-1], request.model
-    statistics: dict[str, Tensor] = {}
+    leading_shape, model = request.rows.shape[:-1], request.model
+    running_statistics: dict[str, Tensor] = {}
 
     def losses(leaves: list[Tensor]) -> Tensor:  # [k, B]
-        params = {name: p.view(*lead, *shape) for (name, shape), p in zip(model.shapes.items(), leaves)}
-        logits, updated, extra = training_pass(model, params, request.batch.x, request.dropout_keys)
-        statistics.update(updated)
-        return add_extra_losses(request.task.loss(logits, request.batch.y, request.batch.class_mask), extra)
+        params = {name: p.view(*leading_shape, *shape) for (name, shape), p in zip(model.shapes.items(), leaves)}
+        logits, updated, extra_losses = training_pass(model, params, request.batch.x, request.dropout_keys)
+        running_statistics.update(updated)
+        task_losses = request.task.loss(logits, request.batch.y, request.batch.class_mask)
+        return add_extra_losses(task_losses, extra_losses)
 
     gradient_and_losses = differentiate(request, losses)
-    write_running_statistics(model, request.rows, statistics)
+    write_running_statistics(model, request.rows, running_statistics)
     return gradient_and_losses
 
 
 def training_pass(
     model: FlatModel, params: dict[str, Tensor], x: Inputs, dropout_keys: Tensor | None, until: str | None = None
 ) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
-    """Logits (until="head": features) in training mode, the running statistics as the pass has updated them, and the
-    extra losses [k, B] of a module that has some.
+    """Run a forward pass in training mode.
 
-    The statistics are copies of those in params, by name.
+    Args:
+        model: The model.
+        params: The parameters and running statistics by name, which are not changed.  # [k, ...] each
+        x: The inputs.  # [k, B, ...]
+        dropout_keys: Key of each client, or None if the model has no dropout.  # [k]
+        until: Name of a layer, such as "head".  Its input is returned instead of the logits.
+
+    Returns:
+        The logits [k, B, ...], the updated running statistics by name [k, ...], and the additional losses of the
+        module [k, B].
+
+    Raises:
+        ConfigError: A batch norm received a batch of one sample.
     """
-    statistics = {name: params[name].detach().clone() for name in model.buffer_names}
-    context = ForwardContext(True, dropout_keys)
+    running_statistics = {name: params[name].detach().clone() for name in model.buffer_names}
+    context = ForwardContext(train=True, keys=dropout_keys)
     try:
-        logits = model.apply(params | statistics, x, True, context, until)
+        logits = model.apply(params | running_statistics, x, True, context, until)
     except ValueError as error:
         layer = running_layer(error)
-        is_norm = layer is not None and isinstance(layer[1], BatchNorm)
-        require(not is_norm or _batch_size(x) > 1, BATCH_OF_ONE)
+        is_batch_norm = layer is not None and isinstance(layer[1], BatchNorm)
+        require(not is_batch_norm or _batch_size(x) > 1, BATCH_OF_ONE)
         raise
-    return logits, statistics, context.extra_losses
+    return logits, running_statistics, context.extra_losses
 
 
 def _batch_size(x: Inputs) -> int:
     return next(iter(wrap_inputs(x).values())).shape[1]
 
 
-def add_extra_losses(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:
-    """Losses with the extra ones [k, B] of the module added: per sample [k, B], or per client [k], of samples of these
-    weights [k, B]."""
-    for e in extra:
-        losses = losses + (e if losses.dim() == 2 or weight is None else (e * weight).sum(1))
+def add_extra_losses(losses: Tensor, extra_losses: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:
+    """Add the additional losses of a module.
+
+    Args:
+        losses: Losses of samples [k, B] or clients [k].
+        extra_losses: The additional losses.  # [k, B] each
+        weight: Weights of the samples, required for losses of clients.  # [k, B]
+
+    Returns:
+        The sum.  # [k, B] or [k]
+    """
+    for extra in extra_losses:
+        losses = losses + (extra if losses.dim() == 2 or weight is None else (extra * weight).sum(1))
     return losses
 
 
-def write_running_statistics(model: FlatModel, rows: Tensor, statistics: dict[str, Tensor]) -> None:
-    """Write running statistics [k, ...], by name, into their columns of the rows [k, P]."""
-    for name, value in statistics.items():
+def write_running_statistics(model: FlatModel, rows: Tensor, running_statistics: dict[str, Tensor]) -> None:
+    """Write running statistics [k, ...], by name, into their columns of rows [k, P]."""
+    for name, value in running_statistics.items():
         a, b = model.spans[name]
         rows.detach()[..., a:b] = value.reshape(len(rows), -1)
 
 
-def _as_rows(request: GradientRequest, grads: Iterable[Tensor]) -> Tensor:
-    """The gradients of the request's parameters as one tensor, zero outside its columns.  # [k, P]"""
+def _as_rows(request: GradientRequest, gradients: Iterable[Tensor]) -> Tensor:
+    """Concatenate the gradients of the requested parameters to rows [k, P], zero in all other columns."""
     out, model = request.new_gradient(), request.model
     if request.parameters.all_trained:
-        learns = model.trained.size
-        torch.cat([g.flatten(1) for g in grads], dim=1, out=out[:, :learns] if learns < out.shape[1] else out)
-        out[:, learns:] = 0  # a method may have written there
+        num_trained = model.trained.size
+        trained_out = out[:, :num_trained] if num_trained < out.shape[1] else out
+        torch.cat([g.flatten(1) for g in gradients], dim=1, out=trained_out)
+        out[:, num_trained:] = 0  # the buffer may contain other values
         return out
     out.zero_()
-    of_wanted = iter(grads)
-    for (a, b), wanted in zip(model.spans.values(), request.parameters.mask):
-        if wanted:
-            g = next(of_wanted).flatten(1)
+    remaining = iter(gradients)
+    for (a, b), needs_grad in zip(model.spans.values(), request.parameters.mask):
+        if needs_grad:
+            gradient = next(remaining).flatten(1)
             for c, d in (request.columns & Columns([(a, b)])).slices:
-                out[:, c:d] = g[:, c - a : d - a]
+                out[:, c:d] = gradient[:, c - a : d - a]
     return out

@@ -1,6 +1,6 @@
-"""Inputs that stay in host memory, or in a file: a batch's entries are gathered there and then sent to the device.
+"""Inputs that stay in host memory or in a file.  Only batches are copied to the device.
 
-Gathering ahead is the business of one thread of the process, so that a local step does not wait for memory or disk.
+One background thread gathers the next batches, so that a local step does not wait for memory or disk.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from fedbench.core.mapped import EntryReader, blocks, can_read_entries, is_read_
 from fedbench.core.rows import memory
 from fedbench.data.base import Arrays
 
-DEVICE_SHARE = 0.5  # of the device's free memory that inputs may take by hardware.data=auto
+MAX_DEVICE_FRACTION = 0.5  # of the device's free memory, for inputs with hardware.data=auto
 
-Fetched = dict[str, Tensor]  # by the input's name: entries of the samples of a batch, in host memory
+Fetched = dict[str, Tensor]  # the inputs of a batch in host memory, by name
 
 
 class HostInput:
-    """One input [m, ...] of all samples, in host memory or in a file (np.memmap), for a device.
+    """One input of all samples, in host memory or in a file.
 
-    Only batches are pinned (on CUDA), not the whole.  shape, dtype: as those of a tensor.
+    Args:
+        values: The input, an array or np.memmap.  # [m, ...]
+        device: The compute device.  For CUDA, batches are copied to pinned memory.
+
+    Attributes:
+        shape: Shape of the input.
+        dtype: Its type as a tensor.
     """
 
     def __init__(self, values: np.ndarray, device: torch.device):
@@ -38,7 +44,14 @@ class HostInput:
         self.dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
 
     def take(self, index: np.ndarray) -> Tensor:
-        """Entries [*index.shape, ...], copied, in host memory that the device can read without waiting."""
+        """Return copies of entries, in pinned memory if the device is a GPU.
+
+        Args:
+            index: Indices of the entries.  # [...]
+
+        Returns:
+            The entries.  # [*index.shape, ...]
+        """
         flat = index.reshape(-1)
         out = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype, pin_memory=self.pinned)
         if self.reader is not None:
@@ -49,21 +62,27 @@ class HostInput:
 
 
 def stay_on_host(arrays: Arrays, where: Literal["auto", "device", "host"], device: torch.device) -> bool:
-    """Whether inputs stay in host memory (or in their files), by hardware.data.
+    """Return whether inputs stay in host memory or in their files.
 
-    auto: on a GPU where they would take more than DEVICE_SHARE of its free memory; on a CPU, whose memory is the
-    host's, where they lie in a file.
+    Args:
+        arrays: The data set.
+        where: hardware.data.  "auto" keeps inputs on the host if they need more than MAX_DEVICE_FRACTION of a GPU's
+            free memory.  For a CPU, it keeps inputs of read-only files in their files.
+        device: The compute device.
     """
     if where != "auto":
         return where == "host"
     parts = arrays.parts().values()
     if device.type == "cpu":
         return any(map(is_read_only_file, parts))
-    return sum(values.nbytes for values in parts) > DEVICE_SHARE * memory(device)
+    return sum(values.nbytes for values in parts) > MAX_DEVICE_FRACTION * memory(device)
 
 
 def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
-    """An array as a tensor; one on the CPU shares its memory, unless it lies in a file that cannot be written to."""
+    """Return an array as a tensor on the device.
+
+    On a CPU, both share memory.  An array of a read-only file is copied.
+    """
     if not is_read_only_file(values):
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
     out = torch.empty(values.shape, dtype=torch.from_numpy(np.empty(0, values.dtype)).dtype, device=device)
@@ -75,7 +94,7 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def sample_size(x: Tensor | HostInput) -> int:
-    """How many numbers one entry of an input has; 0 where there is no entry."""
+    """Return the number of elements of one entry of an input, or 0 if it has no entries."""
     return math.prod(x.shape[1:]) if x.shape[0] else 0
 
 
@@ -84,6 +103,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "inputs", torch.set_num_threads, (1,))
 
 
-def ahead(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin some work in the thread that gathers ahead; a call of what is returned waits for its result."""
+def run_in_background(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start a function in the background thread, and return a function that waits for its result."""
     return _pool().submit(work).result

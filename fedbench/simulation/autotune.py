@@ -135,7 +135,7 @@ def _small(engine: Engine, chunk: int) -> Engine:
     """Return an engine with the two largest clients, with two samples each, computed in chunks."""
     federation = engine.federation
     ids = np.sort(np.argsort(-federation.num_samples, kind="stable")[:2])
-    few = federation.among(ids)
+    few = federation.select_clients(ids)
     splits = {name: Ragged.from_lists([part[i][:2] for i in range(len(ids))]) for name, part in few.splits.items()}
     return replace(
         engine,

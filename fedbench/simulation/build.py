@@ -182,7 +182,7 @@ def training_clients(with_new_clients: Federation, num_new: int) -> Federation:
         num_new: The number of new clients, which are the last ones.
     """
     n = clients_to_train(with_new_clients.num_clients, num_new)
-    return with_new_clients.among(np.arange(n)) if num_new else with_new_clients
+    return with_new_clients.select_clients(np.arange(n)) if num_new else with_new_clients
 
 
 def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
@@ -214,7 +214,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     arrays = reader.prepare(arrays, split, device)
     built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device))
     built.augment = lambda x, y, random: (reader.training_view(x, random), y)
-    built.present = reader.evaluation_view
+    built.evaluation_view = reader.evaluation_view
     return built
 
 

@@ -46,7 +46,7 @@ def test_fedfomo_by_hand(reference: Any, rows: Sequence[float], pref: Sequence[S
 def test_fedfomo_without_downloads_is_local_on_kept_samples() -> None:
     e, f = six_clients(), six_clients()
     a = play(e, FedFomo(models=0), 3, COHORTS)
-    f.federation.splits["train"] = e.federation.splits["kept"]
+    f.federation.splits["train"] = e.federation.splits["remaining"]
     equal(deployed(e, a), deployed(f, play(f, Local(), 3, COHORTS)))
 
 
@@ -109,10 +109,10 @@ def test_held_out_samples() -> None:
     f, g = six_clients(sizes=[10, 3, 1]).federation, six_clients(sizes=[10, 3, 1]).federation
     f.hold_out(0.2)
     g.hold_out(0.2)
-    assert f.splits["held"].sizes.tolist() == [2, 1, 0] and f.splits["kept"].sizes.tolist() == [8, 2, 1]
+    assert f.splits["held_out"].sizes.tolist() == [2, 1, 0] and f.splits["remaining"].sizes.tolist() == [8, 2, 1]
     for i in range(3):
-        both = np.concatenate([f.splits["kept"][i], f.splits["held"][i]])
+        both = np.concatenate([f.splits["remaining"][i], f.splits["held_out"][i]])
         assert sorted(both) == sorted(f.splits["train"][i])
-    assert np.array_equal(f.splits["held"].indices, g.splits["held"].indices)
+    assert np.array_equal(f.splits["held_out"].indices, g.splits["held_out"].indices)
     e = six_clients(sizes=[10, 3, 1])
     assert torch.isfinite(deployed(e, play(e, FedFomo(), 3))).all()  # nothing held out: it keeps its model

@@ -205,8 +205,8 @@ def tails(e: Engine) -> None:
         whole = [SPLIT.train[i] for i in EVERYBODY]
         kept = [len(own) - int(share * len(own)) for own in whole]
         e.federation.splits |= {
-            "kept": Ragged.from_lists([own[:n] for own, n in zip(whole, kept)]),
-            "held": Ragged.from_lists([own[n:] for own, n in zip(whole, kept)]),
+            "remaining": Ragged.from_lists([own[:n] for own, n in zip(whole, kept)]),
+            "held_out": Ragged.from_lists([own[n:] for own, n in zip(whole, kept)]),
         }
         e.federation.num_samples = np.array(kept)
 

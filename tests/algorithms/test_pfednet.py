@@ -414,7 +414,7 @@ def test_new_clients_start_from_their_neighbours() -> None:
 def test_each_new_client_adapts_its_own_row() -> None:
     e = six_clients()
     a = play(e, PFedNet(k=1), 2)
-    e = replace(e, with_new_clients=e.federation, federation=e.federation.among(np.arange(4)))
+    e = replace(e, with_new_clients=e.federation, federation=e.federation.select_clients(np.arange(4)))
     rows = new_clients.starting_rows(a, e)
     assert rows.shape == (2, e.model.size) and not torch.equal(rows[0], rows[1])
     ids, curves = new_clients.adapt(e, rows, 1, 0.1, 0.0)
@@ -432,7 +432,7 @@ def test_what_new_clients_tell_is_released_too() -> None:
     e = replace(
         e,
         with_new_clients=e.federation,
-        federation=e.federation.among(np.arange(4)),
+        federation=e.federation.select_clients(np.arange(4)),
         privacy=Privacy(e.rows, 1.0, 0.05, 1.0, "analytic"),
     )
     uploads: list[torch.Tensor] = []

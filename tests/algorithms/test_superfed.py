@@ -128,9 +128,9 @@ def test_the_mixture_is_chosen_on_held_out_samples() -> None:
     for cohort in (everybody, Cohort(e, np.array([1, 4]), 2, "evaluation")):
         rows = m.personalized(cohort, False)
         w, wl = m.w.expand(len(cohort), -1), m.local_models(cohort)
-        losses = [cohort.loss(w.lerp(wl, lam), "held") for lam in GRID]
-        close(cohort.loss(rows, "held"), torch.stack(losses).min(0).values, 1e-5)
-    assert {"kept", "held"} <= e.federation.splits.keys()
+        losses = [cohort.loss(w.lerp(wl, lam), "held_out") for lam in GRID]
+        close(cohort.loss(rows, "held_out"), torch.stack(losses).min(0).values, 1e-5)
+    assert {"remaining", "held_out"} <= e.federation.splits.keys()
 
 
 def test_before_the_start_clients_deploy_the_global_model() -> None:

@@ -179,10 +179,10 @@ def test_training_shows_masks_as_they_moved(plan: str) -> None:
 
 
 def test_augmentation_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"dataset.augment knows flip and crop, not rotate"):
+    with pytest.raises(ConfigError, match=r"dataset.augment: unknown option rotate; its options are flip and crop"):
         images(augment={"rotate": 3})
     arrays, split = ragged(shape=(6,))
-    with pytest.raises(ConfigError, match=r"dataset.augment needs image inputs"):
+    with pytest.raises(ConfigError, match=r"dataset.augment needs images"):
         Federation.build(arrays, split, CPU, augment={"flip": True})
 
 
@@ -191,14 +191,14 @@ def test_a_part_is_held_out() -> None:
     arrays, split = ragged(sizes=(10, 3, 2, 1), test=(1,) * 4)
     f, again, other = (Federation.build(arrays, split, CPU) for _ in range(3))
     f.hold_out(0.2), again.hold_out(0.2), other.hold_out(0.2, seed=1)
-    assert f.splits["held"].sizes.tolist() == [2, 1, 1, 0] and f.splits["kept"].sizes.tolist() == [8, 2, 1, 1]
+    assert f.splits["held_out"].sizes.tolist() == [2, 1, 1, 0] and f.splits["remaining"].sizes.tolist() == [8, 2, 1, 1]
     for i in range(4):
-        both = np.concatenate([f.splits["kept"][i], f.splits["held"][i]])
+        both = np.concatenate([f.splits["remaining"][i], f.splits["held_out"][i]])
         assert sorted(both) == split.train[i].tolist() == f.splits["train"][i].tolist()
-        assert (f.splits["held"][i] == again.splits["held"][i]).all()
-    assert (f.splits["held"].indices != other.splits["held"].indices).any()
+        assert (f.splits["held_out"][i] == again.splits["held_out"][i]).all()
+    assert (f.splits["held_out"].indices != other.splits["held_out"].indices).any()
     f.hold_out(0.5, "half", "other half")
-    assert f.splits["other half"].sizes.tolist() == [5, 1, 1, 0] and f.splits["held"].sizes.tolist() == [2, 1, 1, 0]
+    assert f.splits["other half"].sizes.tolist() == [5, 1, 1, 0] and f.splits["held_out"].sizes.tolist() == [2, 1, 1, 0]
 
 
 def test_a_held_out_part_can_be_trained_and_weighed_on() -> None:
@@ -206,13 +206,13 @@ def test_a_held_out_part_can_be_trained_and_weighed_on() -> None:
     e = engine(arrays, split, mlp())
     e.federation.hold_out(0.4)
     cohort, start = all_clients(e), e.model.init_row()
-    out = cohort.train(start, how=LocalTraining(split="kept", batch_size=10, epochs=1))
-    g, f = cohort.gradient(start, "kept")
+    out = cohort.train(start, how=LocalTraining(split="remaining", batch_size=10, epochs=1))
+    g, f = cohort.gradient(start, "remaining")
     close(out.theta, start - 0.1 * g)
     close(out.loss, f)
     whole = cohort.loss(start)
     share = torch.tensor([0.6, 2 / 3, 4 / 6])
-    close(share * f + (1 - share) * cohort.loss(start, "held"), whole)
+    close(share * f + (1 - share) * cohort.loss(start, "held_out"), whole)
 
 
 # -- class masks and domains -----------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_a_batch_that_all_clients_share_is_not_written_out() -> None:
         play(e, algorithm, 2)
         rows.append(algorithm.theta[np.arange(6)])
         if graphs is not None:
-            copied = {len(p) for p in graphs.places.values() if p.shape[1:2] == (sum(SIZES),)}
+            copied = {len(p) for p in graphs.static_buffers.values() if p.shape[1:2] == (sum(SIZES),)}
             assert graphs.replays and copied <= {1}  # of the client that trains longest, when it is alone
     close(rows[1], rows[0], 5e-5)
 
@@ -126,16 +126,16 @@ def test_a_batch_that_all_clients_share_is_not_written_out() -> None:
 def test_a_step_copies_only_its_batch_where_rows_are_in_place() -> None:
     e, graphs = replaying(make("chain"))
     all_clients(e).train(e.model.init_row(), how=LocalTraining(steps=2))
-    names = {key[0] for key in graphs.places}
+    names = {key[0] for key in graphs.static_buffers}
     assert "chunk" in names and not any(name.startswith("rows") for name in names)
 
 
 def test_finished_clients_fill_up_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few sizes of the active prefix are recorded, and those who have finished stand still."""
-    monkeypatch.setattr(cuda_graphs, "BUCKETS", 2)
+    monkeypatch.setattr(cuda_graphs, "NUM_SIZES", 2)
     e, graphs = replaying(make("chain"))
     close(work(e), work(make("chain")), 5e-5)
-    assert {key[5] for key in graphs.replays} == {3, 6}
+    assert {key.num_clients for key in graphs.replays} == {3, 6}
 
 
 def test_a_larger_chunk_moves_everything() -> None:
@@ -154,7 +154,7 @@ def test_a_replay_that_differs_is_found_and_said(caplog) -> None:
     def broken(work):
         def replay():
             work()
-            graphs.places[next(key for key in graphs.places if key[0] == "gradient 0")].mul_(1.5)
+            graphs.static_buffers[next(key for key in graphs.static_buffers if key[0] == "gradient 0")].mul_(1.5)
 
         return replay
 
@@ -209,13 +209,13 @@ def test_memory_is_given_back_and_taken_again() -> None:
     for x in (e, plain):
         all_clients(x).train(x.model.init_row())
     e.executor.gradients.free_memory()
-    assert not graphs.places and not graphs.replays
+    assert not graphs.static_buffers and not graphs.replays
     close(work(e), work(plain), 5e-5)
 
 
 def test_what_fills_a_bucket_up_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished client that has diverged says nothing about the recording."""
-    monkeypatch.setattr(cuda_graphs, "BUCKETS", 1)
+    monkeypatch.setattr(cuda_graphs, "NUM_SIZES", 1)
     e, graphs = replaying(make("chain"))
     placed = graphs.to_static_rows(torch.full((6, e.model.size), float("nan")))
     placed[:5] = e.model.init_row()

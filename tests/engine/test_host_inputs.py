@@ -73,7 +73,7 @@ def test_gathered_batches_are_those_of_the_device(kind: str, file: bool, tmp_pat
     same(host.gather(index), wanted)
     same(host.gather(index, fetched=host.fetch(index.numpy())), wanted)
     same(host.gather(index, fetched=host.fetch_ahead(index.numpy())()), wanted)
-    same(host.among(np.array([2, 4])).gather(index), wanted)
+    same(host.select_clients(np.array([2, 4])).gather(index), wanted)
     host.gather(index)[1].zero_()  # a batch is a copy, not the data
     x = host.gather(index)[0]
     for part in x.values() if isinstance(x, dict) else [x]:

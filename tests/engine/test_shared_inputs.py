@@ -54,7 +54,7 @@ def test_every_sample_shows_its_own() -> None:
             assert got.keys() == wanted.keys() and all(torch.equal(got[k], wanted[k]) for k in got)
         else:
             equal(got, wanted)
-    x = one.among(np.array([3])).gather(torch.tensor([89]))[0]
+    x = one.select_clients(np.array([3])).gather(torch.tensor([89]))[0]
     assert np.array_equal(x["image"][0], arrays.inputs["image"][9])  # type: ignore
 
 

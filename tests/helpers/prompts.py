@@ -65,5 +65,5 @@ def prompts(
 
 def sub(e: Engine, ids: Sequence[int], **options: Any) -> Engine:
     """An engine on some of the clients, numbered anew."""
-    federation = e.federation.among(np.asarray(ids))
+    federation = e.federation.select_clients(np.asarray(ids))
     return engine_on(federation, prompt(e.seed), e.optimizer, seed=e.seed, **options)

@@ -57,7 +57,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def with_newcomers(e: Engine, count: int) -> Engine:
     """The engine of a federation whose last clients are new."""
-    old = e.federation.among(np.arange(e.federation.num_clients - count))
+    old = e.federation.select_clients(np.arange(e.federation.num_clients - count))
     return replace(e, federation=old, with_new_clients=e.federation)
 
 
@@ -85,11 +85,11 @@ def test_a_federation_among_some_of_the_clients_keeps_what_is_theirs() -> None:
     arrays.domain = np.concatenate([split.train.owners(), split.test.owners()])
     arrays.class_mask = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], bool)
     whole = engine(arrays, split, mlp()).federation
-    some = whole.among(np.array([3, 1]))
+    some = whole.select_clients(np.array([3, 1]))
     assert some.num_samples.tolist() == [7, 5] and some.domains.tolist() == [3, 1]
     assert some.class_mask.tolist() == [[False, True, True], [True, True, False]]
     some.hold_out(0.5)
-    assert "held" not in whole.splits
+    assert "held_out" not in whole.splits
 
 
 @pytest.mark.parametrize("count", [8, 9])

@@ -52,7 +52,7 @@ def test_what_is_drawn_holds_the_picture_its_class_and_standard_noise(normalize:
     """However the data set is normalized, pictures are in [-1, 1]."""
     data = federation(pictures(mean=(0.3, 0.5), std=(0.2, 0.1)), normalize=normalize)
     x, y = data.gather(torch.arange(N)[None].expand(400, N), training=True)
-    told, velocity = data.drawn(x, y, RowRandom(torch.arange(400)))
+    told, velocity = data.stochastic_inputs(x, y, RowRandom(torch.arange(400)))
     picture, noise = undone(told, velocity)
     wanted = torch.from_numpy(pictures().inputs).float() / 127.5 - 1  # type: ignore[arg-type]
     torch.testing.assert_close(picture, wanted.expand_as(picture), atol=2e-5, rtol=0)
@@ -102,7 +102,7 @@ def test_pictures_are_augmented_before_noise_is_added() -> None:
     """Each is itself or its mirror image, without noise in between."""
     data = federation(augment={"flip": True})
     x, y = data.gather(torch.arange(N)[None], training=True)
-    picture, _ = undone(*data.drawn(x, y, RowRandom(torch.arange(1))))  # type: ignore[arg-type]
+    picture, _ = undone(*data.stochastic_inputs(x, y, RowRandom(torch.arange(1))))  # type: ignore[arg-type]
     wanted = torch.from_numpy(pictures().inputs).float() / 127.5 - 1  # type: ignore[arg-type]
     same, mirrored = ((picture[0] - w).abs().amax((1, 2, 3)) < 1e-4 for w in (wanted, wanted.flip(-1)))
     assert bool((same | mirrored).all()) and 0 < int(mirrored.sum()) < N
@@ -148,7 +148,7 @@ def test_classes_of_the_menu_go_on_as_they_were() -> None:
     """A task that draws nothing is given what the federation holds."""
     data = Federation.build(pictures(), split_of((3, 3)), task=Classification())
     x, y = data.gather(torch.arange(4))
-    assert not data.draws and isinstance(x, Tensor) and torch.equal(y, torch.arange(4) % 3)
+    assert not data.has_stochastic_inputs and isinstance(x, Tensor) and torch.equal(y, torch.arange(4) % 3)
 
 
 def words(tmp_path: Path, algorithm: str) -> list[str]:

@@ -84,7 +84,7 @@ def measured(line: Line, device: torch.device) -> dict[str, Any]:
     rows = rival.engine.rows.all.values()
     return {
         "times": times[min(WARMUP, line.rounds - 1) :],
-        "plan": rival.plan.short,
+        "plan": rival.plan.short_name,
         "numbers": rival.engine.model.size,
         "state_mb": sum(r.used * r.row_bytes for r in rows) / 2**20,
         "libraries_mb": libraries if meter.peak_mb is None else 0.0,

@@ -22,7 +22,7 @@ from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
-from fedbench.engine.executor import NAMES, Executor, Plan, plans
+from fedbench.engine.executor import EXECUTORS, Executor, Plan, candidate_plans
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.models.fedavg_cnn import FedAvgCNN
@@ -73,7 +73,7 @@ class Workload:
 
     def plans(self, executor: str, device: torch.device) -> list[Plan]:
         """The candidates for hardware.executor."""
-        return plans(executor, None, None, device, self.cohort)
+        return candidate_plans(executor, None, None, device, self.cohort)
 
     def engine(self, candidates: Sequence[Plan], device: torch.device) -> Engine:
         """Everything a cohort needs; of several plans the fastest is chosen as a run does."""
@@ -200,7 +200,7 @@ def ours(
 
 def every_plan(work: Workload, device: torch.device) -> dict[str, Plan]:
     """Every plan that a user can ask for or that auto considers, by its short name."""
-    return {plan.short: plan for name in (*NAMES, "auto") for plan in work.plans(name, device)}
+    return {plan.short_name: plan for name in (*EXECUTORS, "auto") for plan in work.plans(name, device)}
 
 
 # -- what they train on --------------------------------------------------------------------------------------

@@ -21,29 +21,29 @@ from fedbench.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What all cohorts of a run share.  Its fields stay as they are; what rounds change is in `rows`.
+    """What all cohorts of a run share.  Its fields do not change; states of clients are in `rows`.
 
     Attributes:
         federation: The clients that take part in the rounds, with their data.
-        with_new_clients: The same and, after them, the clients that are new when the rounds are over.
-        model: The model as a row.
-        optimizer: Of local steps.
-        executor: What runs the chunks of a cohort.
-        rows: The stores of all clients' states: the method's, optimizer buffers, residuals of compression.
-        privacy: What is done to uploads.
-        compression: What is done to all messages.
-        server: How the server moves its model to the mean of the uploads.  None: it takes the mean.
+        with_new_clients: The same clients, followed by those that are new after the last round.  None: no new clients.
+        model: The model whose parameters are rows.
+        optimizer: The clients' optimizer.
+        executor: Computes the chunks of a cohort.
+        rows: The states of all clients: the method's, optimizer buffers, residuals of compression.
+        privacy: Clips uploads and adds noise, or None.
+        compression: Compresses messages, or None.
+        server: Server rule that moves the server's model towards the mean of the uploads.  None: it takes the mean.
         seed: The run's seed.
         rounds: Number of rounds of the run.
-        epochs: local.epochs, one number for all or each client's.  # [N]
+        epochs: local.epochs: one number for all clients, or one for each.  # [N]
         steps: local.steps, which replaces epochs, or None.
         batch_size: local.batch_size.
         drop_last: local.drop_last.
-        eval_batch: Samples of a client at once, outside of training.
-        shared_batch: The same of all clients, where they hold one row.  None: eval_batch.
-        client_weights: Of clients in a mean that the server takes.
-        step_fraction: Fraction of its local steps that each client does in rounds.  None: all do all.  # [N]
-        fewest_epochs: The least number of epochs that a client draws.  None: epochs are not drawn.
+        eval_batch: Number of samples of a client that are computed at once, outside of training.
+        shared_batch: The same for clients that share one row.  None: eval_batch.
+        client_weights: Weights of clients in the server's mean.
+        step_fraction: Fraction of its local steps that each client completes in a round.  None: 1.  # [N]
+        fewest_epochs: system.fewest_epochs, the minimum of a random number of epochs.  None: it is not random.
     """
 
     federation: Federation
@@ -69,18 +69,28 @@ class Engine:
 
     @property
     def task(self) -> Task:
-        """The loss and the scores of the data set."""
+        """The loss and the metrics."""
         return self.federation.task
 
     @property
     def device(self) -> torch.device:
-        """The device that computes."""
+        """The compute device."""
         return self.federation.device
 
-    def optimizer_state(self, owner: str, buffer: str, width: int) -> Rows:
-        """Return the kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
+    def optimizer_state(self, owner: str, buffer: str, length: int) -> Rows:
+        """Return a buffer of the optimizer that all clients keep between rounds (optimizer.reset=never).
+
+        Args:
+            owner: Name of the rows to which it belongs (`LocalTraining.buffers`).
+            buffer: Name of the buffer.
+            length: Length of these rows.
+
+        Returns:
+            The store of the buffer, created at the first call.  # [N, ...]
+        """
         name = f"optimizer/{owner}/{buffer}"
         if name in self.rows.all:
             return self.rows.all[name]
-        sample, parameters = torch.zeros(1, width, device=self.device), len(self.model.parameter_spans(width))
-        return self.rows(name, self.optimizer.new(buffer, sample, parameters)[0])
+        row = torch.zeros(1, length, device=self.device)
+        initial = self.optimizer.new(buffer, row, len(self.model.parameter_spans(length)))
+        return self.rows(name, initial[0])

@@ -1,9 +1,14 @@
-"""How the work of a cohort is cut into chunks and run.  Methods never see it; results do not depend on it.
+"""Executors divide the clients of a cohort into chunks, and compute the chunks.
 
-A chunk of clients is computed with batched operations over its clients; chunks run one after the other or in threads.
-So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of one (or more) in as many Python threads as there
-are cores, each with one intra-op thread: the kernels release the interpreter lock, and spinning OpenMP
-threads are avoided.  Where several processes share a run (ranks.py), each cuts its own part of the cohort into chunks.
+Results do not depend on the executor, up to rounding.
+
+The clients of a chunk are computed by batched operations:
+  - loop: chunks of one client, one after the other;
+  - vmap: one chunk of all clients;
+  - threads: chunks of one client (or more) in as many Python threads as there are cores.  Each thread has one intra-op
+    thread, because threads of OpenMP would wait for each other.  Kernels release the interpreter lock.
+
+In a distributed run (ranks.py), each process divides its own clients into chunks.
 """
 
 from __future__ import annotations
@@ -24,20 +29,24 @@ from fedbench.engine.gradients import DirectGradients
 from fedbench.engine.ranks import Ranks
 
 log = logging.getLogger(__name__)
-NAMES = ("loop", "threads", "vmap")
-Job = Callable[[int, int], None]  # of the clients start to stop of a cohort
+EXECUTORS = ("loop", "threads", "vmap")
+Job = Callable[[int, int], None]  # computes the clients from start to stop (exclusive)
 
 
-class Stopped(Exception):
-    """Another chunk of the cohort has failed, or the run was interrupted."""
+class Cancelled(Exception):
+    """Another chunk of the cohort failed, or the run was interrupted."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to compute a cohort.
+    """How to compute a cohort.
 
-    name: loop, threads or vmap.  chunk: clients per chunk (0: all).  workers: chunks at a time.  intra: torch threads
-    inside a chunk.  graphs: gradients are replayed as CUDA graphs.
+    Attributes:
+        name: "loop", "threads" or "vmap".
+        chunk: Number of clients in a chunk.  0: all.
+        workers: Number of chunks that are computed at the same time.
+        intra: Number of intra-op threads of torch in each worker.
+        graphs: Whether gradients are CUDA graphs.
     """
 
     name: str
@@ -47,8 +56,8 @@ class Plan:
     graphs: bool = False
 
     @classmethod
-    def stored(cls, state: Mapping[str, Any]) -> Plan:
-        """Return the plan that a run stored (`Executor.state`), without the keys of earlier releases."""
+    def from_state(cls, state: Mapping[str, Any]) -> Plan:
+        """Return the plan in the state of an executor (`Executor.state`).  Unknown keys are ignored."""
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})
 
     def __str__(self) -> str:
@@ -57,36 +66,42 @@ class Plan:
         return f"{self.name}: {size} a chunk, {self.workers} at a time, {self.intra} intra-op thread(s){graphs}"
 
     @property
-    def short(self) -> str:
-        """For the line that says what was timed."""
+    def short_name(self) -> str:
+        """A short description, such as "threads/1/4x1": chunk, workers and intra-op threads."""
         return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}" + "/graphs" * self.graphs
 
 
-def plans(
+def candidate_plans(
     name: str,
     chunk: int | None,
     threads: int | None,
     device: torch.device,
-    cohort: int,
-    processes: int = 1,
+    cohort_size: int,
+    num_processes: int = 1,
     graphs: bool | None = None,
 ) -> list[Plan]:
-    """The candidates for a cohort of that many clients where so many processes share the machine.
+    """Return the plans among which a run selects the fastest one.
 
-    name: hardware.executor; "auto": of several.  graphs: hardware.graphs, None: with and without.
+    Args:
+        name: hardware.executor.  "auto" has several candidates.
+        chunk: hardware.chunk, or None.
+        threads: hardware.threads.  None: the number of cores.
+        device: The compute device.
+        cohort_size: Number of clients of a round in this process.
+        num_processes: Number of processes on the machine.
+        graphs: hardware.graphs.  None: plans with and without CUDA graphs.
     """
-    workers = threads or max(1, cores() // processes)
+    workers = threads or max(1, cores() // num_processes)
     loop, vmap = Plan("loop", 1, 1, threads or 1), Plan("vmap", chunk or 0, 1, 1)
     in_threads = Plan("threads", chunk or 1, workers, 1)
     if name != "auto":
         candidates = [{"loop": loop, "threads": in_threads, "vmap": vmap}[name]]
     elif device.type != "cpu":
         candidates = [vmap, loop]
-    elif cohort >= workers:
+    elif cohort_size >= workers:
         candidates = [vmap, in_threads]
     else:
-        # more than one intra-op thread on small operations waits for spinning threads: up to 100 times slower whenever
-        # another process runs, so it is a candidate only where clients cannot fill the cores
+        # several intra-op threads are slow if another process uses their cores: only for fewer clients than cores
         candidates = [vmap, in_threads, Plan("loop", 1, 1, workers)]
     return [
         replace(plan, graphs=with_graphs) for plan in candidates for with_graphs in _graph_choices(plan, device, graphs)
@@ -94,16 +109,24 @@ def plans(
 
 
 def _graph_choices(plan: Plan, device: torch.device, graphs: bool | None) -> tuple[bool, ...]:
-    """With CUDA graphs or without; recordings have one set of places for tensors, and threads would need several."""
+    """Return the values of Plan.graphs to try.  Threads cannot use graphs, which have one set of static buffers."""
     if device.type != "cuda" or plan.workers > 1:
         return (False,)
     return (True, False) if graphs is None else (graphs,)
 
 
 class Executor:
-    """Runs a job for every chunk of a cohort.
+    """Runs a job for each chunk of a cohort.
 
-    gradients: how a chunk's are computed.  ranks: the processes that share the run (None: this one alone).
+    Args:
+        plan: How to compute a cohort.
+        device: The compute device.
+        ranks: The processes of the run.  None: this process only.
+
+    Attributes:
+        chunk: Number of clients in a chunk.  It decreases if memory is exhausted.  0: all.
+        gradients: Computes the gradients of a step.
+        pool: The threads, or None.
     """
 
     def __init__(self, plan: Plan, device: torch.device, ranks: Ranks | None = None):
@@ -112,61 +135,62 @@ class Executor:
         self.gradients: DirectGradients = (
             GraphedGradients() if plan.graphs and device.type == "cuda" else DirectGradients()
         )
-        self._stop = Event()  # set when a chunk has failed
-        self.claim()  # for the server's algebra too, from the first round of a resumed run on
-        # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own
+        self._stop = Event()  # set after a chunk failed
+        self.set_num_threads()  # also for the server's computations in the first round of a resumed run
+        # the number of intra-op threads is a property of the calling thread, so that every worker must set it
         self.pool = (
             ThreadPoolExecutor(plan.workers, "clients", torch.set_num_threads, (plan.intra,))
             if plan.workers > 1
             else None
         )
 
-    def claim(self) -> None:
-        """Set torch's intra-op threads to the plan's: split over another number, a sum has another last digit."""
+    def set_num_threads(self) -> None:
+        """Set torch's number of intra-op threads, on which the rounding of sums depends."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 
     def run(self, job: Job, count: int, single: bool = False) -> None:
-        """Call job on [0, count) cut into chunks, without gradients.
+        """Call a job for each chunk of the clients 0 to count - 1, without recording gradients.
 
-        Threads take the chunks in order: the one with most steps should come first.  A chunk that does not fit in
-        memory is halved and run again, so a job must not change its inputs, and must write its results last.
+        Threads take the chunks in order.  The one with most steps should be the first.  If memory is exhausted, a
+        chunk is divided in two and computed again.  A job must therefore not change its inputs, and must write its
+        results last.
 
         Args:
             job: Computes the clients from start to stop.  It calls `raise_if_stopped` between its steps.
             count: Number of clients.
-            single: Whether chunks have one client, whatever the plan.
+            single: Whether chunks have one client, regardless of the plan.
 
         Raises:
             RunError: A single client does not fit in memory.
-            Exception: The first one that a job raised.
-            KeyboardInterrupt: A signal arrived.  All threads have ended their step.
+            Exception: The first exception of a job.
+            KeyboardInterrupt: A signal arrived.  All threads have finished their step.
         """
         if count == 0:
             return
-        self.claim()  # another executor may have run since
+        self.set_num_threads()  # another executor may have changed it
         self._stop.clear()
         size = 1 if single else self.chunk or count
         chunks = [(a, min(a + size, count)) for a in range(0, count, size)]
         if self.pool is not None and len(chunks) > 1:
             self._run_in_threads(self.pool, job, chunks)
         else:
-            for a, b in chunks:
-                self._run_within_memory(job, a, b)
+            for start, stop in chunks:
+                self._run_within_memory(job, start, stop)
 
     def raise_if_stopped(self) -> None:
-        """Raise Stopped if another chunk of the cohort has failed."""
+        """Raise Cancelled if another chunk of the cohort failed."""
         if self._stop.is_set():
-            raise Stopped
+            raise Cancelled
 
     def _run_in_threads(self, pool: ThreadPoolExecutor, job: Job, chunks: list[tuple[int, int]]) -> None:
         errors: list[BaseException] = []
 
-        def run(a: int, b: int) -> None:
+        def run(start: int, stop: int) -> None:
             try:
                 self.raise_if_stopped()
-                self._run_within_memory(job, a, b)
-            except Stopped:
+                self._run_within_memory(job, start, stop)
+            except Cancelled:
                 pass
             except BaseException as error:
                 errors.append(error)
@@ -174,8 +198,8 @@ class Executor:
 
         futures: list[Future[None]] = []
         try:
-            for a, b in chunks:
-                futures.append(pool.submit(run, a, b))
+            for start, stop in chunks:
+                futures.append(pool.submit(run, start, stop))
             wait(futures)
         except BaseException:  # an interrupt, or no thread could be started
             self._stop.set()
@@ -185,24 +209,25 @@ class Executor:
             raise errors[0]
 
     @torch.no_grad()
-    def _run_within_memory(self, job: Job, a: int, b: int) -> None:
-        """Run a chunk, or its halves one after the other if it does not fit in memory."""
+    def _run_within_memory(self, job: Job, start: int, stop: int) -> None:
+        """Run a chunk.  If memory is exhausted, run its halves one after the other."""
         try:
-            return job(a, b)
+            return job(start, stop)
         except (torch.OutOfMemoryError, MemoryError):
-            if b - a == 1:
+            if stop - start == 1:
                 raise RunError(
                     "out of memory with a single client at a time: lower local.batch_size or "
                     "eval.batch_size, or choose a smaller model or hardware.device=cpu"
                 ) from None
-            half = (b - a + 1) // 2  # outside of this block, the exception no longer holds the chunk's tensors
+            half = (stop - start + 1) // 2
+        # from here on, the exception and its references to tensors of the chunk no longer exist
         self.chunk = min(self.chunk or half, half)
-        log.warning("out of memory with %d clients at once: going on with %d", b - a, half)
+        log.warning("out of memory with %d clients at once: going on with %d", stop - start, half)
         self.gradients.free_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        for start in range(a, b, half):
-            self._run_within_memory(job, start, min(start + half, b))
+        for first in range(start, stop, half):
+            self._run_within_memory(job, first, min(first + half, stop))
 
     def close(self) -> None:
         """End the threads, if there are any."""
@@ -210,5 +235,5 @@ class Executor:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
     def state(self) -> dict:
-        """The plan as plain values, stored with the run so that a resumed run computes the same way."""
+        """Return the plan and the current chunk size as a dict, for checkpoints.  A resumed run uses the same plan."""
         return asdict(self.plan) | {"chunk": self.chunk}

@@ -1,6 +1,6 @@
-"""How much a client trains in a round: epochs, the fraction of steps of a slow device, steps, learning rate.
+"""The amount of local training in a round: epochs, step fractions of slow clients, steps and learning rate.
 
-Letters: K clients.
+Letters: K clients of the cohort.
 """
 
 from __future__ import annotations
@@ -16,24 +16,36 @@ from fedbench.engine.optim import Optimizer, Rate
 
 
 def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
-    """Return the epochs of a training as configured: one number for all, or each client's [K].
+    """Return the number of epochs of the configured training.
 
-    With system.fewest_epochs, each client draws its number anew in every round.
+    With system.fewest_epochs, the number of each client is random in every round.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+
+    Returns:
+        One number for all clients, or one for each.  # [K]
     """
-    most = engine.epochs[context.ids] if isinstance(engine.epochs, np.ndarray) else engine.epochs
+    max_epochs = engine.epochs[context.ids] if isinstance(engine.epochs, np.ndarray) else engine.epochs
     if engine.fewest_epochs is None or not context.changes_state:
-        return most
-    chance = rng.bits(rng.key(engine.seed, "epochs", context.round), context.ids) / 2.0**64  # [K] in [0, 1)
-    return engine.fewest_epochs + (chance * (most - engine.fewest_epochs + 1)).astype(np.int64)
+        return max_epochs
+    uniform = rng.bits(rng.key(engine.seed, "epochs", context.round), context.ids) / 2.0**64  # [K] in [0, 1)
+    return engine.fewest_epochs + (uniform * (max_epochs - engine.fewest_epochs + 1)).astype(np.int64)
 
 
 def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
-    """Return the fraction of its local steps that each client does [K]; None: all do all, as outside of rounds."""
-    return None if engine.step_fraction is None or not context.changes_state else engine.step_fraction[context.ids]
+    """Return the fraction of its local steps that each client completes [K], or None if all complete all steps.
+
+    Outside of rounds, for example in evaluations, all clients complete all steps.
+    """
+    if engine.step_fraction is None or not context.changes_state:
+        return None
+    return engine.step_fraction[context.ids]
 
 
 def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
-    """Return the local steps of each client in a training as configured.  # [K]"""
+    """Return the number of local steps of each client with the configured training.  # [K]"""
     return rng.lengths(
         context.num_samples,
         engine.batch_size,
@@ -45,11 +57,20 @@ def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
 
 
 def first_rate(engine: Engine, context: RoundContext, optimizer: Optimizer) -> Rate:
-    """Return the learning rate of the first local step: one, or one a client [K, 1]."""
-    by_steps = optimizer.schedule.per == "step"
-    rate = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=not by_steps)
-    if by_steps:
-        steps = np.maximum(num_steps(engine, context), 1)
-        factors = optimizer.schedule.of_steps(context.round, engine.rounds, steps)[0]  # [K]
+    """Return the learning rate of the first local step of a round.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        optimizer: The optimizer.
+
+    Returns:
+        One learning rate, or one for each client.  # [K, 1]
+    """
+    scheduled_by_step = optimizer.schedule.per == "step"
+    rate = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=not scheduled_by_step)
+    if scheduled_by_step:
+        at_least_one_step = np.maximum(num_steps(engine, context), 1)
+        factors = optimizer.schedule.of_steps(context.round, engine.rounds, at_least_one_step)[0]  # [K]
         rate = rate * torch.from_numpy(factors).float()[:, None]
     return rate.to(context.device) if isinstance(rate, Tensor) else rate

@@ -1,7 +1,10 @@
-"""Client optimizers as operations on rows: theta [k, P] and its buffers change in place.
+"""Optimizers of the clients.  They update rows and their buffers in place, with the arithmetic of torch.optim.
 
-The same arithmetic as torch.optim, one row per client.  Buffers live for a round (`reset: round`) or with the
-client from one participation to the next (`reset: never`); the papers differ, so experiments say which.
+Buffers, such as momentum, are new in each round (optimizer.reset=round), or stay with the client from one participation
+to the next (optimizer.reset=never).  Papers differ in this.
+
+Letters: k clients, K clients of the cohort, N clients of the federation, P length of a row, p number of updated
+columns, S parameters of a model, T local steps.
 """
 
 from __future__ import annotations
@@ -19,19 +22,19 @@ from fedbench.core.options import NonNegative, Positive, Probability, check_each
 from fedbench.core.private_torch import fused_sgd
 from fedbench.nn.columns import Columns
 
-OptimizerState = dict[str, Tensor]  # by the name of a buffer: [k, P], and the step counts of S parameters [k, S]
-Rate = float | Tensor  # one learning rate, or one per row [k, 1]
+OptimizerState = dict[str, Tensor]  # buffers by name: [k, P] each, and the step counts of parameters [k, S]
+Rate = float | Tensor  # one learning rate, or one for each client [k, 1]
 
 
 class ParameterIndex:
-    """The parameters that the columns of a row belong to.
+    """The index of the parameter to which each column of a row belongs.
 
     Args:
-        spans: First column of each of the S parameters, and the column after its last.
-        device: The device that computes.
+        spans: Start and stop column (exclusive) of each parameter.  # [S]
+        device: The compute device.
 
     Attributes:
-        of_column: The parameter of each column.  # [P] int64
+        of_column: Index of the parameter of each column.  # [P] int64
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]], device: torch.device):
@@ -41,26 +44,33 @@ class ParameterIndex:
         self._within: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     def within(self, columns: Columns) -> Tensor:
-        """Return the parameters that have a number in these columns.  # int64"""
+        """Return the indices of the parameters that overlap with some columns.  # int64"""
         key = tuple(columns.slices)
         if key not in self._within:
-            numbers = [i for i, span in enumerate(self._spans) if columns.overlaps(*span)]
-            self._within[key] = torch.tensor(numbers, device=self._device)
+            indices = [i for i, span in enumerate(self._spans) if columns.overlaps(*span)]
+            self._within[key] = torch.tensor(indices, device=self._device)
         return self._within[key]
 
 
 class Schedule:
-    """Factor of the learning rate over a run: `warmup` rounds of linear growth, then the schedule `name`.
+    """Factor of the learning rate over a run: a linear warm-up, and then a schedule.
 
-    constant: 1.
-    exponential: gamma**r, r rounds after the warm-up.
-    linear, cosine: from 1 towards `final`, which would be the factor of the round after the last one, as in torch's
-        CosineAnnealingLR with T_max rounds.
+    Schedules after the warm-up:
+      - constant: 1;
+      - exponential: gamma**r, where r is the number of rounds since the warm-up;
+      - linear, cosine: from 1 to `final` after the last round, as torch's CosineAnnealingLR with T_max rounds.
 
-    With per="round", call schedule(round, total): one factor for all clients and steps of a round.
-    With per="step", call schedule.of_steps(round, total, steps [K]): a table [T, K] of the local steps of K clients.  A
-    client with n steps in this round is taken to make n in every round.  Step t of round r is number r n + t of
-    total n, so that the warm-up grows within rounds.
+    With per="round", all clients and steps of a round have one factor, schedule(round, num_rounds).  With per="step",
+    the factor changes with the steps of a client, schedule.of_steps(round, num_rounds, num_steps).  The schedule then
+    assumes that a client with n steps in this round has n steps in every round: step t of round r is step r n + t of
+    num_rounds n.
+
+    Args:
+        name: The schedule after the warm-up.
+        warmup: Number of rounds of the warm-up.
+        gamma: Factor of a round, for "exponential".
+        final: Factor after the last round, for "linear" and "cosine".
+        per: Whether the factor changes with rounds or with local steps.
     """
 
     def __init__(
@@ -73,29 +83,43 @@ class Schedule:
     ):
         self.name, self.warmup, self.gamma, self.final, self.per = name, warmup, gamma, final, per
 
-    def __call__(self, round: int, total: int) -> float:
-        """The factor in a round (from 0) of so many in all; by rounds, whatever `per` says."""
-        return self._factor(round, total, 1)
+    def __call__(self, round: int, num_rounds: int) -> float:
+        """Return the factor of a round, as if per="round".
 
-    def of_steps(self, round: int, total: int, steps: np.ndarray) -> np.ndarray:
-        """The factors of all local steps of clients that make steps [K] of them in the round; T: the most.  # [T, K]"""
-        table = np.ones((int(steps.max(initial=0)), len(steps)))  # 1, and unused, beyond a client's last step
-        for n in np.unique(steps[steps > 0]).tolist():
-            first = round * n  # by its clock: as if it made n steps in every round
-            factors = [self._factor(at, total * n, n) for at in range(first, first + n)]
-            table[:n, steps == n] = np.array(factors)[:, None]
-        return table
+        Args:
+            round: Index of the round, from 0.
+            num_rounds: Number of rounds of the run.
+        """
+        return self._factor(round, num_rounds, 1)
 
-    def _factor(self, at: int, end: int, per_round: int) -> float:
-        """The factor at one of end rounds, or of end steps, per_round of them in a round."""
-        warmup = self.warmup * per_round
-        if at < warmup:
-            return (at + 1) / (warmup + 1)
-        past = at - warmup
-        progress = past / max(end - warmup, 1)  # from 0, and 1 after the last round or step
+    def of_steps(self, round: int, num_rounds: int, num_steps: np.ndarray) -> np.ndarray:
+        """Return the factors of all local steps of a round.
+
+        Args:
+            round: Index of the round, from 0.
+            num_rounds: Number of rounds of the run.
+            num_steps: Number of local steps of each client in this round.  # [K]
+
+        Returns:
+            The factors.  Those after the last step of a client are 1 and unused.  # [T, K]
+        """
+        factors = np.ones((int(num_steps.max(initial=0)), len(num_steps)))
+        for n in np.unique(num_steps[num_steps > 0]).tolist():
+            first = round * n
+            of_n_steps = [self._factor(step, num_rounds * n, n) for step in range(first, first + n)]
+            factors[:n, num_steps == n] = np.array(of_n_steps)[:, None]
+        return factors
+
+    def _factor(self, step: int, num_steps: int, steps_per_round: int) -> float:
+        """Return the factor at a step of all steps of a run."""
+        warmup = self.warmup * steps_per_round
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        steps_after_warmup = step - warmup
+        progress = steps_after_warmup / max(num_steps - warmup, 1)  # in [0, 1)
         return {
             "constant": 1.0,
-            "exponential": self.gamma ** (past / per_round),
+            "exponential": self.gamma ** (steps_after_warmup / steps_per_round),
             "linear": 1 - (1 - self.final) * progress,
             "cosine": self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2,
         }[self.name]
@@ -106,13 +130,13 @@ class Optimizer:
 
     Args:
         lr: The learning rate, or a list with one for each of the N clients.
-        reset: How long buffers live: "round", or "never" to end.
-        clip: Largest l2 norm of a client's gradient, or None.
-        schedule: The options of Schedule.
+        reset: When buffers are reset: "round" (in each round) or "never".
+        clip: Maximum l2 norm of a client's gradient, or None.
+        schedule: The options of Schedule, or None.
 
     Attributes:
-        buffers: Names of the buffers of a row.  One named "count" has the number of steps of each parameter.
-        plain: Whether a step is theta -= lr * gradient and nothing else, which SCAFFOLD requires.
+        buffers: Names of the buffers of a row.  "count" is the number of steps of each parameter.
+        plain: Whether a step is exactly theta -= lr * gradient, which SCAFFOLD requires.
     """
 
     plain = False
@@ -122,44 +146,74 @@ class Optimizer:
         self.lr, self.reset, self.clip = lr, reset, clip
         self.schedule = Schedule(**(schedule or {}))
 
-    def rate(self, round: int, total: int, ids: np.ndarray, scheduled: bool = True) -> Rate:
-        """The rate of clients ids [K] in a round, or before any schedule: one, or one a client.  # [K, 1]"""
-        factor = self.schedule(round, total) if scheduled else 1.0
+    def rate(self, round: int, num_rounds: int, ids: np.ndarray, scheduled: bool = True) -> Rate:
+        """Return the learning rate in a round.
+
+        Args:
+            round: Index of the round, from 0.
+            num_rounds: Number of rounds of the run.
+            ids: The clients.  # [K]
+            scheduled: Whether to multiply it by the schedule's factor of the round.
+
+        Returns:
+            One learning rate, or one for each client.  # [K, 1]
+        """
+        factor = self.schedule(round, num_rounds) if scheduled else 1.0
         if not isinstance(self.lr, list):
             return self.lr * factor
         return torch.tensor([[self.lr[i] * factor] for i in ids.tolist()])
 
     def check(self, num_clients: int) -> None:
-        """Refuse a list of rates of another length than there are clients."""
+        """Raise ConfigError if lr is a list with another length than the number of clients."""
         check_each("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
-        """Return a new buffer for rows theta [k, P] of S parameters."""
+        """Return a new buffer.
+
+        Args:
+            name: Name of the buffer.
+            theta: The rows.  # [k, P]
+            parameters: Number of parameters in a row, S.
+        """
         return torch.zeros_like(theta)
 
     def with_clip(self, norm: float | None) -> Optimizer:
-        """Return this optimizer with gradients clipped to a norm; None: unchanged."""
+        """Return a copy that clips gradients to a norm, or this optimizer for None."""
         if norm is None:
             return self
         other = copy.copy(self)
         other.clip, other.plain = norm, False
         return other
 
-    def clipped(self, grad: Tensor, moving: Tensor) -> Tensor:
-        """grad [k, P] scaled down where the norm of its part that moves the rows, moving [k, p], is above clip."""
+    def clipped(self, grad: Tensor, updating: Tensor) -> Tensor:
+        """Clip gradients.
+
+        Args:
+            grad: The gradients.  # [k, P]
+            updating: Their columns that update the rows, of which the norm is computed.  # [k, p]
+
+        Returns:
+            The gradients, scaled down if the norm exceeds clip.  # [k, P]
+        """
         assert self.clip is not None
-        norm = moving.norm(dim=1, keepdim=True)  # [k, 1]
+        norm = updating.norm(dim=1, keepdim=True)  # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 
-    def reach(self, steps: int) -> np.ndarray:
-        """Return how far a round's first steps move a row along a constant gradient of 1, in learning rates.  # [T]
+    def reach(self, num_steps: int) -> np.ndarray:
+        """Return how far each step of a round moves a row along a constant gradient of 1, divided by the learning rate.
 
-        Optimizers that normalize the gradient move by about one rate, for gradients of any size.
+        For optimizers that normalize the gradient, this is about 1 for gradients of any size.
+
+        Args:
+            num_steps: Number of steps.
+
+        Returns:
+            One distance for each step.  # [T]
         """
-        return np.ones(steps)
+        return np.ones(num_steps)
 
     def fresh(self) -> Optimizer:
-        """This optimizer with buffers that end with one training, for rows thrown away afterwards."""
+        """Return a copy with optimizer.reset=round, for rows that are not kept after a training."""
         other = copy.copy(self)
         other.reset = "round"
         return other
@@ -173,26 +227,33 @@ class Optimizer:
         lr: Rate,
         index: ParameterIndex | None = None,
     ) -> None:
-        """Move these columns of rows [k, P] in place.
+        """Update columns of rows in place.
 
         Args:
             rows: The rows.  # [k, P]
-            grad: Their gradient, which stays unchanged.  # [k, P]
-            columns: The columns that move.
-            state: The buffers of the rows, which change.
-            lr: The learning rate: one, or one a client [k, 1].
+            grad: Their gradient, which is not changed.  # [k, P]
+            columns: The columns to update.
+            state: The buffers of the rows, which are updated.
+            lr: The learning rate: one, or one for each client [k, 1].
             index: The parameters of the columns, for optimizers that count steps.
         """
         for a, b in columns.slices:
             self.update(rows[:, a:b], grad[:, a:b], {n: m[:, a:b] for n, m in state.items()}, lr)
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
-        """Move theta [k, p] in place.  grad [k, p] stays unchanged; the buffers [k, p] change."""
+        """Update rows in place.
+
+        Args:
+            theta: The rows.  # [k, p]
+            grad: Their gradient, which is not changed.  # [k, p]
+            state: The buffers of the rows, which are updated.  # [k, p] each
+            lr: The learning rate: one, or one for each client [k, 1].
+        """
         raise NotImplementedError
 
 
 def _subtract(theta: Tensor, lr: Rate, step: Tensor) -> None:
-    """theta <- theta - lr step, in place; lr: one or [k, 1]."""
+    """Compute theta <- theta - lr step in place, with one learning rate or one for each client [k, 1]."""
     if isinstance(lr, Tensor):
         theta.addcmul_(step, lr, value=-1)
     else:
@@ -200,9 +261,18 @@ def _subtract(theta: Tensor, lr: Rate, step: Tensor) -> None:
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent with momentum, weight decay and Nesterov's variant.
+    """Stochastic gradient descent with momentum, Nesterov momentum and weight decay, as torch.optim.SGD.
 
-    With momentum and one rate for all clients, PyTorch's fused kernel moves the rows.
+    With momentum and one learning rate for all clients, PyTorch's fused kernel updates the rows.
+
+    Args:
+        lr: The learning rate, or a list with one for each client.
+        momentum: Factor of the previous velocity.
+        weight_decay: Factor of the rows that is added to the gradient.
+        nesterov: Whether to use Nesterov momentum.
+        reset: When buffers are reset: "round" (in each round) or "never".
+        clip: Maximum l2 norm of a client's gradient, or None.
+        schedule: The options of Schedule, or None.
     """
 
     def __init__(
@@ -223,7 +293,7 @@ class SGD(Optimizer):
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
         """v <- momentum v + g + decay theta; theta <- theta - lr v (Nesterov: lr (g + decay theta + momentum v))."""
-        if self.momentum and not isinstance(lr, Tensor) and _fused_kernel_takes(theta, grad, state["momentum"]):
+        if self.momentum and not isinstance(lr, Tensor) and _can_use_fused_kernel(theta, grad, state["momentum"]):
             fused_sgd(
                 [theta],
                 [grad],
@@ -244,23 +314,41 @@ class SGD(Optimizer):
             grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         _subtract(theta, lr, grad)
 
-    def reach(self, steps: int) -> np.ndarray:
-        """v_t = 1 + m + ... + m^(t-1), with Nesterov 1 + m v_t; where clients keep their momentum, its limit.  # [T]"""
+    def reach(self, num_steps: int) -> np.ndarray:
+        """Return v_t = 1 + m + ... + m^(t-1), or 1 + m v_t with Nesterov momentum.  # [T]
+
+        If clients keep their momentum, it is the limit 1 / (1 - m).
+        """
         m = self.momentum
         if self.reset == "never":
-            return np.full(steps, 1 / (1 - m))
-        v = (1 - m ** np.arange(1, steps + 1)) / (1 - m)
+            return np.full(num_steps, 1 / (1 - m))
+        v = (1 - m ** np.arange(1, num_steps + 1)) / (1 - m)
         return 1 + m * v if self.nesterov else v
 
 
-def _fused_kernel_takes(*rows: Tensor) -> bool:
-    """Whether the fused kernel takes these; it has counted numbers in 32 bits."""
-    small, known = rows[0].numel() < 2**31, rows[0].device.type in ("cpu", "cuda")
-    return fused_sgd is not None and small and known and all(r.is_contiguous() for r in rows)
+def _can_use_fused_kernel(*rows: Tensor) -> bool:
+    """Return whether PyTorch's fused kernel supports these tensors.  It has 32-bit indices."""
+    fits, is_supported = rows[0].numel() < 2**31, rows[0].device.type in ("cpu", "cuda")
+    return fused_sgd is not None and fits and is_supported and all(r.is_contiguous() for r in rows)
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, ICLR 2015); `decoupled` decay is AdamW's (Loshchilov and Hutter, ICLR 2019)."""
+    """Adam, or AdamW with decoupled=true.
+
+    Args:
+        lr: The learning rate, or a list with one for each client.
+        beta1: Decay rate of the first moment.
+        beta2: Decay rate of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Factor of weight decay.
+        decoupled: Whether weight decay is subtracted from the rows (AdamW), instead of added to the gradient.
+        reset: When buffers are reset: "round" (in each round) or "never".
+        clip: Maximum l2 norm of a client's gradient, or None.
+        schedule: The options of Schedule, or None.
+
+    References:
+        Kingma and Ba, ICLR 2015, Algorithm 1.  Loshchilov and Hutter, ICLR 2019 (AdamW).
+    """
 
     buffers = ("first", "second", "count")
 
@@ -293,10 +381,7 @@ class Adam(Optimizer):
         lr: Rate,
         index: ParameterIndex | None = None,
     ) -> None:
-        """Algorithm 1 of the paper.  Weight decay is part of the gradient, or (decoupled) of theta alone.
-
-        A parameter that some steps leave out has fewer steps than the others, and its own bias correction.
-        """
+        """Update columns of rows in place.  Bias correction uses the number of steps of each parameter."""
         assert index is not None
         b1, b2 = self.betas
         count = state["count"]  # [k, S]

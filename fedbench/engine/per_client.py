@@ -1,14 +1,15 @@
-"""Hyperparameters that differ by client: a list of N numbers where a method's option may be one number.
+"""Hyperparameters with one value for each client.  An option accepts one value or a list of N values.
 
     class FedProx(FedAvg):
         def __init__(self, mu: NonNegative | list[NonNegative] = 0.01):
             self.mu = per_client(mu)
-        ...  lambda s: s.value(self.mu) * (s.theta - w)      in a step: the number, or each active client's  # [k, 1]
-        ...  cohort.value(self.mu) * alpha @ G               outside: the number, or each client's  # [K, 1]
+        ...  lambda s: s.value(self.mu) * (s.theta - w)      in a step: one value, or one for each client  # [k, 1]
+        ...  cohort.value(self.mu) * alpha @ G               outside: one value, or one for each client  # [K, 1]
 
-A list of equal numbers gives the bits of the one number: both are rounded to float32 last, and are factors, never the
-alpha= of an add_, which rounds once where a product and a sum round twice.  (A rate of `descend` is such an alpha while
-it is one number.)
+A list of equal values gives the same results, bit for bit, as one value.  Use values as factors, never as alpha= of
+torch.add, which rounds once, while a product and a sum round twice.
+
+Letters: N clients of the federation, K clients of the cohort, k clients of a step.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from fedbench.core.round_context import RoundContext
 
 
 class PerClient:
-    """One number for each of the N clients, in float64 as Python's numbers; false where all are 0, as the number 0 is.
+    """One value for each of the N clients.  It is false if all values are 0, as the number 0.
 
-    Products, quotients and differences with numbers and with others of its kind are taken client by client, in
-    float64.  Methods compute them outside of a step: `s.value` knows a hyperparameter by its identity.
+    Arithmetic is elementwise, in float64 as that of Python numbers.  Use it outside of steps, because `s.value` caches
+    values by the identity of the object.
+
+    Args:
+        values: The values.  # [N]
     """
 
     def __init__(self, values: Sequence[float] | np.ndarray):
@@ -44,28 +48,44 @@ class PerClient:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, number: float) -> PerClient:
-        return PerClient(self.values / number)
+    def __truediv__(self, divisor: float) -> PerClient:
+        return PerClient(self.values / divisor)
 
-    def __rsub__(self, number: float) -> PerClient:
-        return PerClient(number - self.values)
+    def __rsub__(self, minuend: float) -> PerClient:
+        return PerClient(minuend - self.values)
 
     def of(self, ids: np.ndarray, device: torch.device) -> Tensor:
-        """The values of clients ids [k].  # [k, 1] float32"""
+        """Return the values of some clients.
+
+        Args:
+            ids: The clients.  # [k]
+            device: The compute device.
+
+        Returns:
+            The values.  # [k, 1] float32
+        """
         return torch.from_numpy(self.values[ids].astype(np.float32))[:, None].to(device)
 
 
 def per_client(value: float | Sequence[float] | None) -> Any:
-    """A number (or None) as it is, a list as PerClient."""
+    """Return a list as PerClient, and a number or None unchanged."""
     return PerClient(value) if isinstance(value, Sequence) else value
 
 
 def fractions(value: float | PerClient, context: RoundContext) -> Tensor:
-    """value_i / sum over these clients: 1 / K where all have one number.  # [K]"""
-    each = value.values[context.ids] if isinstance(value, PerClient) else np.ones(len(context))
-    return torch.from_numpy(each / each.sum()).float().to(context.device)
+    """Return value_i / sum_j value_j over the clients of a cohort, which is 1 / K for one value.
+
+    Args:
+        value: One value, or one for each client.
+        context: The clients.
+
+    Returns:
+        The fractions.  # [K] float32
+    """
+    values = value.values[context.ids] if isinstance(value, PerClient) else np.ones(len(context))
+    return torch.from_numpy(values / values.sum()).float().to(context.device)
 
 
 def mean(value: float | PerClient) -> float:
-    """The mean over all N clients."""
+    """Return the mean over all N clients."""
     return float(value.values.mean()) if isinstance(value, PerClient) else value

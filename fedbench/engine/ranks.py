@@ -1,16 +1,16 @@
-"""The processes that share one run: a rank for each GPU, on one machine or on several, started by torchrun.
+"""The processes of a distributed run, started by torchrun on one machine or on several.
 
     torchrun --nproc-per-node=4 -m fedbench hardware=ddp algorithm=pgfed
 
-Every rank holds all data and all state and runs the same simulation: server algebra, evaluation and the lazy rows are
-replicated, and equal because every draw is keyed.  What is computed per client (local training, whole splits, scores)
-is divided: every client is assigned to a rank, balanced by their work, and the ranks exchange what they computed,
-nothing else.  So methods see no rank, and results are those of one process.
+Each rank has all data and all state, and runs the same simulation.  Server computations and client states are
+replicated.  They are equal because all random numbers are keyed.  Computations for clients (local training, gradients,
+scores) are divided between ranks, balanced by their work, and their results are exchanged.  Methods therefore do not
+depend on ranks, and results are those of one process.
 
-Rank 0 reads the command, writes the files and prints; the others follow (`simulation/processes.py`).  Before data are
-exchanged, all ranks synchronize over gloo (`Ranks.synchronize`).  A rank that failed or was killed, and ranks that no
-longer compute the same thing, therefore end the run with a sentence instead of a collective operation that never
-returns.  Rows travel by NCCL between GPUs, by gloo between CPUs or where ranks share a GPU.
+Rank 0 reads the command, writes files and logs.  The others receive the configuration from it
+(`simulation/processes.py`).  Before each exchange, all ranks synchronize over gloo (`Ranks.synchronize`).  If a rank
+failed, or if ranks compute different things, this raises an error.  Otherwise, a collective operation would never
+return.  Rows are exchanged by NCCL if each rank has its own GPU, else by gloo.
 """
 
 from __future__ import annotations
@@ -35,69 +35,89 @@ from fedbench.core.options import ConfigError, PeerLost, RunError
 from fedbench.core.rng import key
 
 T = TypeVar("T")
-TIMEOUT = timedelta(hours=2)  # that a rank waits for another which is alive; a dead one is noticed at once
+TIMEOUT = timedelta(hours=2)  # for a rank that is still running; a process that ended is noticed at once
 log = logging.getLogger(__name__)
 
 
-class Stopped(RunError):
-    """Another rank could not go on; the sentence is its own."""
+class OtherRankFailed(RunError):
+    """Another rank failed.  The message is that of its error."""
 
 
 class Ranks:
-    """The processes of a run, seen by one of them: rank of size processes, local of local_size on this machine.
+    """The processes of a run, in the view of one of them.  Names are those of torch.distributed.
 
-    One process is rank 0 of 1, and every call returns at once.
+    Without distribution, it is rank 0 of 1, and no method waits for another process.
+
+    Args:
+        rank: Index of this process.
+        world_size: Number of processes.
+        local_rank: Index of this process on its machine.
+        local_world_size: Number of processes on this machine.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local: int = 0, local_size: int = 1):
-        self.rank, self.size, self.local, self.local_size = rank, size, local, local_size
-        self._alone = 0
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, local_world_size: int = 1):
+        self.rank, self.world_size = rank, world_size
+        self.local_rank, self.local_world_size = local_rank, local_world_size
+        self._undistributed_depth = 0  # number of active `undistributed` context managers
         self._nccl: dict[torch.device, Any] = {}
 
     @property
-    def first(self) -> bool:
-        """Whether this is the rank that writes and prints."""
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """Whether what is computed now is divided between processes."""
-        return self.size > 1 and not self._alone
+        """Whether computations are divided between processes."""
+        return self.world_size > 1 and not self._undistributed_depth
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, this rank computes everything by itself, and nothing is exchanged."""
-        self._alone += 1
+    def undistributed(self) -> Iterator[None]:
+        """Within the context manager, this rank computes everything itself, and nothing is exchanged."""
+        self._undistributed_depth += 1
         try:
             yield
         finally:
-            self._alone -= 1
+            self._undistributed_depth -= 1
 
-    # -- who does what -----------------------------------------------------------------------------------
+    # -- division of work --------------------------------------------------------------------------------
     def assign(self, work: np.ndarray) -> list[np.ndarray]:
-        """The positions in work [n] that each rank computes, most work first: each goes to the rank that has least.
+        """Assign items to ranks.  The next largest item goes to the rank with the least work.
 
-        A rank that is alone computes all of them.
+        Args:
+            work: Amount of work of each item.  # [n]
+
+        Returns:
+            For each rank, the positions of its items, those with more work first.  Without distribution, each rank
+            has all items.
         """
         order = np.argsort(-work, kind="stable")
         if not self.is_distributed:
-            return [order] * self.size
-        assigned: list[list[int]] = [[] for _ in range(self.size)]
-        loads = [(0, rank) for rank in range(self.size)]
+            return [order] * self.world_size
+        assigned: list[list[int]] = [[] for _ in range(self.world_size)]
+        loads = [(0, rank) for rank in range(self.world_size)]
         for position, cost in zip(order.tolist(), work[order].tolist()):
             load, rank = loads[0]
             assigned[rank].append(position)
             heapq.heapreplace(loads, (load + max(cost, 1), rank))
         return [np.array(positions, np.int64) for positions in assigned]
 
-    def compute_divided(
+    def compute_distributed(
         self, work: np.ndarray, compute: Callable[[np.ndarray], Mapping[str, np.ndarray]]
     ) -> dict[str, np.ndarray]:
-        """compute(positions [k], ascending) -> arrays [k], on every rank for its positions; joined, [n] each."""
+        """Compute arrays of n items, divided between ranks.
+
+        Args:
+            work: Amount of work of each item.  # [n]
+            compute: compute(positions [k], ascending) returns arrays [k] by name.
+
+        Returns:
+            The arrays of all items, by name, on every rank.  # [n] each
+        """
         if not self.is_distributed:
             return dict(compute(np.arange(len(work))))
         mine = np.sort(self.assign(work)[self.rank])
-        with self.alone():
+        with self.undistributed():
             computed = dict(compute(mine)) if len(mine) else {}
         joined: dict[str, np.ndarray] = {}
         for positions, arrays in self.gather("scores", (mine, computed)):
@@ -105,185 +125,237 @@ class Ranks:
                 joined.setdefault(name, np.empty((len(work), *values.shape[1:]), values.dtype))[positions] = values
         return joined
 
-    # -- agreeing ----------------------------------------------------------------------------------------
+    # -- agreement ---------------------------------------------------------------------------------------
     def synchronize(self, what: str, bits: int = 0, failure: str | None = None) -> int:
-        """Wait until all ranks are here, to do `what`; returns the union of their bits.
+        """Wait until all ranks call this method.
 
-        Raises Stopped on the other ranks if one says that it failed, and PeerLost if one has ended.
+        Args:
+            what: What happens next.  It must be the same on all ranks.
+            bits: Flags of this rank.
+            failure: Message of an error of this rank, or None.
+
+        Returns:
+            The union (bitwise or) of the flags of all ranks.
+
+        Raises:
+            OtherRankFailed: Another rank failed, or does something else next.
+            PeerLost: Another process ended.
         """
         if not self.is_distributed:
             return bits
         mine = torch.tensor([failure is not None, key(what) >> 1, bits])
-        each = [torch.empty_like(mine) for _ in range(self.size)]
-        with peers_needed():
-            dist.all_gather(each, mine)
-        failed, place, union = torch.stack(each, 1).tolist()
-        if any(failed) or len(set(place)) > 1:
-            self._raise_disagreement(what, failure)
-        return int(np.bitwise_or.reduce(union))
+        gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with raising_peer_lost():
+            dist.all_gather(gathered, mine)
+        has_failed, what_key, all_bits = torch.stack(gathered, 1).tolist()
+        if any(has_failed) or len(set(what_key)) > 1:
+            self._raise_other_failure(what, failure)
+        return int(np.bitwise_or.reduce(all_bits))
 
-    def _raise_disagreement(self, what: str, failure: str | None) -> None:
-        """Stopped, with what went wrong, on those who did not fail themselves."""
-        said = self._objects((what, failure))
-        failed = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(said) if text is not None]
-        if failure is None and failed:
-            raise Stopped(failed[0])
+    def _raise_other_failure(self, what: str, failure: str | None) -> None:
+        """Raise OtherRankFailed, unless this rank itself failed."""
+        states = self._all_gather_object((what, failure))
+        failures = [f"rank {rank}: {message}" for rank, (_, message) in enumerate(states) if message is not None]
+        if failure is None and failures:
+            raise OtherRankFailed(failures[0])
         if failure is None:
-            places = ", ".join(f"rank {rank} is at {place!r}" for rank, (place, _) in enumerate(said))
-            raise Stopped(f"the ranks no longer compute the same thing: {places}")
+            positions = ", ".join(f"rank {rank} is at {position!r}" for rank, (position, _) in enumerate(states))
+            raise OtherRankFailed(
+                f"the processes no longer compute the same thing: {positions}; start all of them with the same "
+                "command and the same version of fedbench"
+            )
 
-    def report(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on, unless they know, or cannot be reached."""
-        if self.is_distributed and not isinstance(error, Stopped | PeerLost):
-            sentence = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    def report_failure(self, error: BaseException) -> None:
+        """Send an error of this rank to the others, unless they raised it or have ended."""
+        if self.is_distributed and not isinstance(error, OtherRankFailed | PeerLost):
+            message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             with suppress(PeerLost):
-                self.synchronize("failure", failure=sentence or type(error).__name__)
+                self.synchronize("failure", failure=message or type(error).__name__)
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """Every rank's value (small, picklable)."""
+        """Return the values of all ranks, on every rank.
+
+        Args:
+            what: Description of the value, the same on all ranks.
+            value: The value of this rank, which must be small and picklable.
+        """
         if not self.is_distributed:
             return [value]
         self.synchronize(what)
-        return self._objects(value)
+        return self._all_gather_object(value)
 
-    def _objects(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        with peers_needed():
+    def _all_gather_object(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        with raising_peer_lost():
             dist.all_gather_object(values, value)
         return values
 
-    def decide(self, what: str, value: T) -> T:
-        """Rank 0's value, on every rank."""
-        return self.gather(what, value if self.first else None)[0]
+    def broadcast_object(self, what: str, value: T) -> T:
+        """Return the value of rank 0, on every rank.  Arguments as in `gather`."""
+        return self.gather(what, value if self.is_first else None)[0]
 
-    def agree(self, what: str, value: str) -> None:
-        """Refuse to go on where ranks have different values."""
+    def require_equal(self, what: str, value: str) -> None:
+        """Check that a value is the same on all ranks.
+
+        Args:
+            what: Description of the value.
+            value: The value of this rank.
+
+        Raises:
+            RunError: The values differ.
+        """
         values = self.gather(what, value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise RunError(
-                    f"rank {rank} has another {what} than rank 0 ({other[:12]}, {values[0][:12]}): "
-                    "its machine has other data files or another version of fedbench"
+                    f"rank {rank} has another {what} than rank 0 ({other[:12]}, {values[0][:12]}); "
+                    "use the same data files and the same version of fedbench on all machines"
                 )
 
     def first_on_each_machine(self, work: Callable[[], T]) -> T:
-        """work() on the first rank of every machine, then on the others: what it writes to disk is written once."""
+        """Call a function that writes files on the first rank of each machine, and then on the other ranks.
+
+        Args:
+            work: The function.  Later calls use the files of the first one.
+
+        Returns:
+            The result of this rank's call.
+        """
         if not self.is_distributed:
             return work()
-        done = work() if self.local == 0 else None
+        result = work() if self.local_rank == 0 else None
         self.synchronize("first on each machine")
-        return work() if done is None else done
+        return work() if result is None else result
 
-    # -- exchanging --------------------------------------------------------------------------------------
+    # -- exchange --------------------------------------------------------------------------------------
     def exchange(
-        self, assigned: Sequence[np.ndarray], results: Mapping[str, Tensor], written: Collection[str] | None = None
+        self,
+        positions_by_rank: Sequence[np.ndarray],
+        results: Mapping[str, Tensor],
+        changed: Collection[str] | None = None,
     ) -> set[str]:
-        """Give all ranks the rows of results [n, ...] that each computed: those at assigned[r] are rank r's.
+        """Exchange rows of tensors between ranks, in place.
 
-        written: the names whose rows this rank changed (None: all); what no rank changed is not sent.  Returns the
-        names that were.
+        Args:
+            positions_by_rank: For each rank, the positions of the rows that it computed.
+            results: The tensors by name.  # [n, ...] each
+            changed: Names of the tensors that this rank changed.  None: all.  Tensors that no rank changed are not
+                sent.
+
+        Returns:
+            Names of the tensors that were sent.
         """
-        changed = [written is None or name in written for name in results]
+        is_changed = [changed is None or name in changed for name in results]
         if not self.is_distributed:
-            return {name for name, is_changed in zip(results, changed) if is_changed}
+            return {name for name, flag in zip(results, is_changed) if flag}
         device = next(iter(results.values())).device
         group = self._group(device)
-        bits = self.synchronize(f"exchange of {', '.join(results)}", sum(c << i for i, c in enumerate(changed)))
+        bits = self.synchronize(f"exchange of {', '.join(results)}", sum(c << i for i, c in enumerate(is_changed)))
         changed_anywhere = {name: t for i, (name, t) in enumerate(results.items()) if bits >> i & 1}
         tensors = [t for t in changed_anywhere.values() if t.numel()]
-        for source, positions in enumerate(assigned):
+        for source, positions in enumerate(positions_by_rank):
             if len(positions) and tensors:
                 self._send_rows(source, torch.from_numpy(positions).to(device), tensors, group)
         return set(changed_anywhere)
 
-    def _send_rows(self, source: int, where: Tensor, tensors: list[Tensor], group: Any) -> None:
-        """Send the rows at `where` of all tensors from one rank to the others, side by side as bytes."""
-        widths = [t[:1].numel() * t.element_size() for t in tensors]
+    def _send_rows(self, source: int, index: Tensor, tensors: list[Tensor], group: Any) -> None:
+        """Send the rows index [k] of all tensors from one rank to the others, as one tensor of bytes."""
+        row_bytes = [t[:1].numel() * t.element_size() for t in tensors]
         if source == self.rank:
-            packed = torch.cat([t[where].view(len(where), -1).view(torch.uint8) for t in tensors], 1)
+            packed = torch.cat([t[index].view(len(index), -1).view(torch.uint8) for t in tensors], 1)
         else:
-            packed = torch.empty(len(where), sum(widths), dtype=torch.uint8, device=where.device)
+            packed = torch.empty(len(index), sum(row_bytes), dtype=torch.uint8, device=index.device)
         packed = self._broadcast(packed, source, group)
         if source != self.rank:
-            for t, part in zip(tensors, packed.split(widths, 1)):
-                aligned = part.clone(memory_format=torch.contiguous_format)  # at an address that suits t's numbers
-                t[where] = aligned.view(t.dtype).view(len(where), *t.shape[1:])
+            for t, received in zip(tensors, packed.split(row_bytes, 1)):
+                aligned = received.clone(memory_format=torch.contiguous_format)  # view(dtype) needs an aligned address
+                t[index] = aligned.view(t.dtype).view(len(index), *t.shape[1:])
 
-    def exchange_lists(self, assigned: Sequence[np.ndarray], items: list[Tensor], device: torch.device) -> None:
-        """Give all ranks the tensors items[i] [any length, ...], those at assigned[r] being rank r's."""
+    def exchange_lists(
+        self, positions_by_rank: Sequence[np.ndarray], items: list[Tensor], device: torch.device
+    ) -> None:
+        """Exchange the tensors of a list between ranks, in place.
+
+        Args:
+            positions_by_rank: For each rank, the positions of the tensors that it computed.
+            items: The tensors, of any length.  # [n_i, ...] each
+            device: The compute device.
+        """
         if not self.is_distributed:
             return
-        group, mine = self._group(device), assigned[self.rank]
+        group, mine = self._group(device), positions_by_rank[self.rank]
         joined = torch.cat([items[i] for i in mine]) if len(mine) else torch.zeros(0, device=device)
-        shapes = self.gather("exchange of lists", ([len(items[i]) for i in mine], joined.shape[1:], joined.dtype))
-        for source, (positions, (lengths, tail, dtype)) in enumerate(zip(assigned, shapes)):
+        layouts = self.gather("exchange of lists", ([len(items[i]) for i in mine], joined.shape[1:], joined.dtype))
+        for source, (positions, (lengths, shape, dtype)) in enumerate(zip(positions_by_rank, layouts)):
             if sum(lengths) == 0:
                 continue
             if source == self.rank:
                 values = joined.contiguous()
             else:
-                values = torch.empty(sum(lengths), *tail, dtype=dtype, device=device)
+                values = torch.empty(sum(lengths), *shape, dtype=dtype, device=device)
             values = self._broadcast(values, source, group)
-            for i, part in zip(positions, values.split(lengths)):
-                items[i] = part
+            for i, item in zip(positions, values.split(lengths)):
+                items[i] = item
 
     def _broadcast(self, tensor: Tensor, source: int, group: Any) -> Tensor:
-        with peers_needed():
+        """Return the tensor of rank `source`, sent by NCCL if there is a group, else by gloo."""
+        with raising_peer_lost():
             if group is not None or tensor.device.type == "cpu":
                 dist.broadcast(tensor, source, group=group)
                 return tensor
-            host = tensor.cpu()  # gloo: through host memory
-            dist.broadcast(host, source)
-            return host.to(tensor.device)
+            on_host = tensor.cpu()  # gloo needs host memory
+            dist.broadcast(on_host, source)
+            return on_host.to(tensor.device)
 
     def _group(self, device: torch.device) -> Any:
-        """NCCL where every rank has a GPU of its own, else None: gloo.  All that was computed here is done."""
+        """Return a group for NCCL if each rank has its own GPU, else None for gloo.  Wait for the device before."""
         if device.type != "cuda":
             return None
-        torch.cuda.synchronize(device)  # a rank that dies does so before the ranks synchronize
+        torch.cuda.synchronize(device)  # errors of the device are raised before the ranks synchronize
         if device not in self._nccl:
-            places = self.gather("devices", (socket.gethostname(), str(device)))
-            one_each = len(set(places)) == self.size and dist.is_nccl_available()
-            self._nccl[device] = dist.new_group(backend="nccl", timeout=TIMEOUT) if one_each else None
+            devices = self.gather("devices", (socket.gethostname(), str(device)))
+            has_own_gpu = len(set(devices)) == self.world_size and dist.is_nccl_available()
+            self._nccl[device] = dist.new_group(backend="nccl", timeout=TIMEOUT) if has_own_gpu else None
         return self._nccl[device]
 
 
 @contextmanager
-def peers_needed() -> Iterator[None]:
-    """What torch raises when another process cannot be reached, as a sentence."""
+def raising_peer_lost() -> Iterator[None]:
+    """Within the context manager, raise PeerLost instead of torch's error if another process cannot be reached."""
     try:
         yield
     except RuntimeError as error:
-        sentence = "another process of this run has ended or cannot be reached (torchrun says which one, and how)"
-        raise PeerLost(sentence) from error
+        message = "another process of this run has ended or cannot be reached; see the output of torchrun"
+        raise PeerLost(message) from error
 
 
 _ranks = Ranks()
 
 
 def current() -> Ranks:
-    """The ranks of this process: one, unless torchrun started several."""
+    """Return the ranks of this process: one process, unless `connect` joined others."""
     return _ranks
 
 
 def connect() -> Ranks:
-    """Join the processes that torchrun started, as its environment variables say."""
+    """Join the processes that torchrun started, by its environment variables."""
     global _ranks
-    rank, size, local, local_size = (
+    rank, world_size, local_rank, local_world_size = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )
-    if size > 1:
-        started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        with peers_needed():
-            store, _, _ = next(rendezvous("env://"))  # kept over restarts, with addresses of ended processes
-            attempt = PrefixStore(f"fedbench/{started}", store)
-            dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=TIMEOUT)
-        _ranks = Ranks(rank, size, local, local_size)
+    if world_size > 1:
+        num_restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        with raising_peer_lost():
+            store, _, _ = next(rendezvous("env://"))
+            # the store survives restarts and still contains addresses of ended processes: hence a new prefix
+            attempt = PrefixStore(f"fedbench/{num_restarts}", store)
+            dist.init_process_group("gloo", store=attempt, rank=rank, world_size=world_size, timeout=TIMEOUT)
+        _ranks = Ranks(rank, world_size, local_rank, local_world_size)
     return _ranks
 
 
 def disconnect() -> None:
-    """Leave them; this process is alone again."""
+    """Leave the other processes."""
     global _ranks
     if dist.is_initialized():
         dist.destroy_process_group()

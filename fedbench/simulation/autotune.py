@@ -295,7 +295,7 @@ class Trial:
             return
         log.info(
             "executors timed: %s",
-            ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step" for p, s in self.seconds.items()),
+            ", ".join(f"{p.short_name}: {s * 1e3:.2f} ms a step" for p, s in self.seconds.items()),
         )
 
 

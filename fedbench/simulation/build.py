@@ -246,7 +246,7 @@ def engine(
     training = _training(cfg, clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"
-    plans = [Plan.stored(stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
+    plans = [Plan.from_state(stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
     built = _assembled(cfg, clients, training, flat, plans[0])
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
@@ -312,7 +312,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
 
 def _rows(cfg: DictConfig, training: Federation) -> RowStore:
     """Return the store for states of clients, limited by the memory of this process."""
-    limits = memory_limits(training.device, processes.current().local_size)
+    limits = memory_limits(training.device, processes.current().local_world_size)
     return RowStore(training.num_clients, training.device, *limits, most=cfg.rounds * training.cohort_size)
 
 
@@ -329,13 +329,13 @@ def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int
 def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) -> list[Plan]:
     """Return the executor plans to choose from, for this process's clients of a cohort."""
     hardware, ranks = cfg.hardware, processes.current()
-    return executors.plans(
+    return executors.candidate_plans(
         hardware.executor,
         hardware.chunk,
         hardware.threads,
         device,
-        -(-cohort // ranks.size),
-        ranks.local_size,
+        -(-cohort // ranks.world_size),
+        ranks.local_world_size,
         cuda_graphs(hardware.graphs, device),
     )
 
@@ -423,5 +423,5 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine
     ranks = engine.executor.ranks
     ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)
     ids = ids[: 8 if engine.device.type == "cpu" else 64]  # enough clients to compare plans
-    best = autotune.fastest(engine, ids, plans, steps) if ranks.first else plans[0]
-    return use(engine, ranks.decide("choice of the executor", best), ranks)
+    best = autotune.fastest(engine, ids, plans, steps) if ranks.is_first else plans[0]
+    return use(engine, ranks.broadcast_object("choice of the executor", best), ranks)

@@ -25,13 +25,13 @@ def device_of(cfg: DictConfig) -> torch.device:
         ConfigError: The device does not exist.
     """
     name, ranks = cfg.hardware.device, processes.current()
-    if ranks.size > 1 and torch.cuda.is_available() and name in ("auto", "cuda"):
+    if ranks.world_size > 1 and torch.cuda.is_available() and name in ("auto", "cuda"):
         require(
-            ranks.local_size <= torch.cuda.device_count(),
-            f"torchrun started {ranks.local_size} processes on a machine with {torch.cuda.device_count()} CUDA "
+            ranks.local_world_size <= torch.cuda.device_count(),
+            f"torchrun started {ranks.local_world_size} processes on a machine with {torch.cuda.device_count()} CUDA "
             f"devices: use --nproc-per-node={torch.cuda.device_count()}, or hardware.device=cuda:0 to share one",
         )
-        return torch.device("cuda", ranks.local)
+        return torch.device("cuda", ranks.local_rank)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     require(

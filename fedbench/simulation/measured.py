@@ -31,6 +31,6 @@ def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.
     cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
     with torch.no_grad():
         measured = [algorithm.measured(cohort) for cohort in cohorts]
-    if measured[0] and engine.executor.ranks.first:
+    if measured[0] and engine.executor.ranks.is_first:
         arrays = {name: np.concatenate([m[name].float().cpu().numpy() for m in measured]) for name in measured[0]}
         write_npz(run_dir / FILE, client=ids, **arrays)

@@ -36,16 +36,16 @@ def take_part(command: Callable[[], int]) -> int:
     Returns:
         The exit status of this process.
     """
-    from fedbench.engine.ranks import Stopped, connect, disconnect  # torch
+    from fedbench.engine.ranks import OtherRankFailed, connect, disconnect  # torch
 
     ranks = connect()
-    if not ranks.first:
+    if not ranks.is_first:
         return _follow(ranks)
     status = 1
     try:
         status = command()
     finally:
-        with suppress(Stopped, PeerLost):
+        with suppress(OtherRankFailed, PeerLost):
             broadcast_run(None)
             disconnect()
     return status

@@ -72,12 +72,12 @@ def run(
     except PeerLost:
         raise
     except (Exception, SystemExit) as error:
-        processes.current().report(error)
+        processes.current().report_failure(error)
         raise
 
 
 def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], output: Output) -> dict[str, Any]:
-    began, is_rank_0 = time.monotonic(), processes.current().first
+    began, is_rank_0 = time.monotonic(), processes.current().is_first
     saved = checkpoint.load(run_dir) if resume else None
     callbacks = build_callbacks(cfg, output) if is_rank_0 else []
     sim = prepare(cfg, run_dir, saved, write=is_rank_0)
@@ -126,9 +126,9 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
     algorithm = build.algorithm(cfg)
     build.check_settings(cfg, algorithm)
     arrays = ranks.first_on_each_machine(lambda: build.data(cfg))
-    ranks.agree("data set", arrays.digest)
+    ranks.require_equal("data set", arrays.digest)
     split = build.partition(cfg, arrays)
-    ranks.agree("partition", split.hash)
+    ranks.require_equal("partition", split.hash)
     if write:
         log_run(cfg, split, 0 if saved is None else saved["round"])
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
@@ -138,7 +138,7 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
         sim.load(saved)
         if write:
             rewrite_damaged_partition(split, arrays, run_dir)
-    elif ranks.first:
+    elif ranks.is_first:
         save_partition(split, arrays, run_dir)
     return sim
 
@@ -265,7 +265,7 @@ def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) ->
     """Log once for each metric that is undefined for some clients, which its mean then omits."""
     new = {name: n for name, n in scores.defined_counts(values).items() if name not in sim.counted}
     sim.counted.update(new)
-    if not sim.engine.executor.ranks.first:
+    if not sim.engine.executor.ranks.is_first:
         return
     for n in sorted(set(new.values())):
         names = ", ".join(name for name, count in new.items() if count == n)
@@ -281,7 +281,7 @@ def check_ranks_agree(sim: Simulation) -> None:
     state = sim.algorithm.state_dict() if ranks.is_distributed else {}
     sums = ranks.gather("comparison", [float(t.double().sum()) for t in state.values()])
     differ = any(repr(other) != repr(sums[0]) for other in sums)  # repr: NaN equals NaN
-    if ranks.first and differ and not sim.ranks_differ:
+    if ranks.is_first and differ and not sim.ranks_differ:
         sim.ranks_differ = True
         log.warning(
             "after round %d the server's state differs between processes, because their machines round differently; "
@@ -302,7 +302,7 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
     ids, curves = new_clients.adapt(engine, rows, options.epochs, options.lr, options.momentum, pause)
     splits = engine.with_new_clients.splits
     sizes = {f"n_{part}": splits[part].sizes_of(ids) for part in ("train", "test")}
-    if engine.executor.ranks.first:
+    if engine.executor.ranks.is_first:
         names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
         new_clients.write(sim.run_dir / new_clients.FILE, ids, curves, {**names, **sizes})
     sim.new_clients = new_clients.summary(curves, sizes["n_test"], engine.task.primary)

@@ -38,7 +38,7 @@ class StopSignals:
         if self._is_last:
             raise KeyboardInterrupt
         self.received, self._is_last = True, not signals.is_warning(number)
-        if processes.current().first:
+        if processes.current().is_first:
             log.warning("stopping after this round, which will be saved; signal again to stop at once")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:

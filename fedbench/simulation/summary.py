@@ -87,8 +87,8 @@ def log_components(sim: Simulation) -> None:
     if engine.privacy is not None:
         log.info("privacy: %s", "\n  ".join(clauses(engine.privacy.guarantee())))
     ranks = engine.executor.ranks
-    if ranks.size > 1:
-        log.info("%d processes share the clients of every round; each stores all data and all state", ranks.size)
+    if ranks.world_size > 1:
+        log.info("%d processes share the clients of every round; each stores all data and all state", ranks.world_size)
     for line in engine.rows.plan():
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
@@ -157,7 +157,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         **({"new_clients": sim.new_clients} if sim.new_clients else {}),
         **({"privacy": engine.privacy.summary()} if engine.privacy else {}),
         "cost": cost,
-        "executor": {**engine.executor.state(), "ranks": engine.executor.ranks.size},
+        "executor": {**engine.executor.state(), "ranks": engine.executor.ranks.world_size},
         **describe_environment(),
         "command": sim.origin.get("command"),
         "started": sim.started,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedbench.core.cores import cores
-from fedbench.engine.executor import plans
+from fedbench.engine.executor import candidate_plans
 
 NOWHERE = Path("/nowhere")
 
@@ -77,4 +77,4 @@ def test_an_executor_has_so_many_threads(monkeypatch: pytest.MonkeyPatch) -> Non
     import torch
 
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    assert plans("threads", None, None, torch.device("cpu"), 10)[0].workers == 1
+    assert candidate_plans("threads", None, None, torch.device("cpu"), 10)[0].workers == 1

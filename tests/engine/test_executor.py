@@ -12,7 +12,7 @@ from tiny import CPU, PLANS, all_clients, close, equal
 from fedbench.core.options import RunError
 from fedbench.engine import executor as executor_module
 from fedbench.engine.cohort import Cohort
-from fedbench.engine.executor import Executor, Plan, Stopped, cores, plans
+from fedbench.engine.executor import Cancelled, Executor, Plan, candidate_plans, cores
 from fedbench.nn.forward import ForwardPass
 from fedbench.simulation import autotune, build
 
@@ -62,7 +62,7 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing(
     close(work(e), expected)
     assert failed and e.executor.chunk == 1
     assert "going on with 1" in caplog.text
-    assert Plan.stored(e.executor.state()).chunk == 1  # a resumed run starts there
+    assert Plan.from_state(e.executor.state()).chunk == 1  # a resumed run starts there
 
 
 @pytest.mark.parametrize("what", ["gradient", "loss", "forward"])
@@ -126,30 +126,30 @@ def test_threads_run_at_the_same_time() -> None:
 
 def test_candidates() -> None:
     cpu, cuda, n = CPU, torch.device("cuda"), cores()
-    assert plans("loop", None, None, cpu, 5) == [Plan("loop", 1, 1, 1)]
-    assert plans("loop", None, 4, cpu, 5) == [Plan("loop", 1, 1, 4)]
-    assert plans("threads", 2, 3, cpu, 5) == [Plan("threads", 2, 3, 1)]
-    assert plans("vmap", 7, None, cpu, 5) == [Plan("vmap", 7, 1, 1)]
-    assert [p.name for p in plans("auto", None, None, cuda, 5, graphs=False)] == ["vmap", "loop"]
-    assert [(p.name, p.graphs) for p in plans("auto", None, None, cuda, 5)] == [
+    assert candidate_plans("loop", None, None, cpu, 5) == [Plan("loop", 1, 1, 1)]
+    assert candidate_plans("loop", None, 4, cpu, 5) == [Plan("loop", 1, 1, 4)]
+    assert candidate_plans("threads", 2, 3, cpu, 5) == [Plan("threads", 2, 3, 1)]
+    assert candidate_plans("vmap", 7, None, cpu, 5) == [Plan("vmap", 7, 1, 1)]
+    assert [p.name for p in candidate_plans("auto", None, None, cuda, 5, graphs=False)] == ["vmap", "loop"]
+    assert [(p.name, p.graphs) for p in candidate_plans("auto", None, None, cuda, 5)] == [
         ("vmap", True),
         ("vmap", False),
         ("loop", True),
         ("loop", False),
     ]
-    assert plans("vmap", None, None, cuda, 5, graphs=True) == [Plan("vmap", 0, 1, 1, True)]
-    assert not any(p.graphs for p in plans("threads", None, 3, cuda, 5))  # one set of places
-    assert plans("vmap", None, None, cpu, 5, graphs=True) == [Plan("vmap", 0, 1, 1)]  # refused before
-    many = plans("auto", None, 2, cpu, 5)
+    assert candidate_plans("vmap", None, None, cuda, 5, graphs=True) == [Plan("vmap", 0, 1, 1, True)]
+    assert not any(p.graphs for p in candidate_plans("threads", None, 3, cuda, 5))  # one set of places
+    assert candidate_plans("vmap", None, None, cpu, 5, graphs=True) == [Plan("vmap", 0, 1, 1)]  # refused before
+    many = candidate_plans("auto", None, 2, cpu, 5)
     assert [p.name for p in many] == ["vmap", "threads"] and all(p.intra == 1 for p in many)
-    assert Plan("loop", 1, 1, n + 1) in plans("auto", None, n + 1, cpu, n)
+    assert Plan("loop", 1, 1, n + 1) in candidate_plans("auto", None, n + 1, cpu, n)
     assert str(Plan("vmap", 0, 1, 1)) == "vmap: all clients a chunk, 1 at a time, 1 intra-op thread(s)"
 
 
 def test_a_stored_plan_of_an_earlier_release() -> None:
     """A key that named the form of convolutions is ignored; one that a later release adds gets its default."""
     stored = {"name": "vmap", "chunk": 3, "workers": 1, "intra": 1, "convolution": "unfold"}
-    assert Plan.stored(stored) == Plan("vmap", 3, 1, 1)
+    assert Plan.from_state(stored) == Plan("vmap", 3, 1, 1)
 
 
 class Clock:
@@ -183,9 +183,9 @@ def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPa
     Clock.steady(monkeypatch, 0.001)
     caplog.set_level("INFO", "fedbench")
     e = make()
-    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and "executors timed: " in caplog.text and "ms a step" in caplog.text
-    assert Plan.stored(e.executor.state()) == e.executor.plan
+    assert Plan.from_state(e.executor.state()) == e.executor.plan
     monkeypatch.undo()
     equal(work(e), work(make(plan=Plan("threads", 1, 2, 1))))
 
@@ -199,7 +199,7 @@ def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) 
         return 0.3 if held_up else 0.2 if names[-1] == "vmap" else 0.01
 
     clock, e = Clock(monkeypatch, seconds), make(rounds=1000)
-    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
     assert [name for name, *_ in clock.calls[2:]] == ["vmap", "vmap", "threads", "vmap", "vmap", "threads", "threads"]
 
@@ -208,7 +208,7 @@ def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) 
 def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds, and two steps of one client from which that is known; the faster plan is found all the same."""
     clock, e = Clock.steady(monkeypatch, step), make(rounds=100_000)
-    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
     assert clock.now <= autotune.SECONDS + 2 * step
     assert all(clients * step <= autotune.SECONDS / 4 for name, clients, _ in clock.calls if name != "loop")
@@ -223,7 +223,7 @@ def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyP
 def test_a_short_run_is_timed_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of what its steps will take, of which there are 4 x 17."""
     clock, e = Clock.steady(monkeypatch, 0.3), make(rounds=4)
-    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and clock.now <= 0.1 * 4 * 17 * 0.3 + 2 * 0.3
 
 
@@ -231,7 +231,7 @@ def test_what_was_not_timed_is_said(caplog, monkeypatch: pytest.MonkeyPatch) -> 
     caplog.set_level("INFO", "fedbench")
     Clock.steady(monkeypatch, 30.0)
     e = make()
-    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and "executor not timed: a step of one client takes 30 s" in caplog.text
 
 
@@ -292,7 +292,7 @@ def test_the_first_failure_in_time_is_raised() -> None:
         try:
             while True:
                 executor.raise_if_stopped()
-        except Stopped:
+        except Cancelled:
             raise ValueError from None
 
     with pytest.raises(ZeroDivisionError):

@@ -102,8 +102,8 @@ def exchanged(r: Ranks) -> dict[str, Any]:
     moved = r.exchange(shares, have, {"float", "bool", "double", "nothing"} | ({"int"} if r.rank else set()))
     lists = [torch.full((SIZES[i], 2), float(i)) if i in shares[r.rank] else torch.zeros(0) for i in range(len(SIZES))]
     r.exchange_lists(shares, lists, CPU)
-    scores = r.compute_divided(np.array(SIZES), lambda where: {"square": where.astype(np.float64) ** 2})
-    few = r.compute_divided(np.array([4]), lambda where: {"square": np.array([25.0])})
+    scores = r.compute_distributed(np.array(SIZES), lambda where: {"square": where.astype(np.float64) ** 2})
+    few = r.compute_distributed(np.array([4]), lambda where: {"square": np.array([25.0])})
     return {"moved": moved, "have": have, "lists": lists, "scores": scores, "few": few, "shares": shares}
 
 
@@ -112,7 +112,7 @@ def refused(r: Ranks, work: Any) -> str:
     try:
         work()
     except (RunError, ZeroDivisionError) as error:
-        r.report(error)
+        r.report_failure(error)
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -168,18 +168,18 @@ def fork(folder: Path) -> int:
 def drive(folder: Path) -> None:
     """Everything that two processes are needed for, saved by each."""
     r = ranks.connect()
-    assert r is ranks.current() and (r.size, r.local_size, r.local) == (2, 2, r.rank)
+    assert r is ranks.current() and (r.world_size, r.local_world_size, r.local_rank) == (2, 2, r.rank)
     found: dict[str, Any] = {"exchanged": exchanged(r)}
     found["failed"] = refused(r, lambda: failing(r))
-    found["apart"] = refused(r, lambda: r.synchronize("training" if r.first else "evaluation"))
-    found["disagreed"] = refused(r, lambda: r.agree("partition", "abc" if r.first else "xyz"))
+    found["apart"] = refused(r, lambda: r.synchronize("training" if r.is_first else "evaluation"))
+    found["disagreed"] = refused(r, lambda: r.require_equal("partition", "abc" if r.is_first else "xyz"))
     found["bits"] = [r.synchronize("stop?", bits) for bits in (0, r.rank, 1 << r.rank)]
-    found["decided"] = r.decide("plan", LOOP if r.first else None)
+    found["decided"] = r.broadcast_object("plan", LOOP if r.is_first else None)
     found["turns"] = taking_turns(r, folder / "turns")
     found["methods"] = {name: played(name, r) for name in [*asked(), *OTHERS] if is_able(name)}
     torch.save(found, folder / f"{r.rank}.pt")
     ranks.disconnect()
-    assert ranks.current().size == 1
+    assert ranks.current().world_size == 1
 
 
 @pytest.fixture(scope="module")
@@ -226,12 +226,12 @@ def test_rows_go_round_in_every_type_and_only_what_was_written(pair: list[dict[s
 
 def test_a_failure_on_one_rank_is_everyones(pair: list[dict[str, Any]]) -> None:
     """Rank 1 keeps its own error; rank 0, which was waiting, hears of it.  Both go on to the next thing."""
-    assert pair[0]["failed"] == "Stopped: rank 1: ZeroDivisionError: division by zero"
+    assert pair[0]["failed"] == "OtherRankFailed: rank 1: ZeroDivisionError: division by zero"
     assert pair[1]["failed"] == "ZeroDivisionError: division by zero"
     for p in pair:
         assert (
-            p["apart"] == "Stopped: the ranks no longer compute the same thing: rank 0 is at 'training', "
-            "rank 1 is at 'evaluation'"
+            p["apart"] == "OtherRankFailed: the processes no longer compute the same thing: rank 0 is at 'training', "
+            "rank 1 is at 'evaluation'; start all of them with the same command and the same version of fedbench"
         )
         assert p["disagreed"].startswith("RunError: rank 1 has another partition than rank 0 (xyz, abc)")
 
@@ -383,10 +383,10 @@ def test_shares_cover_everybody_once_and_are_balanced(size: int, work: tuple[int
 
 def test_a_process_that_is_alone_computes_everything() -> None:
     r, work = two(1), np.array([1, 5, 3])
-    with r.alone():
+    with r.undistributed():
         assert not r.is_distributed and r.assign(work)[1].tolist() == [1, 2, 0]
         assert r.synchronize("anything", 5) == 5 and r.gather("anything", "x") == ["x"]
-        assert r.compute_divided(work, lambda where: {"x": where})["x"].tolist() == [0, 1, 2]
+        assert r.compute_distributed(work, lambda where: {"x": where})["x"].tolist() == [0, 1, 2]
     assert r.is_distributed and not Ranks().is_distributed
 
 
@@ -398,7 +398,7 @@ def test_auto_is_tried_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> 
     for rank in range(2):
         e = replace(engine(arrays, split, mlp()), executor=Executor(LOOP, CPU, two(rank)))
         e = build.choose_executor(e, [LOOP, Plan("threads", 1, 2, 1)])
-        assert e.executor.ranks.size == 2 and e.executor.plan == (told[0] if rank == 0 else LOOP)
+        assert e.executor.ranks.world_size == 2 and e.executor.plan == (told[0] if rank == 0 else LOOP)
     assert isinstance(told[0], Plan) and told[1] is None
 
 
@@ -434,10 +434,10 @@ def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch: pytest.MonkeyPat
 
 
 def test_processes_of_a_machine_share_its_cores_and_memory() -> None:
-    from fedbench.engine.executor import cores, plans
+    from fedbench.engine.executor import candidate_plans, cores
 
-    assert plans("threads", None, None, CPU, 5, 2) == [Plan("threads", 1, max(1, cores() // 2), 1)]
-    assert plans("threads", None, None, CPU, 5, 1000) == [Plan("threads", 1, 1, 1)]
+    assert candidate_plans("threads", None, None, CPU, 5, 2) == [Plan("threads", 1, max(1, cores() // 2), 1)]
+    assert candidate_plans("threads", None, None, CPU, 5, 1000) == [Plan("threads", 1, 1, 1)]
     one, four = build.memory_limits(CPU), build.memory_limits(CPU, 4)
     assert one[0] // 4 == four[0] and four[1] == 0
     assert four[2] == pytest.approx(one[2] / 4, rel=0.1)

@@ -26,7 +26,7 @@ from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core.options import ConfigError
 from fedbench.engine import full_batch
 from fedbench.engine.engine import Engine
-from fedbench.engine.executor import Plan, plans
+from fedbench.engine.executor import Plan, candidate_plans
 from fedbench.engine.optim import SGD
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.client_random import ClientRandom
@@ -154,7 +154,7 @@ def drawn(network: Callable[[], nn.Module]) -> Any:
 
 
 def auto(e: Engine) -> Engine:
-    return build.choose_executor(e, plans("auto", None, 2, CPU, 3))
+    return build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 3))
 
 
 def results(e: Engine, method: str, rounds: int = 2) -> dict[str, Any]:
@@ -400,7 +400,7 @@ class Branch(nn.Module):
 def test_what_no_plan_can_do_is_a_sentence(layer: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And comes before anything is timed."""
     monkeypatch.setattr(autotune, "Trial", None)
-    for candidates in (plans("auto", None, 2, CPU, 3), [PLANS["loop"]], [PLANS["vmap"]]):
+    for candidates in (candidate_plans("auto", None, 2, CPU, 3), [PLANS["loop"]], [PLANS["vmap"]]):
         with pytest.raises(ConfigError, match=said):
             build.choose_executor(engine(*data("x"), Wrong(layer)), candidates)
 

@@ -123,12 +123,12 @@ def test_a_cell_of_either_backbone_has_its_model(
     table, name = "fedpia_table5_ablation", "fedpia_table3_multilabel/houlsby"
     cells = [r for r in paper.read_table(table) if r["method"] == "w/o any PIA"]
     (row,) = (r for r in cells if r["setting"] == f"{setting}_{backbone}")
-    given = next(e for e in known if e.name == name).given(row)
+    given = next(e for e in known if e.name == name).overrides(row)
     assert given == [f"partition.num_clients={clients}", f"model={model}"]
     values = check(compose([f"+experiment={name}", *given]))
     assert values["choices"]["model"] == model
     run: Any = SimpleNamespace(config=values, flat_config=flatten(values))
-    assert [r for r in cells if paper.matches(paper.block_of(run), table, r)] == [row]
+    assert [r for r in cells if paper.matches(paper.paper_of(run), table, r)] == [row]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_experiment_composes_to_the_configuration_of_its_stored_runs(every: i
 def test_the_overrides_of_a_cell_make_a_run_that_answers_it(known: list[paper.Experiment]) -> None:
     row = next(r for r in paper.read_table("pgfed_table1_cifar") if (r["dataset"], r["clients"]) == ("CIFAR100", "50"))
     experiment = next(e for e in known if e.name == "pgfed_table1_cifar/local")
-    given = experiment.given(row)
+    given = experiment.overrides(row)
     assert given == ["dataset=cifar100", "partition.num_clients=50"]
     values = check(compose([f"+experiment={experiment.name}", *given]))
     assert (values["choices"]["dataset"], values["paper"]["clients"]) == ("cifar100", 50)

@@ -110,7 +110,7 @@ class Run:
         """Yield (name, value) pairs that describe the run."""
         run, summary = folders.Run(self.path), self.summary
         has_pandas = importlib.util.find_spec("pandas") is not None  # which reads the tables
-        if has_pandas and (why := folders.fault(run)):
+        if has_pandas and (why := folders.damage_of(run)):
             yield from (("status", f"damaged: {why}"), ("path", shown(self.path)))
             return
         yield "method", run.method
@@ -158,7 +158,7 @@ class Runs(UserList[Run]):
         from fedbench.report.command import parser, report
 
         require(bool(self.data), "there are no runs for a table")
-        for name, value, allowed in (("select", select, SELECTIONS), ("form", form, FORMATS)):
+        for name, value, allowed in (("select", select, SELECTIONS), ("form", form, tuple(FORMATS))):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
         args = parser().parse_args([])
         args.folders = [shown(run.path) for run in self.data]

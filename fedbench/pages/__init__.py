@@ -1,5 +1,5 @@
-"""Pages of results, generated from the files that hold their numbers: ``python -m fedbench pages --help``.
+"""Pages of results, generated from data files: ``python -m fedbench pages --help``.
 
-page.py reads and writes a page's files and groups runs over seeds, collect.py makes them from run folders, template.py
-fills page.md, figures.py draws what page.json asks for, build.py writes or checks README.md.
+collect.py writes the data files of a page from run folders, and page.py reads them.  template.py fills page.md,
+figures.py draws the figures of page.json, and build.py writes or checks README.md.
 """

@@ -104,9 +104,7 @@ class PageFunctions:
 
     def printed(self, method: Any, cell: str = "printed", **where: Any) -> float:
         """Return the printed mean of a method in a cell, which page.json names under ``cells``."""
-        spread = self.printed_spread(method, cell, **where)
-        require(spread is not None, f"{self._page.folder}: {method} {where} is not printed")
-        return spread.mean if spread else float("nan")
+        return self._mean(self.printed_spread(method, cell, **where), f"{method} {where} is not printed")
 
     def printed_spread(self, method: Any, cell: str = "printed", **where: Any) -> Spread | None:
         """Return the printed mean and standard deviation of a method in a cell; None if there is none."""
@@ -116,15 +114,19 @@ class PageFunctions:
 
     def ours(self, method: Any, cell: str) -> float:
         """Return our mean of a method in a cell, from cells.csv."""
-        spread = self.ours_spread(method, cell)
-        require(spread is not None, f"{self._page.folder}: {method} of {cell} is not run")
-        return spread.mean if spread else float("nan")
+        return self._mean(self.ours_spread(method, cell), f"{method} of {cell} is not run")
 
     def ours_spread(self, method: Any, cell: str) -> Spread | None:
         """Return our mean and standard deviation of a method in a cell; None if it is not run."""
         cells = self._page.cells[self._page.cells["ours"].notna()]
         row = self._one_row(cells, {"method": method, **self._page.entry("cells", cell)})
         return None if row is None else _ours(row)
+
+    def _mean(self, spread: Spread | None, message: str) -> float:
+        """Return the mean, or raise ConfigError with a message if there is none."""
+        if spread is None:
+            raise ConfigError(f"{self._page.folder}: {message}")
+        return spread.mean
 
     def _one_row(self, table: Any, columns: Mapping[str, Any]) -> Any:
         """Return the only row with some values, as a dict; None if there is none."""

@@ -1,5 +1,5 @@
-"""Runs to tables and figures, beside the papers' numbers: ``python -m fedbench report --help``.
+"""Tables and figures of run folders, and comparisons with papers: ``python -m fedbench report --help``.
 
-runs.py reads run directories, scores.py computes what is said of one run, summary.py averages over seeds,
-table.py writes a table as text, Markdown or CSV, figures.py draws, paper.py sets printed tables beside ours.
+runs.py reads run folders, scores.py computes the scores of one run, and summary.py averages them over seeds.  table.py
+writes tables, figures.py draws figures, and paper.py compares printed tables with runs.
 """

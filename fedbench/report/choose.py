@@ -84,8 +84,8 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
              f"{seeds} {unit}{'s' if seeds != 1 else ''}")  # fmt: skip
     notes = [
         f"{tied} of {len(chosen)} clients had several best values: they take the one that is best on average.",
-        "each its own: what these runs' clients reached under their choice. Its validation is a maximum, so too high; "
-        "and a run in which the values differ by client is another run:",
+        "each its own: the scores of clients in these runs under their best values. The validation score is a maximum, "
+        "and therefore too high. For a run with these values, paste the override:",
         override(key, [sweep.values[value] for value in chosen]),
     ]
     if sweep.folds:

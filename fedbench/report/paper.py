@@ -416,8 +416,8 @@ def paper_notes(cells: list[Cell], target: float) -> list[str]:
     metrics = {cell.row["metric"] for cell in cells}
     lines = []
     if any(cell.clients for cell in cells):
-        lines.append("over clients: over how many our mean is, where a score is not defined for all (or eval.clients "
-                     "is given).")  # fmt: skip
+        lines.append("over clients: the number of clients in our mean, if the score is undefined for some (or with "
+                     "eval.clients).")  # fmt: skip
     lines.append("printed: mean ± std as in the paper. ours: mean ± population std (ddof=0) over n seeds. in our std: "
                  f"(ours - printed) / our std over seeds, from {MIN_SEEDS} seeds on.")  # fmt: skip
     if any("std over clients" in metric for metric in metrics):

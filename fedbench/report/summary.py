@@ -269,40 +269,40 @@ def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[
     titles = {k: c.title for k, c in score_columns(scores.is_fraction(options.metric), options.target).items()}
     explanations = {
         "last": "last: the last round.",
-        "best": "best: the round with the best mean on the test sets, as PFL papers print it.",
+        "best": "best: the round with the best mean test score, as in PFL papers.",
         "best_val": "best by val: the round with the best validation score.",
-        "counted": "over clients: how many the means are over, where a score is not defined for all (or with "
+        "counted": "over clients: the number of clients in the means, if the score is undefined for some (or with "
         "eval.clients).",
-        "worst": f"worst tenth: mean of the worst tenth of clients, at the {options.select} round.",
+        "worst": f"worst tenth: mean over the worst tenth of clients, at the {options.select} round.",
         "global": f"global: mean over clients of the global model, at the {options.select} round.",
-        "gain_last": "gain@last: each client's score less that of Local with the same seed, at the last round; "
+        "gain_last": "gain@last: each client's score minus that of Local with the same seed, at the last round; "
         "mean ± std over clients.",
-        "rounds_to_target": f"{titles['rounds_to_target']}: the first evaluated round that reaches it; (k of n): "
-        "only k of n seeds do.",
-        "seconds_to_target": f"{titles['seconds_to_target']}: seconds of training and the server step, without "
-        "evaluation.",
-        "images_per_s": "images/s: training images a second.",
-        "mb_up": "MB: 10^6 bytes, of all rounds. % of dense: of what they would be without compression.",
+        "rounds_to_target": f"{titles['rounds_to_target']}: the first evaluated round that reaches the target; "
+        "(k of n): k of n seeds reach it.",
+        "seconds_to_target": f"{titles['seconds_to_target']}: seconds of training and server steps until then, "
+        "without evaluation.",
+        "images_per_s": "images/s: training images per second.",
+        "mb_up": "MB: 10^6 bytes, of all rounds. % of dense: in percent of the bytes without compression.",
     }
     shown = explanations if shown is None else set(shown)
     lines = [
-        "± is the population standard deviation (ddof=0), as the papers' authors compute it, over n seeds. "
-        f"--select {options.select} orders the rows.",
+        "± is the population standard deviation (ddof=0) over n seeds, as in papers. "
+        f"Rows are sorted by the {options.select} round (--select).",
         " ".join(text for key, text in explanations.items() if key in shown),
     ]
     one_model = [group for group in groups if group.runs[0].summary.get("personal_is_global")]
     names = {method_name(str(g.labels["method"]), g.conf): None for g in one_model if "method" in g.labels}
     if names:
-        lines.append(f"personal equals global for {', '.join(names)}: one model for all.")
+        lines.append(f"personal equals global for {', '.join(names)}: the method has one model for all clients.")
     if repeated:
-        lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
+        lines.append(f"{repeated} earlier runs are left out: a later run has the same configuration and seed.")
     partitions: dict[str, set[Any]] = {}
     for group in groups:
         setting = ", ".join(f"{key} {value}" for key, value in group.setting.items())
         partitions.setdefault(setting, set()).update(run.summary.get("partition_hash") for run in group.runs)
     for setting, hashes in partitions.items():
         if len(hashes) > 1:
-            lines.append(f"{setting}: partitioned in {len(hashes)} ways, compare with care.")
+            lines.append(f"{setting}: the runs have {len(hashes)} different partitions, compare with care.")
     return lines
 
 

@@ -196,7 +196,10 @@ def test_different_partitions_are_pointed_out(tmp_path, capsys):
     make_run(tmp_path, "pgfed")
     make_run(tmp_path, "fedavg", summary={"partition_hash": "p1"})
     main([str(tmp_path)])
-    assert "dataset digits, partition dirichlet, model mlp: partitioned in 2 ways" in capsys.readouterr().out
+    assert (
+        "dataset digits, partition dirichlet, model mlp: the runs have 2 different partitions"
+        in capsys.readouterr().out
+    )
 
 
 def test_loss_is_ordered_upwards_and_not_in_percent(sweep, capsys):
@@ -224,7 +227,7 @@ def test_a_mean_says_over_how_many_clients_it_is(tmp_path, capsys, when):
     assert rows == {"pgfed": "3 of 4", "fedavg": "", "ditto": "2 of 4"}
     assert main([str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "  3 of 4  " in text and "over clients: how many the means are over" in text
+    assert "  3 of 4  " in text and "over clients: the number of clients in the means" in text
 
 
 def test_failed_runs_show_their_error(tmp_path, capsys):

@@ -202,7 +202,7 @@ def test_a_cell_says_over_how_many_clients_it_is(tmp_path, capsys):
     assert cells["PGFed", "mean_accuracy_pct"].clients is None
     assert main([str(tmp_path), "--paper", "breast_cancer_real"]) == 0
     text = capsys.readouterr().out
-    assert "  2 of 4" in text and "over clients: over how many our mean is" in text
+    assert "  2 of 4" in text and "over clients: the number of clients in our mean" in text
 
 
 def test_dot_plot(half, conf_dir, tmp_path):

@@ -92,7 +92,7 @@ def test_such_uses_are_seen(line: str) -> None:
     "line",
     [
         "from __future__ import annotations",
-        "from fedbench.data._files import whole",
+        "from fedbench.data._files import download",
         "self._x = 1\nself._x",
         "point._replace(x=1)",
         "cfg._target_",

@@ -1,4 +1,4 @@
-"""The data files that scikit-learn carries, read without importing scikit-learn (which takes seconds)."""
+"""Data files in scikit-learn's package, read without importing scikit-learn, which is slow."""
 
 import gzip
 from importlib.util import find_spec
@@ -13,13 +13,13 @@ def bundled_csv(name: str, shape: tuple[int, ...], skip: int = 0, delimiter: str
     """Read a CSV of numbers from scikit-learn's data folder, gzipped or not.
 
     Args:
-        name: Name of the file.
-        shape: Its rows and columns.
-        skip: First lines to leave out.
-        delimiter: Text between cells; None: any white space.
+        name: The name of the file.
+        shape: The expected shape of the array.
+        skip: The number of header lines.
+        delimiter: The text between cells.  None: any white space.
 
     Returns:
-        An array of this shape.
+        An array of the expected shape, float64.
 
     Raises:
         ConfigError: scikit-learn is not installed, or its file has another shape.
@@ -27,8 +27,8 @@ def bundled_csv(name: str, shape: tuple[int, ...], skip: int = 0, delimiter: str
     spec = find_spec("sklearn")
     path = Path(str(spec.origin)).parent / "datasets" / "data" / name if spec else None
     if path is None or not path.exists():
-        raise ConfigError(f"{name} is part of scikit-learn, which is not installed here (pip install scikit-learn)")
+        raise ConfigError(f"{name} is part of scikit-learn, which is not installed: pip install scikit-learn")
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
         table = np.loadtxt(file, delimiter=delimiter, skiprows=skip)
-    require(table.shape == shape, f"{path} has the shape {table.shape}, expected {shape}: reinstall scikit-learn")
+    require(table.shape == shape, f"{path} has shape {table.shape}, expected {shape}: reinstall scikit-learn")
     return table

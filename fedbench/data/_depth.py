@@ -1,6 +1,6 @@
 """Pictures of more than 8 bits: the range of a data set's values, and scaling to 8 bits.
 
-All pictures of a set are scaled by one window (low, high), which preserves differences in brightness between them.
+All pictures of a data set are scaled by one window (low, high), so that differences in brightness remain.
 """
 
 import logging
@@ -17,31 +17,37 @@ Window = tuple[float, float]
 log = logging.getLogger("fedbench.data")
 LEVELS = 256
 SAMPLE = 1 << 16  # values of one picture from which its quantiles are estimated
-NARROW = 16  # a picture within this share of the range keeps at most LEVELS / NARROW grey levels
+NARROW = 16  # a picture within 1 / NARROW of the range keeps at most LEVELS / NARROW grey levels
 
 
 @dataclass(frozen=True)
-class Span:
-    """Range of one picture: minimum, maximum, the 1% and 99% quantiles, and whether all values are integers."""
+class Range:
+    """The values of one picture.
 
-    least: float
-    most: float
+    Attributes:
+        low, high: Minimum and maximum.
+        q01, q99: The 1% and 99% quantiles.
+        is_integer: Whether all values are integers.
+    """
+
     low: float
     high: float
-    whole: bool
+    q01: float
+    q99: float
+    is_integer: bool
 
     @classmethod
-    def of(cls, values: np.ndarray, name: str) -> "Span":
-        """Return the span of a picture's values; ConfigError if one is not finite."""
-        least, most = float(values.min()), float(values.max())
-        require(math.isfinite(least) and math.isfinite(most), f"{name} holds values that are not finite")
-        some = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])
-        low, high = (float(some[int(share * (len(some) - 1))]) for share in (0.01, 0.99))
-        return cls(least, most, low, high, values.dtype.kind in "iu")
+    def of(cls, values: np.ndarray, name: str) -> "Range":
+        """Return the range of a picture's values; raise ConfigError if one is not finite."""
+        low, high = float(values.min()), float(values.max())
+        require(math.isfinite(low) and math.isfinite(high), f"{name} has NaN or infinite values: replace them")
+        subset = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])
+        q01, q99 = (float(subset[int(q * (len(subset) - 1))]) for q in (0.01, 0.99))
+        return cls(low, high, q01, q99, values.dtype.kind in "iu")
 
 
 def check_window(window: Sequence[float] | None) -> Window | None:
-    """Return dataset.window as two numbers; ConfigError unless it is null or [low, high] with low < high."""
+    """Return dataset.window as two numbers; raise ConfigError unless it is null or [low, high] with low < high."""
     if window is None:
         return None
     numbers = [v for v in window if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
@@ -50,50 +56,53 @@ def check_window(window: Sequence[float] | None) -> Window | None:
     return float(numbers[0]), float(numbers[1])
 
 
-def common_window(spans: Sequence[Span], name: str) -> Window:
-    """Return and log the range by which all pictures of a set are scaled.
+def common_window(ranges: Sequence[Range], name: str) -> Window:
+    """Return and log the window by which all pictures of a data set are scaled.
 
-    Integers >= 0 run up to the smallest power of two above the maximum, at least 256.  Fractions of 1 run from 0 to 1.
-    All others run from the minimum to the maximum.
+    For integers >= 0 it ends at the smallest power of two above the maximum, at least 256.  For floats in [0, 1] it is
+    [0, 1].  For all others it is the range of the values.
+
+    Args:
+        ranges: The ranges of the pictures.
+        name: The data set, for messages.
 
     Raises:
         ConfigError: Most pictures would keep few grey levels.
     """
-    least, most = min(s.least for s in spans), max(s.most for s in spans)
-    if least >= 0 and all(s.whole for s in spans):
-        window = 0.0, float(max(LEVELS, 1 << int(most).bit_length()))
-    elif least >= 0 and most <= 1:
-        window = 0.0, 1.0
-    else:
-        window = least, most
+    low, high = min(r.low for r in ranges), max(r.high for r in ranges)
+    require(low < high, f"{name}: all pixels of its pictures of more than 8 bits are {low:g}: check the files")
+    window = (low, high)
+    if low >= 0 and all(r.is_integer for r in ranges):
+        window = (0.0, float(max(LEVELS, 1 << int(high).bit_length())))
+    elif low >= 0 and high <= 1:
+        window = (0.0, 1.0)
     shown = f"[{window[0]:g}, {window[1]:g}]"
-    require(least < most, f"{name}: all pixels of its pictures of more than 8 bits are {least:g}")
     margin = (window[1] - window[0]) / NARROW
-    dark = [s for s in spans if s.high < window[0] + margin]
-    bright = [s for s in spans if s.low > window[1] - margin]
+    dark = [r for r in ranges if r.q99 < window[0] + margin]
+    bright = [r for r in ranges if r.q01 > window[1] - margin]
     narrow = max(dark, bright, key=len)
-    said = (
-        f"{name}: {len(narrow):,} of {len(spans):,} pictures of more than 8 bits keep at most {LEVELS // NARROW} grey "
-        f"levels in the range {shown} of all of them"
+    finding = (
+        f"{name}: {len(narrow):,} of {len(ranges):,} pictures of more than 8 bits keep at most {LEVELS // NARROW} grey "
+        f"levels in their common range {shown}"
     )
-    if 2 * len(narrow) > len(spans):
-        low, high = np.median([(s.low, s.high) for s in narrow], axis=0)
+    if 2 * len(narrow) > len(ranges):
+        q01, q99 = np.median([(r.q01, r.q99) for r in narrow], axis=0)
         raise ConfigError(
-            f"{said}: set dataset.window=[low, high] to the values that are to be black and white, or to {shown} to "
-            f"take them so (most of these pictures lie near {low:g} to {high:g}); where there is no such option, save "
-            "the pictures with 8 bits, or arrays as float32 to keep their numbers"
+            f"{finding}: set dataset.window=[low, high] to the values of black and white, or to {shown} to keep this "
+            f"range (most of these pictures have values from {q01:g} to {q99:g}).  If the data set has no such option, "
+            "save the pictures with 8 bits, or arrays as float32"
         )
     if narrow:
-        log.warning("%s: dataset.window=[low, high] sets another", said)
+        log.warning("%s: dataset.window=[low, high] sets another range", finding)
     log.info(
         "%s: %s pictures have more than 8 bits, with values from %g to %g; %s becomes black to white "
-        "(dataset.window sets another range)", name, f"{len(spans):,}", least, most, shown
+        "(dataset.window sets another range)", name, f"{len(ranges):,}", low, high, shown
     )  # fmt: skip
     return window
 
 
 def to_eight_bits(values: np.ndarray, window: Window) -> np.ndarray:
-    """Return values as uint8: [low, high] is cut into 256 steps of equal width, and values outside are clipped."""
+    """Return values as uint8: [low, high] is divided into 256 equal steps, and values outside are clipped."""
     low, high = window
     levels = np.floor((values.astype(np.float64) - low) * (LEVELS / (high - low)))
     return levels.clip(0, LEVELS - 1).astype(np.uint8)

@@ -1,12 +1,10 @@
-"""Files of data sets: download with a checksum, npz read without running anything, caches written whole.
-
-Every failure is one sentence that says which file was wanted where.
-"""
+"""Files of data sets: downloads with a checksum, npz files without pickles, and caches written atomically."""
 
 import hashlib
 import http.client
 import logging
 import math
+import os
 import shutil
 import tarfile
 import urllib.error
@@ -28,7 +26,7 @@ log = logging.getLogger("fedbench.data")
 
 TIMEOUT_S = 10
 BOMB, BOMB_RATIO = 100_000_000, 200  # the ratio of unpacked to packed bytes is limited above this size
-# What a damaged or foreign file raises in numpy, zipfile, gzip and tarfile, beside OSError.
+# What numpy, zipfile, gzip and tarfile raise for damaged or foreign files.
 DAMAGE = (*files.DAMAGE, tarfile.TarError)
 
 
@@ -37,29 +35,48 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
+def visible_files(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted, without hidden files and those in hidden folders."""
+    found: list[Path] = []
+    for top, below, names in os.walk(folder):
+        below[:] = [name for name in below if not is_hidden(name)]
+        found += [Path(top, name) for name in names if not is_hidden(name)]
+    return sorted(found)
+
+
 def md5_of(path: Path) -> str:
-    """Hex md5 of a file (an integrity check against the published value, not a signature)."""
+    """Return the hex md5 of a file, for comparison with a published value."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes path if the block succeeds and is removed if it does not."""
+def written_atomically(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` if the block succeeds, and is removed if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, many_writers=True) as partial:  # sweeps may write the same file at once
+    with replacing(path, many_writers=True) as partial:  # runs of a sweep may write the same file at once
         yield partial
 
 
 def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
-    """Fetch the first address that answers with the right bytes; ConfigError if none does.
+    """Download a file from the first address that returns the expected bytes.
 
-    urls: tried in order.  md5: None accepts anything.  name: of the data set, for the sentence.
+    Args:
+        urls: Addresses, tried in order.
+        path: Where to write the file.
+        md5: The expected md5.  None: any.
+        name: Name of the data set, for the message.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ConfigError: No address returns the file.
     """
     reason: object = None
     for url in urls:
         try:
-            _fetch(url, path, md5)
+            _download_one(url, path, md5)
             return path
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             reason = error.reason if type(error) is urllib.error.URLError else error
@@ -69,71 +86,82 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
     )
 
 
-def _fetch(url: str, path: Path, md5: str | None) -> None:
+def _download_one(url: str, path: Path, md5: str | None) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "fedbench"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply, whole(path) as partial:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply, written_atomically(path) as partial:
         log.info("downloading %s to %s", url, path)
         with open(partial, "wb") as file:
             shutil.copyfileobj(reply, file, 1 << 20)
-        wanted, size = reply.headers.get("Content-Length"), partial.stat().st_size
-        if wanted is not None and size != int(wanted):
-            raise ValueError(f"the connection ended after {size:,} of {int(wanted):,} bytes")
+        expected, size = reply.headers.get("Content-Length"), partial.stat().st_size
+        if expected is not None and size != int(expected):
+            raise ValueError(f"the connection ended after {size:,} of {int(expected):,} bytes")
         if md5 is not None and md5_of(partial) != md5:
-            raise ValueError(f"the md5 of what came is {md5_of(partial)}, not {md5}")
+            raise ValueError(f"its md5 is {md5_of(partial)}, expected {md5}")
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
-    """All arrays of an npz file; ConfigError where it is missing, damaged or carries a pickle."""
+    """Return all arrays of an npz file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: The file does not exist, is damaged, or contains a pickle.
+    """
     path = Path(path)
-    require(path.is_file(), f"{path} is not there (dataset.path and data_dir say where files are looked for)")
+    require(path.is_file(), f"{path} does not exist: set dataset.path or data_dir")
     try:
         _check_sizes(path)
-        file = np.load(path, mmap_mode="r", allow_pickle=False)  # a single array is only looked at
-        require(not isinstance(file, np.ndarray), f"{path} holds a single array, not an npz of named ones")
+        file = np.load(path, mmap_mode="r", allow_pickle=False)  # does not load a single array
+        require(
+            not isinstance(file, np.ndarray), f"{path} holds a single array, not an npz of named ones: use numpy.savez"
+        )
         with file:
             arrays = {name: file[name] for name in file.files}
             return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except ConfigError:
         raise
     except MemoryError as error:
-        raise ConfigError(f"{path} does not fit in memory ({error})") from error
+        raise ConfigError(
+            f"{path} does not fit in memory ({error}): write a smaller file, or use dataset=npy"
+        ) from error
     except DAMAGE as error:
         with open(path, "rb") as opened:
             first = opened.read(1)
-        # numpy takes whatever is not its own format for a pickle; real ones start with byte 0x80, npz with P.
-        if "pickle" in str(error) and first in (b"\x80", b"P"):
+        # NumPy takes any other format for a pickle; real pickles start with byte 0x80, and npz files with P.
+        is_pickle_error = "pickle" in str(error)
+        if is_pickle_error and first in (b"\x80", b"P"):
             raise ConfigError(
-                f"{path} holds pickled Python objects, which could run code and are never loaded: save plain "
-                "number arrays with numpy.savez"
+                f"{path} holds pickled Python objects, which could run code and are never loaded: save arrays of "
+                "numbers with numpy.savez"
             ) from error
-        said = "" if "pickle" in str(error) else f" ({error})"
-        raise ConfigError(f"{path} is damaged or no npz file{said}") from error
+        detail = "" if is_pickle_error else f" ({error})"
+        raise ConfigError(f"{path} is damaged or not an npz file{detail}: write it again") from error
 
 
 def _check_sizes(path: Path) -> None:
-    """ValueError where an array's header claims another number of bytes than the file holds of it: NumPy would ask for
-    that memory first."""
+    """Raise ValueError if an array's header claims another size than the file has: NumPy would allocate it."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
-            if info.filename.endswith(".npy"):
-                with archive.open(info) as file:
-                    claimed = _claimed(file)
-                    held = info.file_size - file.tell()
-                if claimed is not None and claimed != held:
-                    name = info.filename.removesuffix(".npy")
-                    raise ValueError(f"{name} claims {claimed:,} bytes and there are {held:,}")
+            if not info.filename.endswith(".npy"):
+                continue
+            with archive.open(info) as file:
+                shape, dtype = read_npy_header(file)
+                claimed = math.prod(shape) * dtype.itemsize
+                actual = info.file_size - file.tell()
+            if claimed != actual and not dtype.hasobject:
+                name = info.filename.removesuffix(".npy")
+                raise ValueError(f"the header of {name} claims {claimed:,} bytes, and it has {actual:,}")
 
 
-def _claimed(file: IO[bytes]) -> int | None:
-    """How many bytes of numbers the header of a .npy file announces; None where it holds objects, or is unreadable."""
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Read the shape and dtype of a .npy file, up to the first byte of the data; raise ValueError if it has none."""
     version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        return None
-    shape, _, dtype = readers[version](file)
-    return None if dtype.hasobject else math.prod(shape) * dtype.itemsize
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
 
 
 def require_memory(size: int, what: str) -> None:
@@ -147,7 +175,11 @@ def require_memory(size: int, what: str) -> None:
         ConfigError: `size` exceeds the physical memory of the machine.
     """
     memory = physical_memory()
-    require(size <= memory, f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {memory / 1e9:,.1f} GB of memory")
+    require(
+        size <= memory,
+        f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {memory / 1e9:,.1f} GB of memory: "
+        "use a smaller file, or another machine",
+    )
 
 
 def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
@@ -165,21 +197,26 @@ def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
     require(
         info.file_size <= BOMB or ratio <= BOMB_RATIO,
         f"{what} unpacks to {info.file_size / 1e6:,.0f} MB, {ratio:,.0f} times its size, and is not read: more than "
-        f"{BOMB_RATIO} times looks like a decompression bomb",
+        f"{BOMB_RATIO} times looks like a decompression bomb.  Unpack it yourself if you trust it",
     )
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:
-    """Write an uncompressed npz (read back at the speed of the disk), whole or not at all."""
-    with whole(path) as partial, open(partial, "wb") as file:
+    """Write an uncompressed npz atomically."""
+    with written_atomically(path) as partial, open(partial, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """What ``make()`` returns, kept in data_dir/cache under its name and a hash of ``key``.
+    """Return make(), or the arrays that it returned before, stored in data_dir/cache.
 
-    key: whatever the result depends on (its repr is hashed).  A cache that cannot be read is made again; one
-    that cannot be written is a warning, for the next start will be slow too.
+    A damaged cache is made again.  If the cache cannot be written, a warning is logged.
+
+    Args:
+        data_dir: Folder of the cache.
+        name: Name of the cache.
+        key: Everything that the result depends on; its repr is hashed.
+        make: Function that returns the arrays.
     """
     path = cache_path(data_dir, name, key, "npz")
     if path.is_file():
@@ -188,19 +225,32 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
         except ConfigError as error:
             log.warning("making the cache again: %s", error)
     arrays = make()
-    try:
-        write_npz(path, **arrays)
-    except OSError as error:
-        log.warning("could not keep the converted data in %s (%s): every start converts again", path, error)
+    store(path, arrays)
     return arrays
 
 
-def cached_array(
-    data_dir: str, name: str, key: object, shape: tuple[int, ...], blocks: Callable[[], Iterable[np.ndarray]]
-) -> np.ndarray:
-    """uint8 [*shape], kept in data_dir/cache as for `cached` and read from there where it is looked at.
+def store(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write converted data as an npz, or log a warning if that is impossible."""
+    try:
+        write_npz(path, **arrays)
+    except OSError as error:
+        log.warning("cannot store the converted data in %s (%s): every start converts them again", path, error)
 
-    blocks(): the rows, some at a time, so that the whole is never in memory.  ConfigError where there is no room.
+
+def cached_array(
+    data_dir: str, name: str, key: object, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]
+) -> np.ndarray:
+    """Return a uint8 array that is mapped from data_dir/cache, and never in memory as a whole.
+
+    Args:
+        data_dir: Folder of the cache.
+        name: Name of the cache.
+        key: Everything that the result depends on.
+        shape: The shape of the array.
+        rows: Function that yields its entries along the first axis, in order.
+
+    Raises:
+        ConfigError: The cache cannot be written.
     """
     path = cache_path(data_dir, name, key, "npy")
     if path.is_file():
@@ -210,38 +260,38 @@ def cached_array(
             log.warning("making the cache again: %s is damaged (%s)", path, error)
     size = math.prod(shape)
     try:
-        with whole(path) as partial:
+        with written_atomically(path) as partial:
             free = shutil.disk_usage(path.parent).free
             if free < size:
                 raise OSError(f"{free / 1e9:.1f} GB are free")
             with open(partial, "wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
-                for block in blocks():
-                    file.write(np.ascontiguousarray(block, np.uint8).data)
+                for row in rows():
+                    file.write(np.ascontiguousarray(row, np.uint8).data)
         return _mapped(path, shape)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error}): the pictures of {name} take {size / 1e9:.1f} GB there once "
-            "decoded, and data_dir says where"
+            f"{path} cannot be written ({error}): the decoded pictures of {name} need {size / 1e9:.1f} GB there; set "
+            "data_dir to another folder"
         ) from error
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The uint8 array of a .npy file, on disk until it is looked at; ValueError where it is another one."""
-    array = np.load(path, mmap_mode="c", allow_pickle=False)  # c: writable, though never the file
+    """Map the uint8 array of a .npy file from disk; raise ValueError if it has another shape or dtype."""
+    array = np.load(path, mmap_mode="c", allow_pickle=False)  # c: changes stay in memory
     if array.shape != shape or array.dtype != np.uint8:
         raise ValueError(f"it holds {array.dtype} {array.shape}")
     return array
 
 
 def cache_path(data_dir: str, name: str, key: object, suffix: str) -> Path:
-    """data_dir/cache/<name>-<hash of the key>.<suffix>"""
+    """Return data_dir/cache/<name>-<hash of the key>.<suffix>."""
     digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     return Path(data_dir) / "cache" / f"{name}-{digest}.{suffix}"
 
 
 def fingerprint(path: Path) -> tuple[str, int, int]:
-    """Name, size and time of change: a key that follows the file without reading it."""
+    """Return name, size and modification time of a file, for cache keys."""
     stat = path.stat()
     return path.name, stat.st_size, stat.st_mtime_ns

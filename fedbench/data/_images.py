@@ -1,6 +1,5 @@
-"""Image arrays: one layout ([n, channels, height, width] uint8), resizing, and reading picture files."""
+"""Image arrays: the layout [n, channels, height, width] uint8, resizing, and decoding of picture files."""
 
-import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,18 +9,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from fedbench.core.cores import cores
 from fedbench.core.options import ConfigError, require
-from fedbench.data._depth import Span, Window, common_window, to_eight_bits
-from fedbench.data._files import cached_array, log
+from fedbench.data._depth import Range, Window, common_window, to_eight_bits
+from fedbench.data._files import cached, cached_array, log
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 CHANNELS = (1, 3, 4)  # of a picture
 BLOCK = 256  # pictures decoded at a time
 READER = "upright, windowed"  # version of the picture reader, part of the cache keys
 ORIENTATION = 0x0112  # EXIF tag
-LINES = 10  # of progress, while a set is decoded
+PROGRESS_LINES = 10  # log lines while a data set is decoded
 
 
 def channel_axis(shape: tuple[int, ...], name: str) -> int:
@@ -30,11 +30,16 @@ def channel_axis(shape: tuple[int, ...], name: str) -> int:
     Height and width are equal in most arrays: if axes 2 and 3 are equal, or 1 and 2, the other axis holds the channels.
     If neither or both pairs are equal, the channels are the axis of 1, 3 or 4 entries.  An array that no rule decides
     counts as [n, C, H, W], with a warning if axis 3 may hold the channels as well.
+
+    Args:
+        shape: The shape of the array.
+        name: Its name, for messages.
     """
     first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
-    square = shape[2] == shape[3], shape[1] == shape[2]  # if axis 1 is dropped, if axis 3 is dropped
-    if square[0] != square[1] and (first or last):
-        return 1 if square[0] else 3
+    square_if_first = shape[2] == shape[3]
+    square_if_last = shape[1] == shape[2]
+    if square_if_first != square_if_last and (first or last):
+        return 1 if square_if_first else 3
     if last and not first:
         log.info("%s of shape %s are read as [n, H, W, C]", name, shape)
         return 3
@@ -53,125 +58,170 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
     return images if channel_axis(images.shape, name) == 1 else images.transpose(0, 3, 1, 2)
 
 
-def half(images: np.ndarray) -> tuple[float, ...]:
-    """The papers' mean and their std, one per channel of [n, C, H, W]: (x / 255 - 0.5) / 0.5."""
+def half_per_channel(images: np.ndarray) -> tuple[float, ...]:
+    """Return 0.5 for each channel of [n, C, H, W]: the mean and standard deviation that the papers use for x / 255."""
     return (0.5,) * images.shape[1]
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """[n, C, H, W] uint8 to [n, C, size, size], bilinear, antialiased (torchvision's Resize)."""
+    """Resize [n, C, H, W] uint8 to [n, C, size, size], bilinear and antialiased like torchvision's Resize."""
     if size is None or images.shape[2:] == (size, size):
         return images
-    from PIL import Image
 
-    def one(image: np.ndarray) -> np.ndarray:
-        if len(image) == 3:  # one call for three planes: twice as fast, the same numbers
-            whole = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
-            return np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-        planes = [Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR) for plane in image]
-        return np.stack([np.asarray(plane) for plane in planes])  # [C, size, size]
+    def resize_one(image: np.ndarray) -> np.ndarray:
+        is_rgb = len(image) == 3  # one call for three planes: faster, and the same numbers
+        planes = [np.ascontiguousarray(image.transpose(1, 2, 0))] if is_rgb else list(image)
+        pictures = (Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR) for plane in planes)
+        resized = [np.asarray(picture) for picture in pictures]
+        return resized[0].transpose(2, 0, 1) if is_rgb else np.stack(resized)  # [C, size, size]
 
-    return fill(map(one, images), len(images), (images.shape[1], size, size))
+    return fill(map(resize_one, images), len(images), (images.shape[1], size, size))
 
 
 def fill(images: Iterable[np.ndarray], n: int, shape: tuple[int, ...]) -> np.ndarray:
-    """n images, one after the other, in one array [n, *shape] uint8."""
+    """Copy n images, one at a time, to an array [n, *shape] uint8."""
     out = np.empty((n, *shape), np.uint8)
     for i, image in enumerate(images):
         out[i] = image
     return out
 
 
-def open_pictures(
-    paths: Sequence[Path],
+def decode(
+    files: Sequence[Any],
     side: int,
     color: str,
-    window: Window | None = None,
-    name: str = "the data set",
-    is_extra: bool = False,
-) -> np.ndarray:
-    """Read picture files as [n, channels, side, side] uint8, with whole pictures made square.
+    window: Window | None,
+    opened: Callable[[Any], Path | IO[bytes]] = lambda file: file,
+    crop: bool = False,
+) -> Iterator[np.ndarray]:
+    """Yield pictures [channels, side, side] uint8 in order, decoded by several threads.
 
     Args:
-        paths: The files.
+        files: The pictures.
         side: Pixels.
         color: rgb or grey.
-        name: Name of the set, for messages.
-        window: Values that become 0 and 255 in pictures of more than 8 bits.  None: see `window_of`.
+        window: See `open_picture`.
+        opened: Function from one of `files` to an object that Pillow opens.
+        crop: See `open_picture`.
+    """
+    with ThreadPoolExecutor(cores()) as pool:  # Pillow decodes outside the interpreter lock
+        for start in range(0, len(files), BLOCK):  # not all files at once, which would fill the memory
+            block = files[start : start + BLOCK]
+            yield from pool.map(lambda file: open_picture(opened(file), side, color, window, crop), block)
+
+
+def decode_cached(
+    data_dir: str,
+    source: str,
+    files: Sequence[Path],
+    side: int,
+    color: str,
+    window: Window | None,
+    is_extra: bool = False,
+) -> np.ndarray:
+    """Return picture files as [n, channels, side, side] uint8, from the cache if no file has changed.
+
+    Args:
+        data_dir: Folder of the cache.
+        source: The folder or table of the data set, for messages and the name of the cache.
+        files: The pictures.
+        side: Pixels.  Whole pictures become square.
+        color: rgb or grey.
+        window: Window of the options for pictures of more than 8 bits.  None: their range.
         is_extra: Whether the pictures complement another set.  Its range is not theirs, so that pictures of more than 8
             bits need a window.
+
+    Raises:
+        ConfigError: A picture cannot be read, or needs a window.
     """
-    found = window_of(paths, window, name)
-    require(
-        not is_extra or found == window,
-        f"{name} has pictures of more than 8 bits: set dataset.window=[low, high], by which they are scaled as those "
-        "of the data set are",
-    )
-    window = found
-    with ThreadPoolExecutor(cores()) as pool:  # Pillow decodes outside the interpreter lock
-        decoded = pool.map(lambda path: open_picture(path, side, color, window), paths)
-        return fill(decoded, len(paths), (3 if color == "rgb" else 1, side, side))
+
+    def decode_all() -> dict[str, np.ndarray]:
+        log.info("resizing the %s pictures of %s once", f"{len(files):,}", source)
+        used = window_of(files, window, source)
+        require(
+            not is_extra or used == window,
+            f"{source} has pictures of more than 8 bits: set dataset.window=[low, high], the range by which these and "
+            "the pictures of the data set are scaled",
+        )
+        channels = 3 if color == "rgb" else 1
+        return {"images": fill(decode(files, side, color, used), len(files), (channels, side, side))}
+
+    key = (_stamps(files), side, color, window, is_extra, READER)
+    return cached(data_dir, Path(source).resolve().stem, key, decode_all)["images"]
+
+
+def _stamps(files: Sequence[Path]) -> list[tuple[str, int, int]]:
+    stats = [file.stat() for file in files]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)]
 
 
 def window_of(
-    files: Sequence[Any], window: Window | None, name: str, opened: Callable[[Any], Path | IO[bytes]] | None = None
+    files: Sequence[Any],
+    window: Window | None,
+    name: str,
+    opened: Callable[[Any], Path | IO[bytes]] = lambda file: file,
 ) -> Window | None:
     """Return the window by which `open_picture` scales pictures of more than 8 bits.
 
     Args:
-        files: The pictures of the set.
+        files: The pictures of the data set.
         window: The window of the options.  None: the range of all pictures.
-        name: Name of the set, for messages.
-        opened: Function from one of `files` to the object that Pillow opens.
+        name: Name of the data set, for messages.
+        opened: Function from one of `files` to an object that Pillow opens.
 
     Returns:
         The window, or None if no picture has more than 8 bits.
     """
     with ThreadPoolExecutor(cores()) as pool:
-        found = pool.map(lambda file: _span(opened(file) if opened else file), files)
-        spans = [span for span in found if span is not None]
+        ranges = [r for r in pool.map(lambda file: _deep_range(opened(file)), files) if r is not None]
     if window is None:
-        return common_window(spans, name) if spans else None
-    if not spans:
-        log.warning("dataset.window changes nothing: no picture of %s has more than 8 bits", name)
+        return common_window(ranges, name) if ranges else None
+    if not ranges:
+        log.warning("dataset.window has no effect: no picture of %s has more than 8 bits", name)
     return window
 
 
 def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side: int) -> np.ndarray:
-    """Picture files below root as CLIP sees them [n, 3, side, side] uint8, decoded once and left on disk.
+    """Return the centre squares of picture files as CLIP uses them, decoded once and mapped from disk.
 
-    The short side becomes `side` (bicubic), of the long one the middle is kept.
+    Args:
+        data_dir: Folder of the cache.
+        name: Name of the data set.
+        root: Folder of the pictures.
+        files: Their paths in it.
+        side: Pixels of the short side after resizing (bicubic), and of the square.
+
+    Returns:
+        [n, 3, side, side] uint8.
+
+    Raises:
+        ConfigError: A picture does not exist or cannot be read.
     """
-    missing = [file for file in files if not (root / file).is_file()]
+    paths = [root / file for file in files]
+    missing = [path for path in paths if not path.is_file()]
     require(
         not missing,
         f"{len(missing):,} of the {len(files):,} pictures of {name} are not in {root} (the first is "
-        f"{(missing or [''])[0]}): it is incomplete, or not the folder that was meant",
+        f"{(missing or [root])[0]}): complete the folder, or set another one",
     )
-    stats = [os.stat(root / file) for file in files]
-    key = ([(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats)], side, "centre squares", READER)
-    paths = [root / file for file in files]
-    return cached_array(data_dir, name, key, (len(files), 3, side, side), lambda: _decoded(name, paths, side))
 
+    def decode_with_progress() -> Iterator[np.ndarray]:
+        n, start = len(files), time.monotonic()
+        log.info("%s: decoding %s pictures once", name, f"{n:,}")
+        interval = max(1, n // PROGRESS_LINES)
+        window = window_of(paths, None, name)
+        for i, picture in enumerate(decode(paths, side, "rgb", window, crop=True)):
+            if i and i % interval == 0:
+                left = (time.monotonic() - start) / i * (n - i)
+                log.info("%s: %s of %s pictures, %.0f s left", name, f"{i:,}", f"{n:,}", left)
+            yield picture
 
-def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
-    """The pictures, BLOCK at a time [<= BLOCK, 3, side, side], with a line of progress now and then."""
-    n, began, told = len(paths), time.monotonic(), 0
-    log.info("%s: decoding %s pictures once", name, f"{n:,}")
-    window = window_of(paths, None, name)
-    with ThreadPoolExecutor(cores()) as pool:
-        for start in range(0, n, BLOCK):
-            some = paths[start : start + BLOCK]
-            yield np.stack(list(pool.map(lambda path: open_picture(path, side, "rgb", window, squeeze=False), some)))
-            done = start + len(some)
-            if done < n and done * LINES // n > told:
-                told = done * LINES // n
-                left = (time.monotonic() - began) / done * (n - done)
-                log.info("%s: %s of %s pictures, %.0f s left", name, f"{done:,}", f"{n:,}", left)
+    key = (_stamps(paths), side, "centre squares", READER)
+    return cached_array(data_dir, name, key, (len(files), 3, side, side), decode_with_progress)
 
 
 def open_picture(
-    path: Path | IO[bytes], side: int, color: str, window: Window | None = None, squeeze: bool = True
+    path: Path | IO[bytes], side: int, color: str, window: Window | None = None, crop: bool = False
 ) -> np.ndarray:
     """Read one picture file, upright, as [channels, side, side] uint8.
 
@@ -179,8 +229,8 @@ def open_picture(
         path: The file.
         side: Pixels.
         color: rgb or grey.
-        window: Window of the set (`window_of`), for pictures of more than 8 bits.
-        squeeze: Whether the whole picture is made square.  Otherwise its centre square is taken (bicubic).
+        window: Window of the data set (`window_of`), for pictures of more than 8 bits.
+        crop: Whether to use the centre square (bicubic) instead of the whole picture, distorted to a square.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -188,19 +238,18 @@ def open_picture(
     with _opened(path) as image:
         _check_color(image, window, path)  # before the pixels are loaded
         eight = _eight_bits(_upright(image), window, path).convert("RGB" if color == "rgb" else "L")
-        square = eight.resize((side, side), _pillow().Resampling.BILINEAR) if squeeze else _centre(eight, side)
+        square = _centre_square(eight, side) if crop else eight.resize((side, side), Image.Resampling.BILINEAR)
     pixels = np.asarray(square)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 @contextmanager
 def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
-    """Open a picture file of one page with Pillow; ConfigError if it is not such a file."""
-    Image = _pillow()
+    """Open a picture file of one page with Pillow; raise ConfigError if it is not such a file."""
     try:
         with Image.open(path) as image:
             pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
-            require(pages == 1, f"{path} holds {pages} pages, of which one would be read: save each as a picture")
+            require(pages == 1, f"{path} has {pages} pages: save each page as a picture")
             yield image
     except ConfigError:
         raise
@@ -208,32 +257,22 @@ def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
         raise ConfigError(f"{path} cannot be read as a picture ({error or type(error).__name__})") from error
 
 
-def _pillow() -> Any:
-    from PIL import Image
-
-    return Image
-
-
 def _upright(image: Any) -> Any:
-    """Return the picture turned and mirrored by its EXIF orientation."""
-    from PIL import ImageOps
-
+    """Return the picture rotated and mirrored by its EXIF orientation."""
     try:
-        turned = image.getexif().get(ORIENTATION, 1) != 1
+        is_turned = image.getexif().get(ORIENTATION, 1) != 1
     except (ValueError, KeyError, SyntaxError, struct.error):  # damaged EXIF data
         return image
-    return ImageOps.exif_transpose(image) if turned else image
+    return ImageOps.exif_transpose(image) if is_turned else image
 
 
-def _centre(image: Any, side: int) -> Any:
-    """torchvision's Resize(side, bicubic) and CenterCrop(side), rounded as it rounds."""
-    from PIL import Image
-
+def _centre_square(image: Any, side: int) -> Any:
+    """Apply torchvision's Resize(side, bicubic) and CenterCrop(side), with its rounding."""
     short = min(image.size)
     width, height = (int(side * length / short) for length in image.size)
     left, top = round((width - side) / 2), round((height - side) / 2)
-    whole = image.resize((width, height), Image.Resampling.BICUBIC)
-    return whole.crop((left, top, left + side, top + side))
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + side, top + side))
 
 
 def _is_deep_color(image: Any) -> bool:
@@ -241,27 +280,29 @@ def _is_deep_color(image: Any) -> bool:
     return image.mode in ("RGB", "RGBA", "LA", "CMYK") and any(";16" in str(tile[3]) for tile in image.tile)
 
 
-def _span(path: Path | IO[bytes]) -> Span | None:
-    """Return the span of a picture of more than 8 bits, else None; most files are not decoded."""
+def _deep_range(path: Path | IO[bytes]) -> Range | None:
+    """Return the range of a picture of more than 8 bits, else None; most files are not decoded."""
     with _opened(path) as image:
         if _is_deep_color(image):
-            return Span.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
-        return Span.of(np.asarray(image), str(path)) if image.mode.startswith(("I", "F")) else None
+            return Range.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
+        return Range.of(np.asarray(image), str(path)) if image.mode.startswith(("I", "F")) else None
 
 
 def _check_color(image: Any, window: Window | None, path: Any) -> None:
     """Refuse 16 bits per color unless the values fill their range."""
     require(
         window == (0, 1 << 16) or not _is_deep_color(image),
-        f"{path} has 16 bits of each color, of which only the upper 8 can be read, and the range of its set is "
+        f"{path} has 16 bits per color, of which only the upper 8 can be read, and the range of its data set is "
         f"{list(window or ())}: save it with 8 bits, or in grey",
     )
 
 
 def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
-    """Scale a picture of more than 8 bits by the window of its set; Pillow would clip at 255."""
+    """Scale a picture of more than 8 bits by the window of its data set; Pillow would clip at 255."""
     if not image.mode.startswith(("I", "F")):
         return image
     if window is None:
-        raise ConfigError(f"{path} has more than 8 bits, and its set has no range to scale it by")
-    return _pillow().fromarray(to_eight_bits(np.asarray(image), window))
+        raise ConfigError(
+            f"{path} has more than 8 bits, and its data set has no window: set dataset.window=[low, high]"
+        )
+    return Image.fromarray(to_eight_bits(np.asarray(image), window))

@@ -1,11 +1,13 @@
-"""Checks of spelling in names from files: classes, clients, patients, categories."""
+"""Names in data files (classes, clients, patients, categories): spelling checks and indices."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from decimal import Decimal
+
+import numpy as np
 
 from fedbench.core.options import ConfigError
 
@@ -13,6 +15,20 @@ log = logging.getLogger(__name__)
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)  # a name such as 1e1 is a code
 SHOWN = 3
+
+
+def positions(values: Iterable[str], names: Sequence[str]) -> np.ndarray:
+    """Return the index of each value in a list of names.
+
+    Args:
+        values: n values, all of them in `names`.
+        names: Distinct names.
+
+    Returns:
+        [n] int64.
+    """
+    index = {name: i for i, name in enumerate(names)}
+    return np.array([index[value] for value in values], np.int64)
 
 
 def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -> None:
@@ -27,14 +43,14 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
     Raises:
         ConfigError: Two names are one number, such as 1 and 1.0 or 7 and 007, or two labels are Yes and yes.
     """
-    different = sorted(set(names))
-    equal = _groups(different, lambda name: Decimal(name) if PLAIN_NUMBER.fullmatch(name) else None)
+    distinct = sorted(set(names))
+    equal = _groups(distinct, lambda name: Decimal(name) if PLAIN_NUMBER.fullmatch(name) else None)
     if equal:
         raise ConfigError(
             f"{where} has {_shown(equal)}, which are equal numbers and would count as different names: "
             "spell each number in one way"
         )
-    similar = _groups(different, lambda name: "".join(name.split()).casefold())
+    similar = _groups(distinct, lambda name: "".join(name.split()).casefold())
     if similar and are_labels:
         raise ConfigError(
             f"{where} has {_shown(similar)}, which differ only by case or blanks and would count as different classes: "
@@ -46,14 +62,14 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
 
 
 def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[list[str]]:
-    """Return the names with a common key, in groups of two or more; names with the key None are ignored."""
-    found: dict[Hashable, list[str]] = {}
+    """Return groups of two or more names with equal keys; names with the key None are ignored."""
+    groups: dict[Hashable, list[str]] = {}
     for name in names:
         if (shared := key(name)) is not None:
-            found.setdefault(shared, []).append(name)
-    return [group for group in found.values() if len(group) > 1]
+            groups.setdefault(shared, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _shown(groups: list[list[str]]) -> str:
-    listed = ", ".join(" and ".join(map(repr, group[:SHOWN])) for group in groups[:SHOWN])
-    return listed + (f" and {len(groups) - SHOWN:,} more" if len(groups) > SHOWN else "")
+    text = ", ".join(" and ".join(map(repr, group[:SHOWN])) for group in groups[:SHOWN])
+    return text + (f" and {len(groups) - SHOWN:,} more" if len(groups) > SHOWN else "")

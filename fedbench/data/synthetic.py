@@ -1,61 +1,67 @@
-"""Small generated data sets, one for every kind of task and input; for tests and for trying a method out.
+"""Small generated data sets, one for each kind of task and input, for tests and first runs.
 
-Every set is a function of its options (``seed`` included) alone.  Letters: n samples, F features, C classes,
-D domains.
+Each data set depends only on its options.
+
+Letters: n samples, F features, C classes, D domains.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from fedbench.core.options import AtLeast2, Count, NonNegativeInt, require
-from fedbench.data._images import half
+from fedbench.data._images import half_per_channel
 from fedbench.data.base import TRAIN, Arrays
 
-QUESTION = 6  # tokens per question
+QUESTION_LENGTH = 6  # tokens
 WORDS = 16  # vocabulary
-QUESTIONS = 9  # about an image, of kind questions
-NOISE = 0.3  # standard deviation of what is added to the teacher's scores or to an image
+QUESTIONS = 9  # about each image of kind=questions
+NOISE = 0.3  # standard deviation of the noise in the teacher's scores and in images
 BLOCK = 1024  # pictures with masks that are generated at a time
 PICTURES = ("images", "segmentation", "dict", "questions")  # kinds whose inputs are pictures
 
 
+@dataclass
 class Synthetic:
-    """kind: linear (features, labels of a noisy linear teacher), images (uint8, a coarse pattern per class),
-    multilabel (features, C yes-or-no labels), regression (features, C numbers), segmentation (images of
-    rectangles and their masks), dict (an image and a question of 6 tokens; the answer needs both), questions (as
-    dict, but 9 questions show one image, which is stored once) or classmask (as linear, but every domain has its own
-    valid classes).
+    """A generated data set.
 
-    n: samples.  shape: of one input ([F], or [channels, height, width]); None: [20], or [1, 8, 8].
-    num_domains: natural silos (0: none); linear features and images differ between them.
+    Args:
+        kind: linear (features, labels of a noisy linear teacher), images (uint8, a coarse pattern for each class),
+            multilabel (features, C binary labels), regression (features, C targets), segmentation (images of rectangles
+            and their masks), dict (an image and a question of 6 tokens; the answer needs both), questions (as dict, but
+            9 questions are about one image, which is stored once) or classmask (as linear, but each domain has its own
+            valid classes).
+        n: Number of samples.
+        num_classes: C.
+        shape: Shape of one input ([F], or [channels, height, width]).  None: [20], or [1, 8, 8].
+        num_domains: Number of natural clients, 0 for none; linear features and images differ between them.
+        seed: Seed of the generator.
     """
 
-    def __init__(
-        self,
-        kind: Literal[
-            "linear", "images", "multilabel", "regression", "segmentation", "dict", "questions", "classmask"
-        ] = "linear",
-        n: Count = 600,
-        num_classes: AtLeast2 = 4,
-        shape: list[int] | None = None,
-        num_domains: NonNegativeInt = 0,
-        seed: NonNegativeInt = 0,
-    ):
+    kind: Literal["linear", "images", "multilabel", "regression", "segmentation", "dict", "questions", "classmask"] = (
+        "linear"
+    )
+    n: Count = 600
+    num_classes: AtLeast2 = 4
+    shape: list[int] | None = None
+    num_domains: NonNegativeInt = 0
+    seed: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
         require(
-            kind != "classmask" or num_domains >= 2,
-            f"dataset.kind=classmask needs dataset.num_domains >= 2, got {num_domains}",
+            self.kind != "classmask" or self.num_domains >= 2,
+            f"dataset.kind=classmask needs dataset.num_domains >= 2, got {self.num_domains}",
         )
-        self.kind, self.n, self.num_classes, self.num_domains = kind, n, num_classes, num_domains
-        self.seed = seed
-        self.shape: tuple[int, ...] = tuple(shape) if shape else ((1, 8, 8) if kind in PICTURES else (20,))
+        default = (1, 8, 8) if self.kind in PICTURES else (20,)
+        self._shape: tuple[int, ...] = tuple(self.shape or default)
         require(
-            len(self.shape) == 3 or kind not in PICTURES,
-            f"dataset.shape={list(self.shape)} must be [channels, height, width] for dataset.kind={kind}",
+            len(self._shape) == 3 or self.kind not in PICTURES,
+            f"dataset.shape={list(self._shape)} must be [channels, height, width] for dataset.kind={self.kind}",
         )
 
     def load(self) -> Arrays:
-        """Generate the set."""
+        """Generate the samples."""
         rng = np.random.default_rng(self.seed)
         domain = np.arange(self.n) % self.num_domains if self.num_domains else None
         arrays: Arrays = getattr(self, f"_{self.kind}")(rng, domain)
@@ -64,18 +70,18 @@ class Synthetic:
 
     def _arrays(self, inputs: np.ndarray | dict[str, np.ndarray], targets: np.ndarray, task: str) -> Arrays:
         split = np.full(self.n, TRAIN, np.int8)
-        scale = half(inputs) if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 else None
+        scale = half_per_channel(inputs) if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 else None
         return Arrays(inputs, targets, split, self.num_classes, task, mean=scale, std=scale)
 
     def _scores(self, rng: np.random.Generator, domain: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Gaussian features [n, *shape], shifted by domain, and a linear teacher's noisy scores [n, C]."""
-        features = int(np.prod(self.shape))
+        """Return Gaussian features [n, *shape], shifted by domain, and the noisy scores of a linear teacher [n, C]."""
+        features = int(np.prod(self._shape))
         teacher = rng.standard_normal((features, self.num_classes)) / np.sqrt(features)  # [F, C]
         x = rng.standard_normal((self.n, features))  # [n, F]
         if domain is not None:
             x += rng.standard_normal((self.num_domains, features))[domain] / 2
         scores = x @ teacher + NOISE * rng.standard_normal((self.n, self.num_classes))
-        return x.astype(np.float32).reshape(self.n, *self.shape), scores
+        return x.astype(np.float32).reshape(self.n, *self._shape), scores
 
     def _linear(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
         x, scores = self._scores(rng, domain)
@@ -90,7 +96,7 @@ class Synthetic:
         return self._arrays(x, scores.astype(np.float32), "regression")
 
     def _classmask(self, rng: np.random.Generator, domain: np.ndarray) -> Arrays:
-        """Domain d lacks the classes c with (c + d) % 3 == 0, but keeps at least two."""
+        """Exclude the classes c with (c + d) % 3 == 0 from domain d, unless fewer than two classes remain."""
         x, scores = self._scores(rng, domain)
         c, d = np.arange(self.num_classes), np.arange(self.num_domains)[:, None]
         mask = (c + d) % 3 != 0  # [D, C]
@@ -100,29 +106,31 @@ class Synthetic:
         return arrays
 
     def _patterns(self, rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
-        """Images [n, channels, height, width] in [0, 1]: the pattern of the class, plus noise."""
-        coarse = rng.random((self.num_classes, self.shape[0], 4, 4))
-        rows, cols = (np.arange(side) * 4 // side for side in self.shape[1:])
+        """Return images [n, channels, height, width] in [0, 1]: the pattern of the class plus noise."""
+        coarse = rng.random((self.num_classes, self._shape[0], 4, 4))
+        rows, cols = (np.arange(side) * 4 // side for side in self._shape[1:])
         pattern = coarse[:, :, rows[:, None], cols]  # [C, channels, height, width]
-        images = pattern[labels] + NOISE * rng.standard_normal((len(labels), *self.shape))
+        images = pattern[labels] + NOISE * rng.standard_normal((len(labels), *self._shape))
         return np.clip(images, 0, 1)
 
     def _images(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
         labels = rng.integers(self.num_classes, size=self.n)
         images = self._patterns(rng, labels)
         if domain is not None:
-            images = images * np.linspace(0.5, 1, self.num_domains)[domain, None, None, None]  # darker silos
+            images = (
+                images * np.linspace(0.5, 1, self.num_domains)[domain, None, None, None]
+            )  # domains differ in brightness
         return self._arrays((images * 255).astype(np.uint8), labels, "classification")
 
     def _segmentation(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
-        """One rectangle per image, of class 1 to C - 1 and a grey of that class, on background 0."""
-        height, width = self.shape[-2:]
+        """Draw one rectangle of a class from 1 to C - 1, with the grey of that class, on background 0."""
+        height, width = self._shape[-2:]
         label = rng.integers(1, self.num_classes, self.n)
         top, left = rng.integers(0, height // 2, self.n), rng.integers(0, width // 2, self.n)
         rows, cols = np.arange(height)[:, None], np.arange(width)
         masks = np.empty((self.n, height, width), np.uint8 if self.num_classes < 256 else np.int64)
-        images = np.empty((self.n, *self.shape), np.uint8)
-        for start in range(0, self.n, BLOCK):  # the whole as float64 would be many times what is kept
+        images = np.empty((self.n, *self._shape), np.uint8)
+        for start in range(0, self.n, BLOCK):  # float64 arrays of all images would be large
             block = slice(start, start + BLOCK)
             down, right = rows - top[block, None, None], cols - left[block, None, None]
             inside = (down >= 0) & (down < height // 2) & (right >= 0) & (right < width // 2)  # [b, H, W]
@@ -132,19 +140,21 @@ class Synthetic:
         return self._arrays(images, masks, "segmentation")
 
     def _dict(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
-        """The answer is the picture's class moved on by the number that the question's first token names."""
-        return self._asked(rng, np.arange(self.n))
+        return self._with_questions(rng, np.arange(self.n))
 
     def _questions(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
-        entry = np.arange(self.n) // QUESTIONS  # [n]
-        arrays = self._asked(rng, entry)
-        arrays.shared = {"image": entry}
+        image_of = np.arange(self.n) // QUESTIONS  # [n]
+        arrays = self._with_questions(rng, image_of)
+        arrays.shared = {"image": image_of}
         return arrays
 
-    def _asked(self, rng: np.random.Generator, entry: np.ndarray) -> Arrays:
-        """Each sample's question is about the image whose number entry [n] says."""
-        shown = rng.integers(self.num_classes, size=int(entry[-1]) + 1)
-        question = rng.integers(1, WORDS, (self.n, QUESTION))  # [n, 6]; 0 is padding
-        image = self._patterns(rng, shown).astype(np.float32)
-        answer = (shown[entry] + question[:, 0]) % self.num_classes
+    def _with_questions(self, rng: np.random.Generator, image_of: np.ndarray) -> Arrays:
+        """Return images and questions; the answer is the class of the image plus the first token, modulo C.
+
+        image_of [n] is the image of each question.
+        """
+        labels = rng.integers(self.num_classes, size=int(image_of[-1]) + 1)
+        question = rng.integers(1, WORDS, (self.n, QUESTION_LENGTH))  # [n, 6]; 0 is padding
+        image = self._patterns(rng, labels).astype(np.float32)
+        answer = (labels[image_of] + question[:, 0]) % self.num_classes
         return self._arrays({"image": image, "question": question}, answer, "classification")

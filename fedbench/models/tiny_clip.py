@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from fedbench.core.weights import read_weights
-from fedbench.data._files import whole
+from fedbench.data._files import written_atomically
 from fedbench.data.images import digits_clip
 from fedbench.models import clip as towers
 
@@ -53,7 +53,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     torch.set_num_threads(1)  # for steps this small, threads cost more than they save
     _train(clip, tokenize, seed)
     torch.set_num_threads(threads)
-    with whole(path) as partial:
+    with written_atomically(path) as partial:
         torch.save(clip.state_dict(), partial)
     return towers.frozen(clip), tokenize
 
@@ -76,7 +76,7 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     clip.train()
     for _ in tqdm(range(steps), desc="pre-training tiny-clip", unit="step"):
         at, colour, style = (rng.integers(high, size=BATCH) for high in (len(label), 3, 5))
-        images = torch.from_numpy(digits_clip.draw(grey[at], colour, style, rng))
+        images = torch.from_numpy(digits_clip.render(grey[at], colour, style, rng))
         captions = [
             caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
             for s, c, d in zip(style, colour, label[at])

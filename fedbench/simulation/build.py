@@ -22,7 +22,7 @@ from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rows import RowStore
 from fedbench.core.settings import clients_to_train
 from fedbench.core.split import Split
-from fedbench.data import _known as known
+from fedbench.data import _stored_digest as stored_digest
 from fedbench.data.base import Arrays
 from fedbench.data.tables._scales import warn_of_scales
 from fedbench.engine import executor as executors
@@ -91,7 +91,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
 
 
 def data(cfg: DictConfig) -> Arrays:
-    """Return the data set, and record its digest (data/_known.py).
+    """Return the data set, and record its digest (data/_stored_digest.py).
 
     Args:
         cfg: The checked configuration.
@@ -100,7 +100,7 @@ def data(cfg: DictConfig) -> Arrays:
         ConfigError: The data cannot be loaded.
     """
     dataset, folder = plain_values(cfg.dataset), os.path.expanduser(cfg.data_dir)
-    return known.load(dataset, folder, lambda: load(cfg))
+    return stored_digest.load(dataset, folder, lambda: load(cfg))
 
 
 def load(cfg: DictConfig) -> Arrays:

@@ -16,7 +16,7 @@ from fedbench.config.find_target import find_target
 from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import with_home
-from fedbench.data._known import DATASET_KEYS
+from fedbench.data._stored_digest import DATASET_KEYS
 from fedbench.engine.optim import Optimizer
 from fedbench.server.base import ServerRule
 

@@ -136,7 +136,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
 
 def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Return the current digest of a run's data; None if they cannot be read."""
-    from fedbench.data import _known as known
+    from fedbench.data import _stored_digest as stored_digest
 
     def load() -> Any:
         from fedbench.simulation.build import load  # torch
@@ -144,7 +144,7 @@ def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
         return load(OmegaConf.create(dict(config)))
 
     try:
-        return known.digest(config["dataset"], config["data_dir"], load)
+        return stored_digest.digest(config["dataset"], config["data_dir"], load)
     except ConfigError as error:
         notice(f"{folder}: cannot check whether the data have changed ({error})")
         return None

@@ -18,7 +18,7 @@ from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import save_config
 from fedbench.core.split import Split
-from fedbench.data import _known as known
+from fedbench.data import _stored_digest as stored_digest
 from fedbench.data.base import Arrays
 from fedbench.simulation import build, checkpoint
 from fedbench.simulation.run_folder import is_finished
@@ -222,9 +222,8 @@ def test_an_older_summary_is_believed(copy: Path, whole: Path) -> None:
 
 # -- data ------------------------------------------------------------------------------------------------
 @pytest.fixture
-def data(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The data file, which is put back; what was known of it is forgotten."""
-    monkeypatch.setattr(known, "_known", {})
+def data(whole: Path, tmp_path: Path) -> Path:
+    """The data file, which is put back."""
     shutil.copy2(whole / "data.npz", tmp_path / "kept")
     yield whole / "data.npz"
     shutil.copy2(tmp_path / "kept", whole / "data.npz")
@@ -255,7 +254,7 @@ def test_data_that_are_gone_are_said(data: Path, copy: Path, whole: Path, capsys
 
 
 def test_data_are_loaded_again_only_if_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set of BIG bytes is remembered in data_dir; a smaller one, or one of a user's class, is loaded again."""
+    """A set of MIN_BYTES bytes is remembered in data_dir; a smaller one, or one of a user's class, is loaded again."""
     file, loads = tmp_path / "numbers.txt", []
     data_dir = str(tmp_path / "data")
     source = {"_target_": "fedbench.data.x.X", "path": str(file)}
@@ -266,13 +265,10 @@ def test_data_are_loaded_again_only_if_a_file_has_changed(tmp_path: Path, monkey
         return Arrays(np.full((2, 3), float(file.read_text()), np.float32), np.array([0, 1]), np.zeros(2, np.int8), 2)
 
     def digest(source: dict[str, str]) -> str:
-        return known.digest(source, data_dir, make)
+        return stored_digest.digest(source, data_dir, make)
 
-    monkeypatch.setattr(known, "_known", {})
-    monkeypatch.setattr(known, "BIG", 1)
-    first = known.load(source, data_dir, make).digest
-    assert digest(source) == first and len(loads) == 1
-    known._known.clear()  # another process
+    monkeypatch.setattr(stored_digest, "MIN_BYTES", 1)
+    first = stored_digest.load(source, data_dir, make).digest
     assert digest(source) == first and len(loads) == 1
     os.utime(file, ns=(1, 1))
     assert [digest(source), digest(source)] == [first, first] and len(loads) == 2
@@ -281,7 +277,7 @@ def test_data_are_loaded_again_only_if_a_file_has_changed(tmp_path: Path, monkey
     (tmp_path / "data" / "new.txt").write_text("of another set, or of this one")
     assert digest(source) != first and len(loads) == 4
     for big, target in ((1, "mine.Source"), (1 << 30, "fedbench.data.y.Y")):
-        monkeypatch.setattr(known, "BIG", big)
+        monkeypatch.setattr(stored_digest, "MIN_BYTES", big)
         loads.clear()
         assert digest({**source, "_target_": target}) == digest({**source, "_target_": target}) and len(loads) == 2
 

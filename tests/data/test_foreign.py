@@ -89,7 +89,7 @@ def test_the_kind_of_file_is_named(reader: str, made: Callable[[Path], Path], tm
 
 @pytest.mark.parametrize(("x", "y"), [((0.5,) * 64, 3), (["1", "Mon", "me", "text"], "4")])
 def test_other_sets_of_leaf_are_no_text(tmp_path: Path, x: Any, y: Any) -> None:
-    with pytest.raises(ConfigError, match="f1 has samples that are no text, as in LEAF's FEMNIST or Sent140"):
+    with pytest.raises(ConfigError, match="f1 has samples that are not text, as in LEAF's FEMNIST or Sent140"):
         Shakespeare(str(leaf(tmp_path, x, y))).load()
 
 
@@ -97,5 +97,5 @@ def test_a_client_without_a_test_file_is_named(tmp_path: Path) -> None:
     for name in ("train/0", "train/1", "train/12", "test/0", "test/12"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.npz").touch()
-    with pytest.raises(ConfigError, match=r"must be the same ones; 1\.npz is in one of them alone"):
+    with pytest.raises(ConfigError, match=r"must be the same; 1\.npz is only in one of them"):
         PFLlib(str(tmp_path)).load()

@@ -337,7 +337,7 @@ def test_digits_are_drawn_in_colours_and_styles():
     assert grey.shape == (1797, 32, 32) and grey.min() == 0 and grey.max() == 1
     assert np.bincount(label).min() > 170
     at, rng = np.zeros(5, int), np.random.default_rng(0)
-    x = digits_clip.draw(grey[at], at + 1, np.arange(5), rng) * digits_clip.STD + digits_clip.MEAN  # green
+    x = digits_clip.render(grey[at], at + 1, np.arange(5), rng) * digits_clip.STD + digits_clip.MEAN  # green
     np.testing.assert_allclose(x[0, 1], grey[0], atol=1e-6)
     np.testing.assert_allclose(x[0, 0], 0.2 * grey[0], atol=1e-6)
     assert (x[1] - x[0]).std() == pytest.approx(digits_clip.NOISE, rel=0.1)

@@ -1,4 +1,4 @@
-"""Several labels per picture in a table: lists in one column, or a column of 0 and 1 for each label."""
+"""Multiple labels per picture in a table: lists in one column, or a column of 0 and 1 for each label."""
 
 from __future__ import annotations
 
@@ -17,64 +17,74 @@ FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 
 def split_lists(
-    values: Sequence[str], separator: str, names: list[str] | None, source: str
+    cells: Sequence[str], separator: str, names: list[str] | None, source: str
 ) -> tuple[list[str], np.ndarray]:
     """Parse cells that list labels.
 
     Args:
-        values: The cells.  An empty cell lists no label.
+        cells: The cells.  An empty cell lists no label.
         separator: Text between two labels.
         names: The labels to use; others are ignored.  None: all labels of the table, sorted.
-        source: The table and column, for messages.
+        source: The table, for messages.
 
     Returns:
-        The names of the labels in order, and rows of 0 and 1 [n, C] float32.
+        The names of the labels in order, and multi-hot targets [n, C] float32.
+
+    Raises:
+        ConfigError: A label has two spellings, or no cell has a label of `names`.
     """
-    rows = [[label for part in value.split(separator) if (label := part.strip())] for value in values]
+    rows = [{label.strip() for label in cell.split(separator)} - {""} for cell in cells]
     counts = Counter(label for row in rows for label in row)
     check_spelling([*counts, *(names or ())], f"{source}: the label", are_labels=names is None)
-    others = [] if names is None else sorted(set(counts) - set(names))
-    names = sorted(counts) if names is None else names
-    if others:
-        log.info(
-            "%s: labels that dataset.classes does not list are left out: %s",
-            source,
-            ", ".join(f"{label} ({counts[label]:,})" for label in others),
-        )
+    if names is None:
+        names = sorted(counts)
+    ignored = [f"{label} ({counts[label]:,})" for label in sorted(set(counts) - set(names))]
+    if ignored:
+        log.info("%s: labels that are not in dataset.classes are ignored: %s", source, ", ".join(ignored))
     absent = [name for name in names if name not in counts]
     if absent:
         log.warning("%s: no picture has the label %s of dataset.classes", source, " or ".join(absent))
-    require(len(absent) < len(names), f"{source} has no label of dataset.classes; it has {', '.join(others)}")
-    number = {name: i for i, name in enumerate(names)}
-    targets = np.zeros((len(rows), len(names)), np.float32)
-    for target, row in zip(targets, rows, strict=True):
-        target[[number[label] for label in row if label in number]] = 1
-    return names, targets
+    require(len(absent) < len(names), f"{source} has no label of dataset.classes; its labels are {', '.join(ignored)}")
+    return names, np.array([[name in row for name in names] for row in rows], np.float32)
 
 
 def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source: str) -> np.ndarray:
     """Return targets from a column of 0 and 1 for each label.
 
-    They are classes [n] int64 if every row has exactly one 1, else rows of 0 and 1 [n, C] float32.
+    Args:
+        columns: The cells [C][n].
+        names: The names of the columns.
+        source: The table, for messages.
+
+    Returns:
+        Classes [n] int64 if every row has exactly one 1, else multi-hot targets [n, C] float32.
+
+    Raises:
+        ConfigError: A cell is neither 0 nor 1.
     """
     require_distinct(names, "dataset.columns.label")
     for name, cells in zip(names, columns, strict=True):
-        odd = next((cell for cell in cells if cell.lower() not in FLAGS), None)
-        require(odd is None, f"{source}: the label {name} is {odd} somewhere, expected 0 or 1")
+        wrong = next((cell for cell in cells if cell.lower() not in FLAGS), None)
+        require(wrong is None, f"{source}: column {name} contains {wrong}, expected 0 or 1")
     targets = np.array([[FLAGS[cell.lower()] for cell in cells] for cells in columns], np.float32).T  # [n, C]
     if (targets.sum(1) == 1).all():
         return targets.argmax(1).astype(np.int64)
     return np.ascontiguousarray(targets)
 
 
-def refuse_lists(values: Sequence[str], source: str) -> None:
-    """Refuse labels that list other labels, such as A|B, or A;B beside A and B: each list would become a class."""
-    labels = set(values)
+def refuse_lists(cells: Sequence[str], source: str) -> None:
+    """Refuse cells that list labels, such as A|B, or A;B if A and B occur: each list would become a class.
+
+    Args:
+        cells: The labels.
+        source: The table, for messages.
+    """
+    labels = set(cells)
     for separator in SEPARATORS:
-        several = [v for v in labels if separator in v]
-        lists = sorted(v for v in several if separator == "|" or all(p.strip() in labels for p in v.split(separator)))
-        require(
-            not lists,
-            f"{source} has the label {(lists or [''])[0]}, a list of labels: dataset.label_separator='{separator}' "
-            "reads lists, and dataset.classes, naming all of them, takes each for one class",
-        )
+        for label in sorted(label for label in labels if separator in label):
+            is_list = separator == "|" or all(part.strip() in labels for part in label.split(separator))
+            require(
+                not is_list,
+                f"{source} has the label {label}, a list of labels: set dataset.label_separator='{separator}' to read "
+                "lists, or name all labels in dataset.classes to make each list a class",
+            )

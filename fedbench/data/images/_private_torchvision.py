@@ -1,7 +1,6 @@
-"""Names of torchvision that it keeps private: all that fedbench uses stand here, and nowhere else.
+"""Private attributes of torchvision's data sets, the only ones that fedbench uses.
 
-They are attributes that its data sets get when they are made; tests/data/test_private_torchvision.py looks for them in
-the version that is installed.
+`tests/data/images/test_private_torchvision.py` looks for them in the installed version.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# data set -> where it has the paths of its pictures
+# data set -> attribute with the paths of its pictures
 PATHS = {
     "DTD": "_image_files",
     "Flowers102": "_image_files",
@@ -21,5 +20,10 @@ LABELS = "_labels"
 
 
 def paths_and_labels(kind: str, dataset: Any) -> tuple[Sequence[Path], Sequence[int]]:
-    """Paths and labels of the pictures of a data set.  kind: its name in PATHS."""
+    """Return paths and labels of the pictures of a data set.
+
+    Args:
+        kind: The name of its class, a key of PATHS.
+        dataset: The data set.
+    """
     return getattr(dataset, PATHS[kind]), getattr(dataset, LABELS)

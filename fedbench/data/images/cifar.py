@@ -2,50 +2,52 @@
 
 Source: Krizhevsky, Learning multiple layers of features from tiny images, 2009 (cs.toronto.edu/~kriz/cifar.html).
 Licence: none is stated; used for research.
-Layout, of which the first that is found is read, after ``path`` and before a download::
+Layout; without ``path``, the first that exists is read, else the binary version is downloaded::
 
     data_dir/
         cifar10.npz, cifar100.npz                         the converted download
-        cifar-10-binary.tar.gz, cifar-10-batches-bin/     the binary version, which is downloaded
+        cifar-10-binary.tar.gz, cifar-10-batches-bin/     the binary version
         cifar-10-python.tar.gz, cifar-10-batches-py/      the Python version, as torchvision stores it
         cifar10_jpeg.npz
 
 CIFAR-100 has the same archives under its name.  The pickles of the Python version are read without running them.
 
-A JPEG file (``jpeg``, ``offset``, ``label``, ``is_test``, ``classes``: every image a JPEG stream, end to end)
-is lossy: accuracies are close to, not equal to, those on the original, and the images are in another order.
+A JPEG file has the arrays ``jpeg`` (concatenated JPEG streams), ``offset``, ``label``, ``is_test`` and ``classes``.
+JPEG is lossy: accuracies are close to, but not equal to, those on the original, and the images have another order.
 """
 
 import io
 import tarfile
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from PIL import Image
 
-from fedbench.core.options import ConfigError, Count, require
-from fedbench.data._files import DAMAGE, cached, download, fingerprint, log, read_npz, write_npz
-from fedbench.data._images import fill, half, resize
+from fedbench.core.options import ConfigError, require
+from fedbench.data._files import DAMAGE, cached, download, fingerprint, log, read_npz, store
+from fedbench.data._images import fill, half_per_channel, resize
 from fedbench.data._pickled import read_plain
-from fedbench.data._published import Published
-from fedbench.data.arrays.npz import from_layout, load_known, resized
+from fedbench.data.arrays.npz import from_layout, resized
 from fedbench.data.base import TEST, TRAIN, Arrays
+from fedbench.data.images._published import DownloadedImages, Published
 
 PIXELS = 3 * 32 * 32
+JPEG_ARRAYS = {"jpeg", "offset", "label", "is_test", "classes"}
 
 
-class CIFAR10:
-    """CIFAR-10, from a file or from the network.
+@dataclass
+class CIFAR10(DownloadedImages):
+    """CIFAR-10.  `path` is an npz (MedMNIST layout or JPEG), an archive or its extracted folder.
 
     Args:
-        path: An npz (MedMNIST layout or JPEG), an archive or its extracted folder.  None: see above.
-        resize: Side in pixels.
-        mirror: Address of a folder to download the archive from instead.
-        verify: Refuse a download whose md5 is not the published one.
-        statistics: Statistics of the pixels for normalization: half (mean and deviation 0.5) or own (of the train
-            images).
+        statistics: Statistics of the pixels for normalization: half (mean and standard deviation 0.5) or own (those of
+            the train images).
     """
+
+    statistics: Literal["half", "own"] = "half"
 
     name = "cifar10"
     archive = "cifar-10-binary.tar.gz"
@@ -53,111 +55,107 @@ class CIFAR10:
     md5 = "c32a1d4ab5d03f1284b67883e8d87530"
     members = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
     names_file = "batches.meta.txt"
+    label_bytes = 1  # the label is the last of them
     python_archive = "cifar-10-python.tar.gz"
     python_folder = "cifar-10-batches-py"
     python_members = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
-    python_names = "batches.meta", "label_names"  # the file, and the key in it
-    python_labels = "labels"
-    label_bytes = 1  # the label is the last of them
-    num_classes = 10
-    names = "airplane automobile bird cat deer dog frog horse ship truck"  # for files that carry none
-    own = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # mean and deviation per channel, as is usual
-
-    def __init__(
-        self,
-        data_dir: str,
-        path: str | None = None,
-        resize: Count | None = None,
-        mirror: str | None = None,
-        verify: bool = True,
-        statistics: Literal["half", "own"] = "half",
-    ):
-        self.data_dir, self.path, self.resize = Path(data_dir), path, resize
-        self.mirror, self.verify = mirror, verify
-        self.statistics: Literal["half", "own"] = statistics
+    python_names_file, python_names_key = "batches.meta", "label_names"
+    python_labels_key = "labels"
+    classes = "airplane automobile bird cat deer dog frog horse ship truck"
+    own = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # usual mean and standard deviation of the train images
 
     def load(self) -> Arrays:
-        """Read, or download and convert; ConfigError says which file to put where."""
-        source = Path(self.path) if self.path is not None else self._find()
+        """Read the files, or download and convert them.
+
+        Raises:
+            ConfigError: The files do not exist and cannot be downloaded, or are other files.
+        """
+        source = self._find() if self.path is None else Path(self.path)
         require(
             source.exists(),
-            f"{source} is not there: dataset.path is an npz, {self.archive}, {self.python_archive}, or the folder "
-            f"{self.folder} or {self.python_folder}",
+            f"{source} does not exist: set dataset.path to an npz, {self.archive}, {self.python_archive}, or "
+            f"the folder {self.folder} or {self.python_folder}",
         )
         if source.suffix == ".npz":
             arrays = self._from_npz(source)
         else:
             file = self._convert(source)
-            arrays = self._known().check(from_layout(file, str(source), "classification"), str(source))
+            arrays = self._published().check(from_layout(file, str(source), "classification"), str(source))
             if self.path is None:
-                self._keep(file)
-            arrays = resized(arrays, self.resize, str(self.data_dir), source)
+                store(Path(self.data_dir) / f"{self.name}.npz", file)
+            arrays = resized(arrays, self.resize, self.data_dir, source)
         arrays.published_scaling = self.own
         if self.statistics == "own":
             arrays.mean, arrays.std = self.own
         return arrays
 
-    def _known(self, side: int = 32) -> Published:
-        return Published(self.name, 3, [side], self.names.split(), {"train": 50_000, "test": 10_000})
+    def _published(self, side: int = 32) -> Published:
+        return Published(self.name, 3, [side], self.classes.split(), {"train": 50_000, "test": 10_000})
 
     def _find(self) -> Path:
+        """Return the first file or folder in data_dir, or download the archive."""
         stored = self.archive, self.folder, self.python_archive, self.python_folder
-        names = (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz")
-        file = next((p for p in (self.data_dir / name for name in names) if p.exists()), None)
-        if file is not None:
-            return file
-        base = (self.mirror or "https://www.cs.toronto.edu/~kriz").rstrip("/")
-        md5 = self.md5 if self.verify else None
-        return download([f"{base}/{self.archive}"], self.data_dir / self.archive, md5, self.name)
-
-    def _keep(self, file: dict[str, np.ndarray]) -> None:
-        try:
-            write_npz(self.data_dir / f"{self.name}.npz", **file)
-        except OSError as error:
-            log.warning("could not keep the converted %s (%s): every start converts again", self.name, error)
+        for name in (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz"):
+            if (path := Path(self.data_dir) / name).exists():
+                return path
+        address = (self.mirror or "https://www.cs.toronto.edu/~kriz").rstrip("/")
+        path = Path(self.data_dir) / self.archive
+        return download([f"{address}/{self.archive}"], path, self.md5 if self.verify else None, self.name)
 
     def _convert(self, source: Path) -> dict[str, np.ndarray]:
         """Return an archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
-        members = *chain(*self.members.values()), self.names_file
-        pickled = *chain(*self.python_members.values()), self.python_names[0]
+        names = [self.names_file, self.python_names_file]
+        names += [name for members in (self.members, self.python_members) for part in members.values() for name in part]
         try:
-            raw = read_members(source, [self.folder, self.python_folder], [*members, *pickled])
-            if set(pickled) <= set(raw):
-                return self._from_python(source, raw)
-            file = {"classes": np.array(raw[self.names_file].decode().split())}
-            for part, names in self.members.items():
-                data = np.frombuffer(b"".join(raw[name] for name in names), np.uint8)
-                records = data.reshape(-1, self.label_bytes + PIXELS)  # [n, labels and pixels]
-                file[f"{part}_images"] = records[:, self.label_bytes :].reshape(-1, 3, 32, 32)
-                file[f"{part}_labels"] = records[:, self.label_bytes - 1]
-            return file
-        except DAMAGE as error:
-            raise ConfigError(f"{source} is damaged or not {self.name} as published ({error})") from error
-
-    def _from_python(self, source: Path, raw: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Read the Python version: pickled dicts of images [n, 3 * 32 * 32] uint8 and a list of labels."""
-        meta, key = self.python_names
-        try:
-            file = {"classes": np.array([str(name) for name in read_plain(raw[meta])[key]])}
-            for part, names in self.python_members.items():
-                batches = [read_plain(raw[name]) for name in names]
-                images = np.concatenate([batch["data"] for batch in batches])
-                if images.dtype != np.uint8:
-                    raise ValueError(f"images are {images.dtype}, expected uint8")
-                file[f"{part}_images"] = images.reshape(-1, 3, 32, 32)
-                file[f"{part}_labels"] = np.array([y for batch in batches for y in batch[self.python_labels]], np.int64)
-            return file
+            contents = read_members(source, [self.folder, self.python_folder], names)
+            is_python = self.python_names_file in contents
+            return self._from_python(contents) if is_python else self._from_binary(contents)
         except Exception as error:  # a damaged pickle may raise any exception
-            raise ConfigError(f"{source} is damaged or not {self.name}'s Python version ({error})") from error
+            raise ConfigError(f"{source} is damaged or not {self.name} as published ({error!r}): replace it") from error
+
+    def _from_binary(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
+        """Convert the binary version: records of labels and pixels."""
+        file = {"classes": np.array(contents[self.names_file].decode().split())}
+        for part, names in self.members.items():
+            data = np.frombuffer(b"".join(contents[name] for name in names), np.uint8)
+            records = data.reshape(-1, self.label_bytes + PIXELS)  # [n, labels and pixels]
+            file[f"{part}_images"] = records[:, self.label_bytes :].reshape(-1, 3, 32, 32)
+            file[f"{part}_labels"] = records[:, self.label_bytes - 1]
+        return file
+
+    def _from_python(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
+        """Convert the Python version: pickled dicts of images [n, 3 * 32 * 32] uint8 and a list of labels."""
+        classes = read_plain(contents[self.python_names_file])[self.python_names_key]
+        file = {"classes": np.array([str(name) for name in classes])}
+        for part, names in self.python_members.items():
+            batches = [read_plain(contents[name]) for name in names]
+            images = np.concatenate([batch["data"] for batch in batches])
+            if images.dtype != np.uint8:
+                raise ValueError(f"images are {images.dtype}, expected uint8")
+            file[f"{part}_images"] = images.reshape(-1, 3, 32, 32)
+            labels = [label for batch in batches for label in batch[self.python_labels_key]]
+            file[f"{part}_labels"] = np.array(labels, np.int64)
+        return file
 
     def _from_npz(self, path: Path) -> Arrays:
         if not is_jpeg_layout(path):
-            return load_known(path, str(self.data_dir), self.resize, self._known())
-        log.info("%s holds JPEG images: accuracies are close to, not equal to, those on the original", path)
+            return self._published().read(path, self)
+        log.info("%s has JPEG images: accuracies are close to, not equal to, those on the original", path)
         side = self.resize or 32
-        key = (fingerprint(path), side)
-        arrays = jpeg_arrays(cached(str(self.data_dir), self.name, key, lambda: decode_jpeg_npz(path, side)))
-        return self._known(side).check(arrays, str(path))
+        file = cached(self.data_dir, self.name, (fingerprint(path), side), lambda: decode_jpeg_npz(path, side))
+        order = np.argsort(file["split"], kind="stable")  # train images first, as in the papers
+        images, names = file["images"][order], [str(c) for c in file["classes"]]
+        scale = half_per_channel(images)
+        arrays = Arrays(
+            inputs=images,
+            targets=file["labels"][order],
+            split=file["split"][order],
+            num_classes=len(names),
+            class_names=names,
+            mean=scale,
+            std=scale,
+        )
+        return self._published(side).check(arrays, str(path))
 
 
 class CIFAR100(CIFAR10):
@@ -172,11 +170,10 @@ class CIFAR100(CIFAR10):
     python_archive = "cifar-100-python.tar.gz"
     python_folder = "cifar-100-python"
     python_members = {"train": ["train"], "test": ["test"]}
-    python_names = "meta", "fine_label_names"
-    python_labels = "fine_labels"
+    python_names_file, python_names_key = "meta", "fine_label_names"
+    python_labels_key = "fine_labels"
     label_bytes = 2  # coarse, then fine
-    num_classes = 100
-    names = """
+    classes = """
         apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
         castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
         elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
@@ -188,13 +185,19 @@ class CIFAR100(CIFAR10):
     own = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
-def read_members(source: Path, folders: list[str], names: list[str]) -> dict[str, bytes]:
-    """Return the bytes of the named files that exist in a .tar.gz (below one of ``folders``) or in a folder."""
+def read_members(source: Path, folders: Sequence[str], names: Sequence[str]) -> dict[str, bytes]:
+    """Return the contents of those files that exist.
+
+    Args:
+        source: A folder, or a .tar.gz.
+        folders: Folders of the archive that may contain the files.
+        names: The names of the files.
+    """
     if source.is_dir():
         return {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    contents = {}
     with tarfile.open(source, "r:gz") as archive:
-        contents = {}
-        for member in archive:  # in one pass: looking members up by name would inflate the archive again
+        for member in archive:  # in one pass: looking members up by name would decompress the archive again
             name = member.name.removeprefix("./")
             for folder in folders:
                 name = name.removeprefix(f"{folder}/")
@@ -204,50 +207,49 @@ def read_members(source: Path, folders: list[str], names: list[str]) -> dict[str
 
 
 def is_jpeg_layout(path: Path) -> bool:
-    """Whether an npz holds JPEG streams; looks at the names only."""
+    """Return whether an npz has JPEG streams, by the names of its arrays."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return "jpeg" in getattr(file, "files", ())
     except DAMAGE:
-        return False  # the reader of the whole file says what is wrong with it
+        return False  # read_npz reports what is wrong
 
 
 def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
-    """images [n, 3, side, side] uint8, labels [n], split [n], classes of a JPEG file (10 s for 60,000)."""
-    from PIL import Image
+    """Decode a JPEG file.
 
+    Args:
+        path: The file.
+        side: Pixels of the resized images.
+
+    Returns:
+        images [n, 3, side, side] uint8, labels [n], split [n] and classes [C].
+
+    Raises:
+        ConfigError: An array is absent, has another length, or an image is damaged.
+    """
     file = read_npz(path)
-    missing = {"jpeg", "offset", "label", "is_test", "classes"} - set(file)
-    require(not missing, f"{path} lacks {', '.join(sorted(missing))}")
+    missing = JPEG_ARRAYS - set(file)
+    require(not missing, f"{path} lacks the arrays {', '.join(sorted(missing))}: write them")
     data, offset, n = file["jpeg"], file["offset"], len(file["label"])
     require(
         len(offset) == n + 1 and len(file["is_test"]) == n and int(offset[-1]) == len(data),
-        f"{path}: offset, label, is_test and jpeg do not fit together",
+        f"{path}: the lengths of offset, label, is_test and jpeg do not match: write the file again",
     )
     log.info("decoding the %s images of %s once", f"{n:,}", path)
 
-    def one(i: int) -> np.ndarray:
+    def decode_one(i: int) -> np.ndarray:
         try:
             with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
                 if image.size != (32, 32):
-                    raise ValueError(f"its size is {image.size}")
+                    raise ValueError(f"its size is {image.size}, expected (32, 32)")
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except DAMAGE as error:
-            raise ConfigError(f"{path}: image {i} cannot be decoded ({error})") from error
+            raise ConfigError(f"{path}: image {i} cannot be decoded ({error}): write the file again") from error
 
-    images = resize(fill(map(one, range(n)), n, (3, 32, 32)), side)
-    split = np.where(file["is_test"], TEST, TRAIN).astype(np.int8)
     return {
-        "images": images,
+        "images": resize(fill(map(decode_one, range(n)), n, (3, 32, 32)), side),
         "labels": file["label"].astype(np.int64),
-        "split": split,
+        "split": np.where(file["is_test"], TEST, TRAIN).astype(np.int8),
         "classes": file["classes"],
     }
-
-
-def jpeg_arrays(file: dict[str, np.ndarray]) -> Arrays:
-    """Arrays from what decode_jpeg_npz returns, train images first (the papers' pooling order)."""
-    order = np.argsort(file["split"], kind="stable")
-    images, names = file["images"][order], [str(c) for c in file["classes"]]
-    labels, split, scale = file["labels"][order], file["split"][order], half(images)
-    return Arrays(images, labels, split, len(names), class_names=names, mean=scale, std=scale)

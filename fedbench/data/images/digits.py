@@ -12,10 +12,10 @@ from fedbench.data.base import Arrays
 
 
 class Digits:
-    """inputs [1797, 1, 8, 8] float32 in [0, 1] (pixels / 16); targets [1797] in 0..9."""
+    """The digits: inputs [1797, 1, 8, 8] float32 in [0, 1] (pixels / 16), targets [1797] in 0..9."""
 
     def load(self) -> Arrays:
-        """The arrays described above."""
+        """Read scikit-learn's file."""
         table = bundled_csv("digits.csv.gz", (1797, 65))  # [n, 65], pixels then label
         images = (table[:, :-1] / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
         return Arrays(

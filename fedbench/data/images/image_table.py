@@ -1,303 +1,316 @@
-"""Pictures listed in a CSV file: which picture, which label, whose it is, and from which silo it came.
+"""Pictures listed in a CSV file with their labels, patients and natural clients.
 
-The layout of the breast-cancer case study (RSNA, CBIS-DDSM, CMMD): a table and a folder of pictures.  With
-partition=domain every silo is a client; a patient's pictures are never both trained and tested on (Arrays.subject,
-which partitions respect).  Only listed pictures of the wanted silos are decoded, and only once (data_dir/cache).
+With partition=domain, each natural client (the column silo) is a client.  The pictures of a patient are never in both
+training and test data (`Arrays.subject`).  Only listed pictures of the selected clients are decoded, and only once.
 """
 
-import csv
-import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, Seed, require, require_distinct
+from fedbench.core.options import Count, Seed, listed, require, require_distinct
 from fedbench.data._depth import check_window
-from fedbench.data._files import cached, log
-from fedbench.data._foreign import refuse_foreign
-from fedbench.data._images import READER, half, open_pictures
-from fedbench.data._names import check_spelling
+from fedbench.data._files import visible_files
+from fedbench.data._images import decode_cached, half_per_channel
+from fedbench.data._names import check_spelling, positions
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.images._extra import extra_path, join_extra
 from fedbench.data.images._label_lists import join_columns, refuse_lists, split_lists
-from fedbench.data.images.image_folder import PARTS, ImageFolder
-from fedbench.data.tables.table_csv import best_delimiter
+from fedbench.data.images.image_folder import ImageFolder
+from fedbench.data.tables._csv import CsvTable, split_codes
 
-COLUMNS = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
+ROLES = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
 FIELD = re.compile(r"\{([^{}]*)\}")
-Row = dict[str, str]
+ADVICE = "set their names in dataset.columns; cells must be separated by commas"
 
 
+@dataclass
 class ImageTable:
     """Pictures listed in a CSV file.
 
     Args:
+        data_dir: Folder of the cache.
         path: The CSV file.
-        folder: The folder of the picture paths.  None: the folder of the CSV file.  A picture that is absent there is
-            searched in the folders below by its name.
-        columns: Names of the columns for image, label, patient, silo and split.  patient may be None (every picture is
-            of another patient), and so may silo (one silo) and split.  split holds train, val or test, for
-            dataset.split=published.  The image may combine columns: "{patient_id}_{image_id}.png".  The label may be a
-            list of columns of 0 and 1, one for each class.  These are classes if every picture has one, else labels.
-        label_separator: Text between the labels of a cell.  None: a cell is one label.
-        classes: Names in the order of their numbers.  None: all in the table, sorted.  Other labels are ignored in
+        folder: The folder of the picture paths.  None: the folder of the CSV file.  A picture that does not exist there
+            is searched by name in the folders below.
+        columns: The columns of image, label, patient, silo and split.  patient, silo and split may be None: a different
+            patient in each picture, one natural client, no published split.  split contains train, val or test.  The
+            image may combine columns: "{patient_id}_{image_id}.png".  The label may be a list of columns of 0 and 1,
+            one for each class: a classification if each row has one 1, else multi-label.
+        classes: Names in the order of their indices.  None: all in the table, sorted.  Other labels are ignored in
             lists, and refused otherwise.
-        silos: Names in the order of their numbers.  None: all in the table, sorted.  Rows of other silos are ignored.
-        negatives: For each silo, the number of pictures of the first class for each picture of the others, drawn from
-            `seed`.  None: all pictures.
-        window: [low, high], the values that become black and white in pictures of more than 8 bits.  None: the range of
-            all pictures.
+        silos: Natural clients in order.  None: all in the table, sorted.  Rows of other clients are ignored.
+        negatives: For each natural client, the ratio of pictures of the first class to all other pictures; pictures are
+            sampled with `seed`.  None: all pictures.
+        seed: Seed of the sampling.
         resize: Side in pixels.
         color: grey or rgb.
         extra: Pictures for training only: a CSV file with the columns image (relative to its folder), label and silo,
             or a folder silo/class/picture.
+        label_separator: Text between the labels of a cell.  None: a cell is one label.
+        window: [low, high], the values that become black and white in pictures of more than 8 bits.  None: the range of
+            all pictures.
     """
 
-    def __init__(
-        self,
-        data_dir: str,
-        path: str | None = None,
-        folder: str | None = None,
-        columns: dict[str, str | list[str] | None] | None = None,
-        classes: list | None = None,
-        silos: list | None = None,
-        negatives: list | None = None,
-        seed: Seed = 0,
-        resize: Count = 224,
-        color: Literal["rgb", "grey"] = "grey",
-        extra: str | None = None,
-        label_separator: str | None = None,
-        window: Sequence[float] | None = None,
-    ):
-        self.window = check_window(window)
-        self.data_dir, self.path, self.folder, self.extra = data_dir, path, folder, extra
-        self.columns = {**COLUMNS, **(columns or {})}
-        odd = sorted(set(self.columns) - set(COLUMNS))
-        require(not odd, f"dataset.columns knows {', '.join(COLUMNS)}, not {', '.join(odd)}")
-        lists = [name for name, column in self.columns.items() if isinstance(column, list) and name != "label"]
-        require(not lists, f"dataset.columns.{(lists or [''])[0]} must be one column: only label may be a list of them")
-        self.label_separator = label_separator
-        require(label_separator != "", "dataset.label_separator must be null or what stands between two labels")
-        self.classes = None if classes is None else [str(c) for c in classes]
+    data_dir: str
+    path: str | None = None
+    folder: str | None = None
+    columns: dict[str, str | list[str] | None] | None = None
+    classes: list | None = None
+    silos: list | None = None
+    negatives: list | None = None
+    seed: Seed = 0
+    resize: Count = 224
+    color: Literal["rgb", "grey"] = "grey"
+    extra: str | None = None
+    label_separator: str | None = None
+    window: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        self._window = check_window(self.window)
+        self.roles = {**ROLES, **(self.columns or {})}
+        unknown = sorted(set(self.roles) - set(ROLES))
+        require(not unknown, f"dataset.columns has the keys {', '.join(ROLES)}, not {', '.join(unknown)}")
+        for role, column in self.roles.items():
+            is_list = isinstance(column, list)
+            require(
+                role == "label" or not is_list, f"dataset.columns.{role} must be one column; only label may be a list"
+            )
+        require(
+            self.label_separator != "", "dataset.label_separator must be null or the text between two labels, not empty"
+        )
+        self.classes = None if self.classes is None else [str(name) for name in self.classes]
         require_distinct(self.classes or (), "dataset.classes")
-        self.silos = None if silos is None else [str(s) for s in silos]
+        self.silos = None if self.silos is None else [str(name) for name in self.silos]
         require_distinct(self.silos or (), "dataset.silos")
-        self.negatives, self.seed, self.resize = negatives, seed, resize
-        self.color: Literal["rgb", "grey"] = color
 
     def load(self) -> Arrays:
-        """Read the table and its pictures; ConfigError with one sentence about the first thing that is wrong."""
+        """Read the table and its pictures, or the pictures from the cache.
+
+        Raises:
+            ConfigError: A file cannot be read, or does not fit the options.
+        """
         require(self.path is not None, "dataset=image_table needs dataset.path=<a CSV file>")
         path = Path(str(self.path))
-        extra = None if self.extra is None else extra_path(self.extra, or_table=True)
-        arrays = self._read(Table(path, self.columns), Path(self.folder or path.parent)).check()
+        extra = None if self.extra is None else extra_path(self.extra, may_be_table=True)
+        arrays = self._read(path, Path(self.folder or path.parent)).check()
         return arrays if extra is None else join_extra(arrays, self._extra(extra), str(extra)).check()
 
     def _extra(self, path: Path) -> Arrays:
-        """The pictures for training only."""
+        """Return the pictures for training only."""
         if path.is_dir():
-            return ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read(
-                True
-            )
-        plain = ImageTable(self.data_dir, resize=self.resize, color=self.color, window=self.window)
-        return plain._read(Table(path, {**COLUMNS, "patient": None}), path.parent, is_extra=True)
+            folder = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, window=self._window)
+            return folder.read(is_extra=True)
+        columns: dict[str, str | list[str] | None] = {"patient": None}
+        table = ImageTable(self.data_dir, columns=columns, resize=self.resize, color=self.color, window=self.window)
+        return table._read(path, path.parent, is_extra=True)
 
-    def _read(self, table: "Table", folder: Path, is_extra: bool = False) -> Arrays:
-        table.keep_silos(self.silos)
+    def _read(self, path: Path, folder: Path, is_extra: bool = False) -> Arrays:
+        table = Table(path, self.roles, self.silos)
         class_names, targets = self._labels(table)
-        silo_names, domain = numbered(table, "silo", self.silos)
-        chosen = np.arange(len(targets))
+        silo_names, domain = name_indices(table, "silo", self.silos)
+        patients = table.cells("patient")
+        if self.roles["patient"] is not None:
+            check_spelling(patients, f"{path}: the patient")
+        samples = np.arange(len(targets))
         if self.negatives is not None:
-            require(targets.ndim == 1, "dataset.negatives needs one label a picture")
-            chosen = subsample(targets, domain, self.negatives, silo_names, self.seed)
-        names, patients = table.values("image"), table.values("patient")
-        if self.columns["patient"] is not None:
-            check_spelling(patients, f"{table.path}: the patient")
-        images = self._pictures(table.path, folder, [names[i] for i in chosen], is_extra)
+            require(
+                targets.ndim == 1,
+                "dataset.negatives needs one label for each picture: set it to null for multi-label data",
+            )
+            samples = sample_negatives(targets, domain, self.negatives, silo_names, self.seed)
+        images = table.cells("image")
+        names = [images[i] for i in samples]
+        files = find_pictures(path, folder, names)
+        pixels = decode_cached(self.data_dir, str(path), files, self.resize, self.color, self._window, is_extra)
         return Arrays(
-            inputs=images,
-            targets=targets[chosen],
-            split=table.parts()[chosen],
+            inputs=pixels,
+            targets=targets[samples],
+            split=table.split()[samples],
             num_classes=len(class_names),
             task="classification" if targets.ndim == 1 else "multilabel",
             class_names=class_names,
-            domain=domain[chosen],
+            domain=domain[samples],
             domain_names=silo_names,
-            mean=half(images),
-            std=half(images),
-            subject=np.unique(patients, return_inverse=True)[1][chosen].astype(np.int64),
+            mean=half_per_channel(pixels),
+            std=half_per_channel(pixels),
+            subject=np.unique(patients, return_inverse=True)[1][samples].astype(np.int64),
         )
 
     def _labels(self, table: "Table") -> tuple[list[str], np.ndarray]:
         """Return the class names in order, and targets: [n] int64, or [n, C] float32 for several labels per picture."""
-        column = table.columns["label"]
+        column = table.roles["label"]
+        where = str(table.path)
         if isinstance(column, list):
-            given = self.classes is None and self.label_separator is None
             require(
-                given, "a list as dataset.columns.label names the classes: dataset.classes and label_separator are null"
+                self.classes is None and self.label_separator is None,
+                "dataset.columns.label is a list, which names the classes: set dataset.classes and "
+                "dataset.label_separator to null",
             )
-            return column, join_columns([table.cells(name) for name in column], column, str(table.path))
-        if self.label_separator is not None and column is not None:
-            return split_lists(table.cells(column, True), self.label_separator, self.classes, str(table.path))
+            return column, join_columns([table.pattern(name) for name in column], column, where)
+        if self.label_separator is not None:
+            return split_lists(table.columns[str(column)], self.label_separator, self.classes, where)
         if self.classes is None:
-            refuse_lists(table.values("label"), str(table.path))
-        return numbered(table, "label", self.classes)
-
-    def _pictures(self, path: Path, folder: Path, names: list[str], is_extra: bool) -> np.ndarray:
-        """All pictures [n, channels, resize, resize] uint8, from the cache where nothing has changed."""
-        files = found(path, folder, names)
-        stats = [os.stat(file) for file in files]
-        stamps = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, stats)]
-        key = (stamps, self.resize, self.color, self.window, is_extra, READER)
-
-        def decode() -> dict[str, np.ndarray]:
-            log.info("resizing %s pictures of %s once", f"{len(names):,}", path)
-            return {"images": open_pictures(files, self.resize, self.color, self.window, str(path), is_extra)}
-
-        return cached(self.data_dir, path.stem, key, decode)["images"]
+            refuse_lists(table.cells("label"), where)
+        return name_indices(table, "label", self.classes)
 
 
-class Table:
-    """The rows of a CSV file, and what its columns are called."""
+class Table(CsvTable):
+    """The CSV file of an image table.
 
-    def __init__(self, path: Path, columns: dict[str, str | list[str] | None]):
-        self.path, self.columns = path, columns
-        refuse_foreign(path, "dataset=image_table")
-        require(path.is_file(), f"{path} is no file: dataset.path names a CSV file with a row per picture")
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file)
-                self.rows = [(reader.line_num, {k: (v or "").strip() for k, v in row.items() if k}) for row in reader]
-                self.header = list(reader.fieldnames or [])
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} cannot be read as a CSV file ({error})") from error
-        self._check()
+    Args:
+        path: The file.
+        roles: The column or columns of image, label, patient, silo and split.
+        silos: The natural clients whose rows are used; None: all.
+    """
 
-    def _check(self) -> None:
-        listed = [c for said in self.columns.values() for c in (said if isinstance(said, list) else [said]) if c]
-        wanted = [name for said in listed for name in FIELD.findall(said) or [said]]
-        missing = [name for name in wanted if name not in self.header]
-        apart = len(self.header) == 1 and best_delimiter(self.header[0]) != ","
+    def __init__(self, path: Path, roles: dict[str, str | list[str] | None], silos: list[str] | None):
+        super().__init__(path, "dataset=image_table")
+        self.roles = roles
+        given = [c for column in roles.values() for c in (column if isinstance(column, list) else [column]) if c]
+        self.require_columns([name for column in given for name in FIELD.findall(column) or [column]], ADVICE)
+        lines: dict[str, int] = {}
+        for line, name in zip(self.lines, self.cells("image")):
+            require(name not in lines, f"{path} lists {name} twice, in lines {lines.get(name)} and {line}: remove one")
+            lines[name] = line
+        if silos is not None:
+            self._select(silos)
+
+    def _select(self, silos: list[str]) -> None:
+        """Keep the rows of some natural clients."""
+        silo_of = self.cells("silo")
+        absent = sorted(set(silos) - set(silo_of))
         require(
-            not missing,
-            f"{self.path} has no column {' or '.join(missing)}; its columns are {', '.join(self.header) or 'none'} "
-            f"({'cells must be separated by commas' if apart else 'dataset.columns says which is which'})",
+            not absent,
+            f"{self.path} has no silo {', '.join(absent)}; it has {listed(sorted(set(silo_of)))}: set dataset.silos",
         )
-        require(bool(self.rows), f"{self.path} lists no picture")
-        seen: dict[str, int] = {}
-        for (line, _), name in zip(self.rows, self.values("image")):
-            require(name not in seen, f"{self.path} lists {name} twice, in lines {seen.get(name)} and {line}")
-            seen[name] = line
+        rows = [i for i, silo in enumerate(silo_of) if silo in silos]
+        self.lines = [self.lines[i] for i in rows]
+        self.columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
 
-    def values(self, what: str) -> list[str]:
-        """A column as text; ConfigError for an empty cell.  Without one: the picture itself as patient, one silo."""
-        said = self.columns[what]
-        if said is None:
-            return self.values("image") if what == "patient" else ["all"] * len(self.rows)
-        assert isinstance(said, str)
-        return self.cells(said)
+    def cells(self, role: str) -> list[str]:
+        """Return the cells of a role [n].
 
-    def cells(self, column: str, may_be_empty: bool = False) -> list[str]:
-        """Return the cells of a column or of a pattern of columns; ConfigError for a disallowed empty cell."""
-        if may_be_empty and column in self.header:
-            return [row[column] for _, row in self.rows]
-        return [self._cell(line, row, column) for line, row in self.rows]
+        If the role has no column, each picture is of another patient, and all are of one natural client.
 
-    def _cell(self, line: int, row: Row, said: str) -> str:
-        names = FIELD.findall(said)
-        for name in names or [said]:
-            require(bool(row.get(name)), f"{self.path}, line {line}: {name} is empty")
-        return FIELD.sub(lambda m: row[m.group(1)], said) if names else row[said]
+        Raises:
+            ConfigError: A cell is empty.
+        """
+        column = self.roles[role]
+        if column is None:
+            return self.cells("image") if role == "patient" else ["all"] * len(self)
+        return self.pattern(str(column))
 
-    def keep_silos(self, silos: list[str] | None) -> None:
-        """Leave out the rows of other silos."""
-        if silos is None:
-            return
-        silo_of = self.values("silo")
-        absent = [silo for silo in silos if silo not in silo_of]
-        require(not absent, f"{self.path} has no silo {', '.join(absent)}; it has {', '.join(sorted(set(silo_of)))}")
-        kept = [row for row, silo in zip(self.rows, silo_of) if silo in silos]
-        if len(kept) < len(self.rows):
-            log.info("%s: %s of %s rows are of other silos", self.path, f"{len(self.rows) - len(kept):,}",
-                     f"{len(self.rows):,}")  # fmt: skip
-        self.rows = kept
+    def pattern(self, pattern: str) -> list[str]:
+        """Return the cells of a column or of a pattern of columns [n]; raise ConfigError if one is empty."""
+        names = FIELD.findall(pattern) or [pattern]
+        for name in names:
+            for line, cell in zip(self.lines, self.columns[name]):
+                require(cell != "", f"{self.path}, line {line}: {name} is empty, expected a value")
+        if names == [pattern]:
+            return self.columns[pattern]
+        rows = [{name: self.columns[name][i] for name in names} for i in range(len(self))]
+        return [FIELD.sub(lambda match, row=row: row[match[1]], pattern) for row in rows]
 
-    def parts(self) -> np.ndarray:
-        """The published part of each row, [n] int8; all train where no column says."""
-        if self.columns["split"] is None:
-            return np.full(len(self.rows), TRAIN, np.int8)
-        parts = self.values("split")
-        odd = next((name for name in parts if name.lower() not in PARTS), None)
-        require(odd is None, f"{self.path}: {self.columns['split']} is {odd}, not train, val or test")
-        return np.array([PARTS[name.lower()] for name in parts], np.int8)
+    def split(self) -> np.ndarray:
+        """Return the published part of each row [n] int8; training if there is no column."""
+        if self.roles["split"] is None:
+            return np.full(len(self), TRAIN, np.int8)
+        return split_codes(self.cells("split"), f"{self.path}: {self.roles['split']}")
 
 
-def found(table: Path, folder: Path, names: list[str]) -> list[Path]:
-    """Return the file of each picture: at the path in the table, or by its name in a folder below.
+def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
+    """Return the file of each picture: at its path in the folder, or by its name in a folder below.
+
+    Args:
+        table: The CSV file, for messages.
+        folder: The folder of the paths.
+        names: The paths.
 
     Raises:
-        ConfigError: A picture is in no folder or in two.
+        ConfigError: A picture does not exist, or exists in two folders.
     """
-    files = [folder / name for name in names]
-    absent = {name for name, file in zip(names, files, strict=True) if not file.is_file()}
-    if not absent:
-        return files
-    below: dict[str, list[Path]] = {name: [] for name in absent}
-    short = {Path(name).name for name in absent}
-    for top, folders, held in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in (Path(top) / name for name in held if name in short):
-            end = file.relative_to(folder).parts
-            for name in {"/".join(end[i:]) for i in range(len(end))} & absent:
-                below[name].append(file)
-    missing = [name for name in names if name in absent and not below[name]]
+    absent = {name for name in names if not (folder / name).is_file()}
+    matches: dict[str, list[Path]] = {name: [] for name in absent}
+    for file in visible_files(folder) if absent else ():
+        parts = file.relative_to(folder).parts
+        for start in range(len(parts)):
+            name = "/".join(parts[start:])
+            if name in absent:
+                matches[name].append(file)
+    missing = [name for name in names if name in absent and not matches[name]]
     require(
         not missing,
         f"{len(missing):,} of the {len(names):,} pictures that {table} lists are not in {folder} (the first is "
-        f"{(missing or [''])[0]}): dataset.folder says where they are",
+        f"{(missing or [''])[0]}): set dataset.folder",
     )
-    twice = next((copies for copies in below.values() if len(copies) > 1), None)
+    for name, files in matches.items():
+        require(
+            len(files) == 1,
+            f"{table} lists {name}, which exists twice: {', '.join(map(str, files[:2]))}; give its path in the table",
+        )
+    return [matches[name][0] if name in absent else folder / name for name in names]
+
+
+def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
+    """Return the names of the labels or natural clients in order, and each row's index [n] int64.
+
+    Args:
+        table: The table.
+        role: label or silo.
+        names: The names in order.  None: those in the table, sorted.
+
+    Raises:
+        ConfigError: A cell is not in `names`, or a name has two spellings.
+    """
+    cells = table.cells(role)
+    check_spelling(names or cells, f"{table.path}: the {role}", are_labels=role == "label" and names is None)
+    names = sorted(set(cells)) if names is None else names
+    unknown = sorted(set(cells) - set(names))
     require(
-        twice is None,
-        f"{table} lists {(twice or [folder])[0].name}, which is there twice: {', '.join(map(str, (twice or [])[:2]))}",
+        not unknown,
+        f"{table.path} has the {role} {(unknown or [''])[0]}, which is not in dataset.classes: {', '.join(names)}",
     )
-    return [below[name][0] if name in absent else file for name, file in zip(names, files, strict=True)]
+    return names, positions(cells, names)
 
 
-def numbered(table: Table, what: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
-    """(names in order, each row's number [n] int64) of the label or silo; names None: those found, sorted."""
-    values = table.values(what)
-    are_labels = what == "label" and names is None
-    check_spelling(values if names is None else names, f"{table.path}: the {what}", are_labels)
-    names = sorted(set(values)) if names is None else names
-    odd = sorted(set(values) - set(names))
-    require(
-        not odd,
-        f"{table.path} has the {what} {(odd or [''])[0]}, which is not among {', '.join(names)} (dataset.classes)",
-    )
-    number = {name: i for i, name in enumerate(names)}
-    return names, np.array([number[name] for name in values], np.int64)
+def sample_negatives(
+    targets: np.ndarray, domain: np.ndarray, negatives: list, silos: list[str], seed: int
+) -> np.ndarray:
+    """Sample pictures of class 0, in a given ratio to all others, in each natural client.
 
+    Args:
+        targets: Classes [n].
+        domain: Natural clients [n].
+        negatives: The ratio of each natural client; None: all pictures.
+        silos: The names of the natural clients.
+        seed: Seed of the sampling.
 
-def subsample(targets: np.ndarray, domain: np.ndarray, negatives: list, silos: list[str], seed: int) -> np.ndarray:
-    """Rows kept, ascending: of each silo, `negatives` pictures of class 0 for each other one, or all (null)."""
+    Returns:
+        The sorted indices of the sampled pictures and of all pictures of other classes.
+
+    Raises:
+        ConfigError: There are too few pictures of class 0.
+    """
     require(
         len(negatives) == len(silos),
         f"dataset.negatives has {len(negatives)} entries for the {len(silos)} silos {', '.join(silos)}",
     )
-    rng, kept = np.random.RandomState(seed), [np.flatnonzero(targets != 0)]
-    for number, (ratio, silo) in enumerate(zip(negatives, silos)):
-        zeros = np.flatnonzero((domain == number) & (targets == 0))
+    rng = np.random.RandomState(seed)
+    samples = [np.flatnonzero(targets != 0)]
+    for i, (ratio, silo) in enumerate(zip(negatives, silos)):
+        zeros = np.flatnonzero((domain == i) & (targets == 0))
         if ratio is not None:
-            wanted = round(ratio * int(((domain == number) & (targets != 0)).sum()))
+            count = round(ratio * int(((domain == i) & (targets != 0)).sum()))
             require(
-                wanted <= len(zeros),
-                f"dataset.negatives asks for {wanted:,} pictures of the first class in the silo {silo}, which has "
-                f"{len(zeros):,}: lower its entry, or make it null to keep them all",
+                count <= len(zeros),
+                f"dataset.negatives asks for {count:,} pictures of the first class in the silo {silo}, which has "
+                f"{len(zeros):,}: lower its entry, or set it to null for all pictures",
             )
-            zeros = rng.permutation(zeros)[:wanted]
-        kept.append(zeros)
-    return np.sort(np.concatenate(kept))
+            zeros = rng.permutation(zeros)[:count]
+        samples.append(zeros)
+    return np.sort(np.concatenate(samples))

@@ -6,87 +6,84 @@ Layout, in data_dir or in the folder of the medmnist package::
 
     pneumoniamnist.npz      train_images, train_labels, val_images, val_labels, test_images, test_labels
 
-The medmnist package supplies the facts of a set: address and md5 of its files, classes, channels and numbers of images.
+The medmnist package describes the sets: address and md5 of the files, classes, channels and numbers of images.
 Set dataset.path to read a larger size (MedMNIST+).
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedbench.core.options import ConfigError, Count, require
+from fedbench.core.options import ConfigError, require
 from fedbench.data._files import download, md5_of
-from fedbench.data._published import Published
-from fedbench.data.arrays.npz import load_known
 from fedbench.data.base import Arrays
+from fedbench.data.images._published import DownloadedImages, Published
 
 
-class MedMNIST:
+@dataclass
+class MedMNIST(DownloadedImages):
     """A 2D set of MedMNIST.  chestmnist is multi-label; all others are classification, even the ordinal retinamnist.
+
+    `path` is the npz.  Without it, <flag>.npz is read from data_dir or the folder of the medmnist package, or
+    downloaded to data_dir.  `verify` also applies to files that exist.
 
     Args:
         flag: Name of the set.
-        path: Its npz.  None: <flag>.npz in data_dir or in the folder of the medmnist package, else a download to
-            data_dir.
-        verify: Refuse a file, found or downloaded, whose md5 is not a published one.
-        resize: Side in pixels.
-        mirror: Address of a folder to download from instead.
     """
 
-    def __init__(
-        self,
-        data_dir: str,
-        flag: Literal[
-            "bloodmnist",
-            "breastmnist",
-            "chestmnist",
-            "dermamnist",
-            "octmnist",
-            "organamnist",
-            "organcmnist",
-            "organsmnist",
-            "pathmnist",
-            "pneumoniamnist",
-            "retinamnist",
-            "tissuemnist",
-        ] = "pneumoniamnist",
-        path: str | None = None,
-        resize: Count | None = None,
-        mirror: str | None = None,
-        verify: bool = True,
-    ):
-        self.data_dir, self.flag, self.path, self.resize = Path(data_dir), flag, path, resize
-        self.mirror, self.verify = mirror, verify
+    flag: Literal[
+        "bloodmnist",
+        "breastmnist",
+        "chestmnist",
+        "dermamnist",
+        "octmnist",
+        "organamnist",
+        "organcmnist",
+        "organsmnist",
+        "pathmnist",
+        "pneumoniamnist",
+        "retinamnist",
+        "tissuemnist",
+    ] = "pneumoniamnist"
 
     def load(self) -> Arrays:
-        """Read, or download; ConfigError where the file is another one or cannot be had."""
-        sets, root = _package()
+        """Read the file, or download it.
+
+        Raises:
+            ConfigError: The file is another one, or cannot be downloaded.
+        """
+        sets, package_folder = _package()
         info = sets[self.flag]
-        larger = {int(k.removeprefix("MD5_")): md5 for k, md5 in info.items() if k.startswith("MD5_")}
-        sides = {28: info["MD5"], **larger}
-        known = Published(self.flag, info["n_channels"], list(sides), _names(info["label"]), info["n_samples"])
-        file = self._file(root)
+        larger = {int(key.removeprefix("MD5_")): md5 for key, md5 in info.items() if key.startswith("MD5_")}
+        md5_by_side = {28: info["MD5"], **larger}
+        file = self._file(package_folder)
         if file.is_file():
             require(
-                not self.verify or md5_of(file) in sides.values(),
-                f"{file} is not the published {self.flag}.npz (its md5 is not {info['MD5']}, nor a larger "
-                "size's): delete it to download it again, or use it as it is with dataset.verify=false",
+                not self.verify or md5_of(file) in md5_by_side.values(),
+                f"{file} is not the published {self.flag}.npz (its md5 is not {info['MD5']}, nor that of a larger "
+                "size): delete it to download it again, or use it as it is with dataset.verify=false",
             )
         elif self.path is None:
             url = info["url"] if self.mirror is None else f"{self.mirror.rstrip('/')}/{self.flag}.npz"
             download([url], file, info["MD5"] if self.verify else None, self.flag)
         task = "multilabel" if info["task"].startswith("multi-label") else "classification"
-        return load_known(file, str(self.data_dir), self.resize, known, task)
+        classes = _names(info["label"])
+        return Published(self.flag, info["n_channels"], list(md5_by_side), classes, info["n_samples"]).read(
+            file, self, task
+        )
 
-    def _file(self, root: str | None) -> Path:
-        """Return the file to read, or the target of the download.  root: the folder of the medmnist package."""
+    def _file(self, package_folder: str | None) -> Path:
+        """Return the file to read, or the target of the download."""
         if self.path is not None:
             return Path(self.path)
-        file, kept = self.data_dir / f"{self.flag}.npz", Path(root or "") / f"{self.flag}.npz"
-        return kept if root and kept.is_file() and not file.is_file() else file
+        name = f"{self.flag}.npz"
+        in_package = Path(package_folder or "", name)
+        in_data_dir = Path(self.data_dir, name)
+        return in_package if package_folder and in_package.is_file() and not in_data_dir.is_file() else in_data_dir
 
 
 def _package() -> tuple[dict[str, Any], str | None]:
-    """Return the set descriptions of the medmnist package, and the folder of its files."""
+    """Return the descriptions of the sets in the medmnist package, and the folder of its files."""
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
@@ -96,6 +93,6 @@ def _package() -> tuple[dict[str, Any], str | None]:
 
 def _names(labels: dict[str, str]) -> list[str]:
     """Return the class names, shortened and in lower case, as in the digest of the data."""
-    plain = [label.partition("(")[0].lower() for _, label in sorted(labels.items(), key=lambda item: int(item[0]))]
-    other = {"normal, benign": "normal or benign", **{str(i): f"grade {i}" for i in range(len(plain))}}
-    return [other.get(name, name) for name in plain]
+    names = [label.partition("(")[0].lower() for _, label in sorted(labels.items(), key=lambda item: int(item[0]))]
+    replaced = {"normal, benign": "normal or benign", **{str(i): f"grade {i}" for i in range(len(names))}}
+    return [replaced.get(name, name) for name in names]

@@ -1,4 +1,4 @@
-"""Answers as classes: how they are written, and which of a silo's there are."""
+"""Answers as classes: how they are compared, and which answers of a natural client are classes."""
 
 from __future__ import annotations
 
@@ -8,72 +8,90 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kept = Literal["all", "top100_drop"]
+Selection = Literal["all", "top100_drop"]
 Normalizer = Literal["plain", "vqa"]
 TOP = 100  # FedDAT's
 CLOSED = frozenset(("yes", "no"))
 ARTICLES = frozenset(("a", "an", "the"))
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 NUMBERS = {"none": "0", **{word: str(i) for i, word in enumerate(DIGITS)}}
-NEGATED = (
+NEGATED_VERBS = (
     *("ai", "are", "ca", "could", "did", "does", "do", "had", "has", "have", "is", "might", "must", "need", "should"),
     *("was", "were", "wo", "would"),
 )
-SHORTENED = {  # what others are drawn to, but for what is a word itself then (its, well, were)
+# contractions by their first word, without those that are words themselves (its, well, were)
+ENDINGS = {
     **{"i": "m ve", "you": "d ll re ve", "they": "d ll re ve", "we": "ve", "he": "d s", "it": "d ll", "that": "s"},
     **{"there": "s re", "what": "s ll re ve", "who": "d ll s ve", "where": "s d ve", "how": "s d ll", "when": "s"},
     **dict.fromkeys(("could", "should", "would", "might", "must"), "ve"),
 }
 CONTRACTIONS = {
-    **{f"{verb}nt": f"{verb}n't" for verb in NEGATED},
-    **{word + end: f"{word}'{end}" for word, ends in SHORTENED.items() for end in ends.split()},
+    **{f"{verb}nt": f"{verb}n't" for verb in NEGATED_VERBS},
+    **{word + end: f"{word}'{end}" for word, ends in ENDINGS.items() for end in ends.split()},
 }
 
 
 @dataclass(frozen=True)
-class Answers:
-    """min_count: how often an answer occurs in a silo's training part, or it is no class; questions with others stay,
-    and are answered wrongly.  kept: all; or top100_drop, the 100 most frequent, and no question with another answer,
-    in training or test (FedDAT).  normalizer: plain, or vqa (`as_in_vqa`)."""
+class AnswerRule:
+    """The rule of which answers are classes of a natural client.
+
+    Args:
+        min_count: How often an answer occurs in the client's training part, at least.  Questions with other answers
+            remain and count as answered wrongly.
+        selection: all answers, or top100_drop: the 100 most frequent, without the training and test questions that have
+            another answer (FedDAT).
+        normalizer: plain (`normalize_plain`) or vqa (`normalize_vqa`).
+    """
 
     min_count: int = 1
-    kept: Kept = "all"
+    selection: Selection = "all"
     normalizer: Normalizer = "plain"
 
-    def written(self, answer: object) -> str:
-        """An answer as it is compared."""
-        return normalized(answer) if self.normalizer == "plain" else as_in_vqa(answer)
+    @property
+    def drops_questions(self) -> bool:
+        """Whether questions whose answer is not a class are removed."""
+        return self.selection == "top100_drop"
 
-    def classes(self, trained: Iterable[str]) -> list[str]:
-        """Those among a silo's training answers, sorted; of equally frequent ones the first in the alphabet."""
-        counts = Counter(trained)
-        often = [answer for answer in counts if counts[answer] >= self.min_count]
-        if self.kept == "top100_drop":
-            often = sorted(often, key=lambda answer: (-counts[answer], answer))[:TOP]
-        return sorted(often)
+    def normalize(self, answer: object) -> str:
+        """Return an answer in the form in which answers are compared."""
+        return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
+
+    def classes(self, answers: Iterable[str]) -> list[str]:
+        """Return the sorted classes of a client.
+
+        Args:
+            answers: The normalized training answers, with repetitions.
+        """
+        counts = Counter(answers)
+        classes = sorted(answer for answer in counts if counts[answer] >= self.min_count)
+        if self.drops_questions:
+            classes = sorted(sorted(classes, key=lambda answer: -counts[answer])[:TOP])  # ties in alphabetical order
+        return classes
 
 
-EVERY = Answers()
+ALL_ANSWERS = AnswerRule()
 
 
-def normalized(answer: object) -> str:
-    """An answer in small letters, blanks collapsed, without a final period."""
+def normalize_plain(answer: object) -> str:
+    """Return an answer in lower case, with single blanks and without a final period."""
     return re.sub(r"\s+", " ", str(answer).lower().strip()).removesuffix(".").strip()
 
 
-def as_in_vqa(answer: object) -> str:
-    """An answer as the evaluation of VQA (visualqa.org/evaluation), and FedDAT, compare it: in small letters, number
-    words as digits (none as 0), without articles and with the apostrophes of contractions; no periods but of decimals,
-    no commas, and blanks for all other punctuation but apostrophe and colon.
+def normalize_vqa(answer: object) -> str:
+    """Return an answer as the evaluation of VQA (visualqa.org/evaluation) and FedDAT compare it.
 
-    Of the contractions that its code lists the double ones (couldn't've) are left out; it drops rather than replaces
-    punctuation that stands beside a blank, which is the same once blanks are collapsed.
+    It is in lower case, with digits for number words (0 for none), without articles, and with apostrophes in
+    contractions.  Periods (except in decimals) and commas are removed.  Other punctuation, except apostrophe and colon,
+    becomes a blank.
+
+    Departs from VQA's code: double contractions (couldn't've) are not restored.  That code removes punctuation next to
+    a blank, which is equal once blanks are merged.
     """
     text = re.sub(r"(?<!\d)\.|\.(?!\d)|,", "", str(answer).lower())
-    found = (NUMBERS.get(word, word) for word in re.sub(r"[^\w\s.':]|_", " ", text).split())
-    return " ".join(CONTRACTIONS.get(word, word) for word in found if word not in ARTICLES)
+    words = (NUMBERS.get(word, word) for word in re.sub(r"[^\w\s.':]|_", " ", text).split())
+    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
 
 
 def is_closed(answer: str, answer_type: str | None = None) -> bool:
-    """By the data set's own type where it has one, else by the answer yes or no."""
+    """Return whether a question is closed: by its published type, or else by the answer yes or no."""
     return answer_type.strip().lower() == "closed" if answer_type else answer in CLOSED

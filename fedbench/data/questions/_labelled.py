@@ -1,4 +1,4 @@
-"""Samples with labels beside questions about pictures: arrays for task=mixed."""
+"""Arrays of questions and of samples with labels about the same pictures, for task=mixed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbench.data.base import Arrays
-from fedbench.data.questions._answers import EVERY, Answers
-from fedbench.data.questions._questions import Question, arrays_of
+from fedbench.data.questions._answers import ALL_ANSWERS, AnswerRule
+from fedbench.data.questions._questions import Question, question_arrays
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """One of n.  image: which of the pictures.  labels: whether each of the list is true.  split: as in `Arrays`.
-    silo: which of the silos that have labels."""
+    """One sample with labels.
+
+    Attributes:
+        image: The index of its picture.
+        text: The text.
+        labels: Whether each label is true.
+        split: As in `Arrays`.
+        silo: The index of its natural client, among those with labels.
+    """
 
     image: int
     text: str
@@ -24,46 +31,62 @@ class Labelled:
     silo: int
 
 
-def mixed_of(
+def mixed_arrays(
     questions: Sequence[Question],
     labelled: Sequence[Labelled],
     pictures: np.ndarray,
     tokens: Callable[[Sequence[str]], np.ndarray],
     silos: tuple[Sequence[str], Sequence[str]],
     source: str,
-    rule: Answers = EVERY,
+    rule: AnswerRule = ALL_ANSWERS,
 ) -> Arrays:
-    """Questions and, behind them, samples with labels, all of the same pictures [m, channels, H, W] uint8.
+    """Return the arrays of questions, followed by samples with labels; for the targets see `tasks/mixed.py`.
 
-    silos: the names of those that ask, and of those that have labels, whose numbers go on after them.  targets as in
-    tasks/mixed.py.  rule: which answers a silo has.  ConfigError where a silo has no question to train on.
+    Args:
+        questions: The questions.
+        labelled: The samples with labels.
+        pictures: All pictures [m, channels, H, W] uint8.
+        tokens: Function from texts to token indices [n, T].
+        silos: The natural clients with questions, and those with labels, which come after them.
+        source: The data set, for messages.
+        rule: The rule of which answers are classes.
+
+    Raises:
+        ConfigError: A natural client has no training question.
     """
-    asked = arrays_of(questions, pictures, tokens, silos[0], source, rule)
-    answer, closed = asked.targets.T
-    num_labels, most = len(labelled[0].labels), max(1, *(sum(one.labels) for one in labelled))
-    targets = np.full((len(asked) + len(labelled), 1 + most), -1, np.int64)
-    targets[: len(asked), 0], targets[: len(asked), 1] = 1 + closed, answer  # open 1, closed 2
-    targets[len(asked) :, 0] = 0
-    for row, one in zip(targets[len(asked) :], labelled):
-        true = np.flatnonzero(one.labels)
+    arrays = question_arrays(questions, pictures, tokens, silos[0], source, rule)
+    assert arrays.class_mask is not None and arrays.domain is not None and arrays.shared is not None
+    num_labels = len(labelled[0].labels)
+    num_asking = len(silos[0])
+    num_columns = 1 + max(1, *(sum(sample.labels) for sample in labelled))
+    answer, closed = arrays.targets.T
+    targets = np.full((len(arrays) + len(labelled), num_columns), -1, np.int64)
+    targets[: len(arrays), 0] = 1 + closed  # open 1, closed 2
+    targets[: len(arrays), 1] = answer
+    targets[len(arrays) :, 0] = 0
+    for row, sample in zip(targets[len(arrays) :], labelled):
+        true = np.flatnonzero(sample.labels)
         row[1 : 1 + len(true)] = true
-    assert asked.class_mask is not None and asked.domain is not None and asked.shared is not None
-    classes = max(asked.num_classes, num_labels)
-    mask = np.zeros((len(silos[0]) + len(silos[1]), classes), bool)
-    mask[: len(silos[0]), : asked.num_classes] = asked.class_mask
-    mask[len(silos[0]) :, :num_labels] = True
-    image, silo, split = (np.array([getattr(one, name) for one in labelled]) for name in ("image", "silo", "split"))
-    text = np.concatenate([asked.parts()["text"], tokens([one.text for one in labelled])])
+    num_classes = max(arrays.num_classes, num_labels)
+    mask = np.zeros((num_asking + len(silos[1]), num_classes), bool)
+    mask[:num_asking, : arrays.num_classes] = arrays.class_mask
+    mask[num_asking:, :num_labels] = True
+    split = np.array([sample.split for sample in labelled], np.int8)
+    domain = num_asking + np.array([sample.silo for sample in labelled], np.int64)
+    image = np.array([sample.image for sample in labelled], np.int64)
     return Arrays(
-        {"image": pictures, "text": text},
-        targets,
-        np.concatenate([asked.split, split.astype(np.int8)]),
-        classes,
+        inputs={
+            "image": pictures,
+            "text": np.concatenate([arrays.parts()["text"], tokens([sample.text for sample in labelled])]),
+        },
+        targets=targets,
+        split=np.concatenate([arrays.split, split]),
+        num_classes=num_classes,
         task="mixed",
-        domain=np.concatenate([asked.domain, silo.astype(np.int64) + len(silos[0])]),
+        domain=np.concatenate([arrays.domain, domain]),
         domain_names=[*silos[0], *silos[1]],
         class_mask=mask,
-        mean=asked.mean,
-        std=asked.std,
-        shared={"image": np.concatenate([asked.shared["image"], image.astype(np.int64)])},
+        mean=arrays.mean,
+        std=arrays.std,
+        shared={"image": np.concatenate([arrays.shared["image"], image])},
     ).check()

@@ -1,125 +1,133 @@
-"""Published files of questions about pictures: a folder or a zip, the table of questions, and the arrays it becomes.
+"""Read published questions about pictures from a folder or a zip, and convert them to arrays.
 
-A reader lists rows; what comes after (answers of each silo, pictures that are stored once, tokens) is the same for all.
+A reader of a data set returns rows.  The further steps (answers of each client, pictures, tokens) are common.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
+import logging
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedbench.core.cores import cores
-from fedbench.core.options import ConfigError, require
-from fedbench.data._depth import Window
-from fedbench.data._files import cached_array, fingerprint, is_hidden, log, require_unpackable
-from fedbench.data._images import BLOCK, READER, fill, open_picture, window_of
+from fedbench.core.options import ConfigError, Count, require
+from fedbench.data._files import cached_array, fingerprint, is_hidden, require_unpackable, visible_files
+from fedbench.data._images import READER, decode, fill, window_of
 from fedbench.data.base import TRAIN, Arrays
-from fedbench.data.questions._answers import EVERY, Answers, is_closed
-from fedbench.data.questions._questions import Question, arrays_of, by_words, vocabulary
+from fedbench.data.questions._answers import AnswerRule, Normalizer, Selection, is_closed
+from fedbench.data.questions._questions import Question, question_arrays, tokenize_words, vocabulary
 
-KEPT = 64 << 20  # bytes of decoded pictures from which on they are left on disk
+log = logging.getLogger("fedbench.data")
+MAX_IN_MEMORY = 64 << 20  # bytes of decoded pictures; more are stored on disk
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".gif")
 
 
 class Files:
-    """Those of a folder, or of a zip of it, also where it lies in a folder of its own there."""
+    """The files of a folder, or of a zip, by the last parts of their paths.
+
+    Args:
+        path: The folder or zip.
+        name: Name of the data set, for messages.
+        where: Where the data set is available, for messages.
+    """
 
     def __init__(self, path: Path, name: str, where: str):
-        """name: of the data set; where: it can be had, for the sentence about its absence."""
-        require(path.exists(), f"dataset.path={path}: {name} is not there; it is at {where}")
-        self.path, self.name = path, name
+        require(path.exists(), f"dataset.path={path}: {name} does not exist there; it is available at {where}")
+        self.path = path
+        self.name = name
+        self.key = f"dataset.path={path}"
         try:
             self.zip = zipfile.ZipFile(path) if path.is_file() else None
         except (OSError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"dataset.path={path} is neither a folder nor a zip ({error})") from error
+            raise ConfigError(f"{self.key} is neither a folder nor a zip ({error}): set it to one") from error
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the sorted relative paths of all files that are not hidden."""
-        if self.zip is not None:
-            names = [name for name in self.zip.namelist() if not name.endswith("/")]
-        else:
-            found = (Path(top) / file for top, _, files in os.walk(self.path) for file in files)
-            names = [file.relative_to(self.path).as_posix() for file in found]
+        """The sorted relative paths of all files that are not hidden."""
+        if self.zip is None:
+            return sorted(file.relative_to(self.path).as_posix() for file in visible_files(self.path))
+        names = [name for name in self.zip.namelist() if not name.endswith("/")]
         return sorted(name for name in names if not any(map(is_hidden, name.split("/"))))
 
     @cached_property
-    def _by_end(self) -> dict[str, str]:
-        """By its last part every name, the one that lies highest."""
-        ends: dict[str, str] = {}
-        for name in sorted(self.names, key=lambda n: (n.count("/"), n)):
+    def _name_by_ending(self) -> dict[str, str]:
+        """The file of each path ending: the one in the fewest folders."""
+        endings: dict[str, str] = {}
+        for name in sorted(self.names, key=lambda name: (name.count("/"), name)):
             parts = name.split("/")
             for i in range(len(parts)):
-                ends.setdefault("/".join(parts[i:]), name)
-        return ends
+                endings.setdefault("/".join(parts[i:]), name)
+        return endings
 
-    def has(self, *ends: str) -> bool:
+    def has(self, *endings: str) -> bool:
         """Return whether each of these path endings matches a file."""
-        return all(end in self._by_end for end in ends)
+        return all(ending in self._name_by_ending for ending in endings)
 
-    def find(self, *ends: str) -> str:
-        """The file whose name ends in one of these; ConfigError where there is none."""
-        found = next((self._by_end[end] for end in ends if end in self._by_end), None)
-        if found is None:
-            raise ConfigError(f"dataset.path={self.path}: {' or '.join(ends)} of {self.name} is not there")
-        return found
+    def find(self, *endings: str) -> str:
+        """Return the file of the first path ending that matches one; raise ConfigError if none does."""
+        for ending in endings:
+            if ending in self._name_by_ending:
+                return self._name_by_ending[ending]
+        raise ConfigError(f"{self.key}: {' or '.join(endings)} of {self.name} does not exist: complete the data set")
 
     def open(self, name: str) -> Path | io.BytesIO:
-        """A file, to be opened."""
+        """Return a file as an object that Pillow opens."""
         if self.zip is None:
             return self.path / name
-        require_unpackable(self.zip.getinfo(name), f"dataset.path={self.path}: {name}")
+        require_unpackable(self.zip.getinfo(name), f"{self.key}: {name}")
         return io.BytesIO(self.zip.read(name))
 
-    def text(self, *ends: str) -> str:
-        """What stands in a file."""
-        name = self.find(*ends)
+    def text(self, *endings: str) -> str:
+        """Return the content of a text file."""
+        name = self.find(*endings)
         try:
             file = self.open(name)
-            found = file.read_bytes() if isinstance(file, Path) else file.read()
+            content = file.read_bytes() if isinstance(file, Path) else file.read()
         except (OSError, KeyError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"dataset.path={self.path}: {name} cannot be read ({error})") from error
-        return found.decode("utf-8-sig", errors="replace")
+            raise ConfigError(f"{self.key}: {name} cannot be read ({error}): replace it") from error
+        return content.decode("utf-8-sig", errors="replace")
 
-    def json(self, *ends: str) -> list[dict[str, Any]]:
-        """Rows of a JSON file."""
+    def json(self, *endings: str) -> list[dict[str, Any]]:
+        """Return the dicts of a JSON file; raise ConfigError if it has something else."""
         try:
-            rows = json.loads(self.text(*ends))
+            rows = json.loads(self.text(*endings))
         except ValueError as error:
-            raise ConfigError(f"dataset.path={self.path}: {self.find(*ends)} cannot be read ({error})") from error
-        require(
-            isinstance(rows, list) and all(isinstance(row, dict) for row in rows),
-            f"dataset.path={self.path}: {self.find(*ends)} is no list of questions",
-        )
+            raise ConfigError(f"{self.key}: {self.find(*endings)} cannot be read ({error}): replace it") from error
+        is_list = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+        require(is_list, f"{self.key}: {self.find(*endings)} must be a list of questions")
         return rows
 
     def value(self, row: dict[str, Any], *keys: str) -> str:
-        """What a row has under the first of these keys that it has; ConfigError where it has none."""
-        found = next((row[key] for key in keys if row.get(key) is not None), None)
-        if found is None:
-            raise ConfigError(f"dataset.path={self.path}: a question of {self.name} has no {keys[0]}: {str(row)[:80]}")
-        return str(found).strip()
+        """Return the value of the first key that a question has; raise ConfigError if it has none."""
+        for key in keys:
+            if row.get(key) is not None:
+                return str(row[key]).strip()
+        raise ConfigError(f"{self.key}: a question of {self.name} has no {keys[0]}: {str(row)[:80]}")
 
-    def stamp(self, names: Sequence[str]) -> object:
-        """What changes when one of these files does."""
+    def fingerprint(self, names: Sequence[str]) -> object:
+        """Return a value that changes if one of these files does."""
         return fingerprint(self.path) if self.zip is not None else [fingerprint(self.path / name) for name in names]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One question.  image: a file's name in its Files.  answers: the right ones, as published; of a question that is
-    not trained on there may be several.  answer_type: open or closed, None where the data set does not say.  split: as
-    in `Arrays`.  source: the silo."""
+    """One question.
+
+    Attributes:
+        image: The name of the picture in its Files.
+        question: The text.
+        answers: The correct answers, as published.  Only test questions may have several.
+        answer_type: open or closed; None if the data set has no types.
+        split: As in `Arrays`.
+        source: The natural client.
+    """
 
     image: str
     question: str
@@ -129,94 +137,137 @@ class Row:
     source: str
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What pictures and texts become.  side: pixels; color: rgb or grey; tokens: of a text, the ends included; vocab:
-    null for the words of the training texts, or a vocab.txt of WordPiece (or its folder); data_dir: of the cache;
-    answers: which of them are classes."""
+@dataclass(kw_only=True)
+class PictureTextOptions:
+    """Common options of data sets with pictures and texts.
 
-    side: int
-    color: str
-    tokens: int
-    vocab: str | None
-    data_dir: str
-    answers: Answers = EVERY
+    Args:
+        side: Side of the pictures in pixels.
+        color: rgb or grey.
+        tokens: Length of a text in tokens, with start and end.
+        vocab: None for the words of the training texts, or the vocab.txt of a WordPiece tokenizer (or its folder).
+        data_dir: Folder of the cache, and of data sets without a path.
+    """
+
+    side: Count = 64
+    color: Literal["rgb", "grey"] = "rgb"
+    tokens: Count = 24
+    vocab: str | None = None
+    data_dir: str = "data"
 
     def tokenizer(self, training: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
-        """From texts to numbers [n, tokens] int64; training: those whose words are known."""
+        """Return a function from texts to token indices [n, tokens] int64.
+
+        Args:
+            training: The training texts, whose words are the vocabulary if `vocab` is None.
+        """
         if self.vocab is None:
-            known = vocabulary(training)
-            return lambda texts: by_words(texts, known, self.tokens)
+            index = vocabulary(training)
+            return lambda texts: tokenize_words(texts, index, self.tokens)
         from fedbench.data.text._wordpiece import tokenize
 
-        file = Path(self.vocab)
-        file = file / "vocab.txt" if file.is_dir() else file
-        return lambda texts: np.asarray(tokenize(list(texts), file, self.tokens))
-
-    def _picture(self, files: Files, window: Window | None, name: str) -> np.ndarray:
-        return open_picture(files.open(name), self.side, self.color, window)
+        path = Path(self.vocab)
+        path = path / "vocab.txt" if path.is_dir() else path
+        return lambda texts: tokenize(texts, path, self.tokens)
 
     def pictures(self, listed: Sequence[tuple[Files, Sequence[str]]], name: str) -> np.ndarray:
-        """Files' pictures, one set after the other [m, channels, side, side] uint8; many of them are decoded once and
-        left on disk."""
-        n = sum(len(some) for _, some in listed)
-        shape = (n, 3 if self.color == "rgb" else 1, self.side, self.side)
+        """Return the pictures of several data sets, one set after the other.
 
-        def decoded() -> Iterator[np.ndarray]:
-            with ThreadPoolExecutor(cores()) as pool:  # in slices: all files at once would fill the memory
-                for files, names in listed:
-                    window = window_of(names, None, f"{name} ({files.path})", files.open)
-                    read = partial(self._picture, files, window)
-                    for start in range(0, len(names), BLOCK):
-                        yield from pool.map(read, names[start : start + BLOCK])
+        Many pictures are decoded once and stored on disk.
 
-        if np.prod(shape) < KEPT:
-            return fill(decoded(), n, shape[1:])
-        key = ([(str(files.path), some, files.stamp(some)) for files, some in listed], self.side, self.color, READER)
+        Args:
+            listed: The files of each data set, and the names of its pictures.
+            name: Name of all data sets, for messages.
 
-        def blocks() -> Iterator[np.ndarray]:
-            log.info("%s: decoding %s pictures once", name, f"{n:,}")
-            return (picture[None] for picture in decoded())
+        Returns:
+            [m, channels, side, side] uint8.
+        """
+        count = sum(len(names) for _, names in listed)
+        shape = (count, 3 if self.color == "rgb" else 1, self.side, self.side)
 
-        return cached_array(self.data_dir, name, key, shape, blocks)
+        def decode_all() -> Iterator[np.ndarray]:
+            log.info("%s: decoding %s pictures", name, f"{count:,}")
+            for files, names in listed:
+                window = window_of(names, None, f"{name} ({files.path})", files.open)
+                yield from decode(names, self.side, self.color, window, files.open)
+
+        if np.prod(shape) < MAX_IN_MEMORY:
+            return fill(decode_all(), count, shape[1:])
+        stamps = [(str(files.path), names, files.fingerprint(names)) for files, names in listed]
+        return cached_array(self.data_dir, name, (stamps, self.side, self.color, READER), shape, decode_all)
 
 
-Read = Sequence[tuple[Files, Sequence[Row]]]
+@dataclass(kw_only=True)
+class QuestionOptions(PictureTextOptions):
+    """Common options of data sets with questions about pictures.
+
+    Args:
+        min_count: See `AnswerRule`.
+        answers: See `AnswerRule.selection`.
+        normalizer: See `AnswerRule`.
+    """
+
+    min_count: Count = 1
+    answers: Selection = "all"
+    normalizer: Normalizer = "plain"
+
+    @property
+    def rule(self) -> AnswerRule:
+        """The rule of which answers are classes."""
+        return AnswerRule(self.min_count, self.answers, self.normalizer)
+
+
+Rows = Sequence[tuple[Files, Sequence[Row]]]
 Listed = list[tuple[Files, Sequence[str]]]
 
 
-def assembled(read: Read, silos: Sequence[str], layout: Layout, source: str) -> Arrays:
-    """The arrays of rows, set after set.  silos: their sources, in order.  source: who says so, for sentences."""
-    questions, listed = questions_of(read, silos, source, layout.answers)
-    tokens = layout.tokenizer([q.question for q in questions if q.split == TRAIN])
-    pictures = layout.pictures(listed, source.removeprefix("dataset="))
-    return arrays_of(questions, pictures, tokens, silos, source, layout.answers)
+def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, source: str) -> Arrays:
+    """Return the arrays of questions, one data set after the other.
+
+    Args:
+        rows: The files and the questions of each data set.
+        silos: The natural clients in order: the sources of the questions.
+        options: The options of the data set.
+        source: The data set, for messages, as in "dataset=vqa_rad".
+    """
+    questions, listed = rows_to_questions(rows, silos, source, options.rule)
+    tokens = options.tokenizer([question.question for question in questions if question.split == TRAIN])
+    pictures = options.pictures(listed, source.removeprefix("dataset="))
+    return question_arrays(questions, pictures, tokens, silos, source, options.rule)
 
 
-def questions_of(read: Read, silos: Sequence[str], source: str, rule: Answers) -> tuple[list[Question], Listed]:
-    """The questions, but those that the rule drops, and by file the names of the pictures that they number.  Of several
-    right answers the first that is among the silo's is asked for."""
-    number = {silo: i for i, silo in enumerate(silos)}
+def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: AnswerRule) -> tuple[list[Question], Listed]:
+    """Return the questions that the rule keeps, and the names of the pictures of each data set.
+
+    If a question has several correct answers, the first one that is a class of its client is used.
+
+    Args:
+        rows: The files and the questions of each data set.
+        silos: The natural clients in order.
+        source: The data set, for messages.
+        rule: The rule of which answers are classes.
+    """
+    index = {silo: i for i, silo in enumerate(silos)}
     trained: list[list[str]] = [[] for _ in silos]
-    for _, rows in read:
-        for row in rows:
+    for _, some in rows:
+        for row in some:
             if row.split == TRAIN:
-                trained[number[row.source]].append(rule.written(row.answers[0]))
-    known = [set(rule.classes(own)) for own in trained]
+                trained[index[row.source]].append(rule.normalize(row.answers[0]))
+    classes = [set(rule.classes(answers)) for answers in trained]
     questions: list[Question] = []
     listed: Listed = []
-    before = 0
-    for files, rows in read:
-        names = sorted({row.image for row in rows})
-        place = {name: before + i for i, name in enumerate(names)}
+    num_pictures = 0
+    for files, some in rows:
+        names = sorted({row.image for row in some})
+        image_index = {name: num_pictures + i for i, name in enumerate(names)}
         listed.append((files, names))
-        before += len(names)
-        for row in rows:
-            silo, answers = number[row.source], [rule.written(answer) for answer in row.answers]
-            answer = next((a for a in answers if a in known[silo]), answers[0])
-            closed = is_closed(answers[0], row.answer_type)
-            if rule.kept == "top100_drop" and answer not in known[silo]:
-                continue
-            questions.append(Question(place[row.image], row.question, answer, closed, row.split, silo))
-    require(bool(questions), f"{source}: there are no questions")
+        num_pictures += len(names)
+        for row in some:
+            silo = index[row.source]
+            answers = [rule.normalize(answer) for answer in row.answers]
+            answer = next((answer for answer in answers if answer in classes[silo]), answers[0])
+            if answer in classes[silo] or not rule.drops_questions:
+                closed = is_closed(answers[0], row.answer_type)
+                questions.append(Question(image_index[row.image], row.question, answer, closed, row.split, silo))
+    require(bool(questions), f"{source}: there are no questions: check dataset.path")
     return questions, listed

@@ -1,8 +1,8 @@
-"""Questions about pictures, of one or several data sets: a table of them, and the arrays that it becomes.
+"""Questions about pictures of one or several data sets, and the arrays that they become.
 
-A silo (a client) has answers of its own: all that occur in its training part, sorted, or fewer (_answers.py).  A test
-question whose answer is not among them stays, and counts as answered wrongly; the share of the others is the ceiling of
-its accuracy.
+The classes of a natural client are the answers in its training part, sorted, or a selection of them (`_answers.py`).
+A test question with another answer remains and counts as answered wrongly.  The fraction of the others is the highest
+possible accuracy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbench.core.options import require
+from fedbench.data._images import half_per_channel
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.questions._answers import EVERY, Answers
+from fedbench.data.questions._answers import ALL_ANSWERS, AnswerRule
 
 log = logging.getLogger(__name__)
 PAD, CLS, SEP, UNK = 0, 1, 2, 3
@@ -26,8 +27,16 @@ SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
 @dataclass(frozen=True)
 class Question:
-    """One of n.  image: which of the pictures.  closed: whether it is of a closed type.  split: as in `Arrays`.
-    silo: the hospital, organ or data set that it is of."""
+    """One of n questions.
+
+    Attributes:
+        image: The index of its picture.
+        question: The text.
+        answer: The normalized answer.
+        closed: Whether it is of a closed type.
+        split: As in `Arrays`.
+        silo: The index of its natural client (a hospital, organ or data set).
+    """
 
     image: int
     question: str
@@ -38,97 +47,137 @@ class Question:
 
 
 # -- words -----------------------------------------------------------------------------------------------
-def words(text: str) -> list[str]:
-    """Of small letters and digits."""
+def split_words(text: str) -> list[str]:
+    """Return the words of a text: lower-case letters and digits."""
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def vocabulary(texts: Sequence[str]) -> dict[str, int]:
-    """Numbers of the words, in order, behind the special tokens."""
-    return {word: i for i, word in enumerate([*SPECIAL, *sorted({w for text in texts for w in words(text)})])}
+    """Return the index of each word of the texts, in alphabetical order after the special tokens."""
+    words = sorted({word for text in texts for word in split_words(text)})
+    return {word: i for i, word in enumerate([*SPECIAL, *words])}
 
 
-def by_words(texts: Sequence[str], known: dict[str, int], length: int) -> np.ndarray:
-    """[CLS], words and [SEP], cut off and padded to so many tokens.  # [n, length] int64"""
+def tokenize_words(texts: Sequence[str], index: dict[str, int], length: int) -> np.ndarray:
+    """Return token indices of texts: [CLS], words and [SEP], cut or padded to a length.
+
+    Args:
+        texts: n texts.
+        index: The index of each word of the vocabulary.
+        length: Tokens of each text.
+
+    Returns:
+        [n, length] int64.
+    """
     rows = np.full((len(texts), length), PAD, np.int64)
     for row, text in zip(rows, texts):
-        tokens = [CLS, *(known.get(w, UNK) for w in words(text))][: length - 1]
+        tokens = [CLS, *(index.get(word, UNK) for word in split_words(text))][: length - 1]
         row[: len(tokens) + 1] = [*tokens, SEP]
     return rows
 
 
 # -- arrays ----------------------------------------------------------------------------------------------
-def answers_of(questions: Sequence[Question], silos: int, rule: Answers = EVERY) -> list[dict[str, int]]:
-    """Each silo's answers and their numbers: those of its training questions that the rule keeps, sorted."""
-    found: list[list[str]] = [[] for _ in range(silos)]
-    for q in questions:
-        if q.split == TRAIN:
-            found[q.silo].append(q.answer)
-    return [{answer: i for i, answer in enumerate(rule.classes(own))} for own in found]
+def answer_indices(
+    questions: Sequence[Question], num_silos: int, rule: AnswerRule = ALL_ANSWERS
+) -> list[dict[str, int]]:
+    """Return the class of each answer, for each natural client.
+
+    Args:
+        questions: All questions.
+        num_silos: The number of natural clients.
+        rule: The rule of which answers are classes.
+    """
+    trained: list[list[str]] = [[] for _ in range(num_silos)]
+    for question in questions:
+        if question.split == TRAIN:
+            trained[question.silo].append(question.answer)
+    return [{answer: i for i, answer in enumerate(rule.classes(answers))} for answers in trained]
 
 
-def arrays_of(
+def question_arrays(
     questions: Sequence[Question],
     pictures: np.ndarray,
     tokens: Callable[[Sequence[str]], np.ndarray],
     silos: Sequence[str],
     source: str,
-    rule: Answers = EVERY,
+    rule: AnswerRule = ALL_ANSWERS,
 ) -> Arrays:
-    """inputs image (pictures [m, channels, H, W] uint8, each stored once) and text [n, T]; targets [n, 2] int64: the
-    answer's number in the silo, -1 outside of it, and whether the question is closed.  rule: which answers a silo has.
-    ConfigError where it has nothing to train on."""
-    answers = answers_of(questions, len(silos), rule)
-    asked = {q.silo for q in questions if q.split == TRAIN}
-    empty = [name for silo, name in enumerate(silos) if silo not in asked]
-    require(not empty, f"{source}: there are no training questions of {', '.join(empty)}")
-    none = [name for name, own in zip(silos, answers) if not own]
+    """Return the arrays of questions: inputs image and text [n, T], targets [n, 2] int64.
+
+    Targets are the class of the answer in its natural client, -1 if it is not a class, and whether the question is
+    closed.
+
+    Args:
+        questions: n questions.
+        pictures: [m, channels, H, W] uint8, each stored once.
+        tokens: Function from texts to token indices [n, T].
+        silos: The names of the natural clients.
+        source: The data set, for messages.
+        rule: The rule of which answers are classes.
+
+    Raises:
+        ConfigError: A natural client has no training question or no classes.
+    """
+    answers = answer_indices(questions, len(silos), rule)
+    trained = {question.silo for question in questions if question.split == TRAIN}
+    empty = [name for silo, name in enumerate(silos) if silo not in trained]
+    require(not empty, f"{source}: there are no training questions of {', '.join(empty)}: exclude them")
+    without_classes = [name for name, index in zip(silos, answers) if not index]
     require(
-        not none,
-        f"{source}: no training answer of {', '.join(none)} occurs dataset.min_count={rule.min_count} times",
+        not without_classes,
+        f"{source}: no training answer of {', '.join(without_classes)} occurs "
+        f"dataset.min_count={rule.min_count} times: lower it",
     )
-    most = max(2, *(len(own) for own in answers))
-    targets = np.array([(answers[q.silo].get(q.answer, -1), q.closed) for q in questions], np.int64)
-    facts = majority(questions, answers)
-    for name, own, (alone, ceiling) in zip(silos, answers, facts):
+    num_classes = max(2, *(len(index) for index in answers))
+    for name, index, (majority, ceiling) in zip(silos, answers, baselines(questions, answers)):
         log.info(
-            "%s, %s: %d answers; %.1f%% of the test questions have the usual answer to their words, %.1f%% one that "
-            "occurs in training",
-            *(source, name, len(own), 100 * alone, 100 * ceiling),
+            "%s, %s: %d answers; %.1f%% of the test questions have the most frequent answer to their words, %.1f%% one "
+            "that occurs in training",
+            *(source, name, len(index), 100 * majority, 100 * ceiling),
         )
     return Arrays(
-        {"image": pictures, "text": tokens([q.question for q in questions])},
-        targets,
-        np.array([q.split for q in questions], np.int8),
-        most,
+        inputs={"image": pictures, "text": tokens([question.question for question in questions])},
+        targets=np.array([(answers[q.silo].get(q.answer, -1), q.closed) for q in questions], np.int64),
+        split=np.array([question.split for question in questions], np.int8),
+        num_classes=num_classes,
         task="vqa",
-        domain=np.array([q.silo for q in questions], np.int64),
+        domain=np.array([question.silo for question in questions], np.int64),
         domain_names=list(silos),
-        class_mask=np.array([[i < len(own) for i in range(most)] for own in answers]),
-        mean=(0.5,) * pictures.shape[1],
-        std=(0.5,) * pictures.shape[1],
-        shared={"image": np.array([q.image for q in questions], np.int64)},
+        class_mask=np.array([np.arange(num_classes) < len(index) for index in answers]),
+        mean=half_per_channel(pictures),
+        std=half_per_channel(pictures),
+        shared={"image": np.array([question.image for question in questions], np.int64)},
     ).check()
 
 
-def majority(questions: Sequence[Question], answers: Sequence[dict[str, int]]) -> list[tuple[float, float]]:
-    """Of each silo's test questions the share that the most frequent training answer to the same words answers (to no
-    such words: the most frequent one at all), and the share whose answer is among the silo's.  NaN without any."""
+def baselines(questions: Sequence[Question], answers: Sequence[dict[str, int]]) -> list[tuple[float, float]]:
+    """Return two fractions of each natural client's test questions, NaN if it has none.
+
+    The first one is the accuracy of a majority vote: the most frequent training answer to the same words, or else the
+    most frequent training answer.  The second one is the fraction whose answer is a class.
+
+    Args:
+        questions: All questions.
+        answers: The class of each answer, for each natural client.
+    """
     by_text: list[dict[str, Counter]] = [{} for _ in answers]
     overall = [Counter() for _ in answers]
     for q in questions:
         if q.split == TRAIN:
             overall[q.silo][q.answer] += 1
-            by_text[q.silo].setdefault(" ".join(words(q.question)), Counter())[q.answer] += 1
-    shares = []
-    for silo, own in enumerate(answers):
-        tested = [q for q in questions if q.split == TEST and q.silo == silo]
-        hits = [_first(by_text[silo].get(" ".join(words(q.question)), overall[silo])) == q.answer for q in tested]
-        known = [q.answer in own for q in tested]
-        shares.append((float(np.mean(hits)) if hits else np.nan, float(np.mean(known)) if known else np.nan))
-    return shares
+            by_text[q.silo].setdefault(" ".join(split_words(q.question)), Counter())[q.answer] += 1
+    fractions = []
+    for silo, index in enumerate(answers):
+        hits, covered = [], []
+        for q in questions:
+            if q.split == TEST and q.silo == silo:
+                counts = by_text[silo].get(" ".join(split_words(q.question)), overall[silo])
+                hits.append(_most_frequent(counts) == q.answer)
+                covered.append(q.answer in index)
+        fractions.append((float(np.mean(hits)), float(np.mean(covered))) if hits else (np.nan, np.nan))
+    return fractions
 
 
-def _first(counts: Counter) -> str | None:
-    """The most frequent one, of equally frequent ones the first in the alphabet."""
+def _most_frequent(counts: Counter) -> str | None:
+    """Return the most frequent answer, the first in alphabetical order of equally frequent ones."""
     return min(counts, key=lambda answer: (-counts[answer], answer)) if counts else None

@@ -1,108 +1,97 @@
-"""Questions about medical pictures of several published data sets, each a natural silo: FedPIA's Task 1.
+"""Questions about medical pictures of several published data sets, each a natural client: FedPIA's Task 1.
 
 Sources: SLAKE (Liu et al., ISBI 2021; huggingface.co/datasets/BoKelvin/SLAKE), its English questions; VQA-Med 2019,
 2020 and 2021 (Ben Abacha et al., ImageCLEF; zenodo.org/records/10499039, github.com/abachaa, and for 2020's training
 part aicrowd.com); VQA-RAD (vqa_rad.py).
 Licences: CC BY 4.0, VQA-RAD CC0.
-Layout: folders or zips as published, below data_dir or where dataset.paths says::
+Layout: folders or zips as published, in data_dir or at dataset.paths::
 
     data_dir/slake/, vqa_rad/, vqa_med_2019/, vqa_med_2020/, vqa_med_2021/
 
-Test parts are the official ones; those of FedPIA for 2020, 2021
-and VQA-RAD have other sizes, by a rule that it does not tell.  Validation parts are not trained on.
+Test parts are the official ones.  FedPIA's test parts of 2020, 2021 and VQA-RAD have other sizes, by an unpublished
+rule.  Validation parts are not trained on.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from fedbench.core.options import Count, require
+from fedbench.core.options import require
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.questions import vqa_rad
-from fedbench.data.questions._answers import Answers, Kept, Normalizer
-from fedbench.data.questions._question_files import PICTURES, Files, Layout, Row, assembled
+from fedbench.data.questions._question_files import PICTURES, Files, QuestionOptions, Row, rows_to_arrays
 
 IMAGECLEF = "zenodo.org/records/10499039, github.com/abachaa and aicrowd.com (CC BY 4.0)"
-CATEGORIES = ("modality", "plane", "organ", "abnormality")  # which 2019's test file names between picture and question
+CATEGORIES = ("modality", "plane", "organ", "abnormality")  # the second cell of a line in 2019's test file
 SPLITS = (("test", TEST), ("train", TRAIN), ("val", VAL))
+SLAKE_FILES = ((TRAIN, ("train.json",)), (VAL, ("validation.json", "validate.json")), (TEST, ("test.json",)))
 OTHER_TASK = re.compile(r"^readme|^c\d_|vqg|generation")  # also 2019's questions once more, by category
 
 
-class MedVQA:
-    """inputs image uint8 [m, 1 or 3, side, side], each stored once, and text int64 [n, tokens]; targets [n, 2]
-    (data/questions/_questions.py).
+@dataclass(kw_only=True)
+class MedVQA(QuestionOptions):
+    """Several data sets of questions: inputs image and text, targets [n, 2] (`_questions.py`).
 
-    sets: slake, vqa_rad, vqa_med_2019, vqa_med_2020, vqa_med_2021, in the order of the clients.  paths: folders or zips
-    of them; of others data_dir/<name>.  All else: see VQARad.
+    Args:
+        sets: slake, vqa_rad, vqa_med_2019, vqa_med_2020 and vqa_med_2021, in the order of the clients.
+        paths: Their folders or zips.  Others are in data_dir/<name>.
     """
 
-    def __init__(
-        self,
-        sets: list[str],
-        paths: dict[str, str] | None = None,
-        side: Count = 64,
-        color: Literal["rgb", "grey"] = "rgb",
-        tokens: Count = 24,
-        vocab: str | None = None,
-        min_count: Count = 1,
-        answers: Kept = "all",
-        normalizer: Normalizer = "plain",
-        data_dir: str = "data",
-    ):
-        for key, names in (("sets", sets), ("paths", paths or {})):
-            odd = [name for name in names if name not in READERS]
-            require(not odd, f"dataset.{key} knows {', '.join(READERS)}, not {', '.join(odd)}")
-        require(0 < len(sets) == len(set(sets)), f"dataset.sets={sets} must name one set or more, each once")
-        self.sets = sets
-        self.paths = {name: Path((paths or {}).get(name) or Path(data_dir) / name) for name in sets}
-        self.layout = Layout(side, color, tokens, vocab, data_dir, Answers(min_count, answers, normalizer))
+    sets: list[str]
+    paths: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for key, names in (("sets", self.sets), ("paths", self.paths or {})):
+            unknown = [name for name in names if name not in READERS]
+            require(not unknown, f"dataset.{key} may name {', '.join(READERS)}, not {', '.join(unknown)}")
+        is_valid = 0 < len(self.sets) == len(set(self.sets))
+        require(is_valid, f"dataset.sets={self.sets} must name at least one set, and each once")
 
     def load(self) -> Arrays:
-        """Set after set."""
-        return assembled(self.read(), self.sets, self.layout, "dataset=med_vqa")
+        """Read one data set after the other."""
+        return rows_to_arrays(self.read(), self.sets, self, "dataset=med_vqa")
 
     def read(self) -> list[tuple[Files, list[Row]]]:
-        """The rows of each set, whose name is their source."""
-        read = []
+        """Return files and questions of each data set, which is their source."""
+        rows = []
         for name in self.sets:
-            title, where, rows = READERS[name]
-            files = Files(self.paths[name], title, where)
-            read.append((files, rows(files)))
-        return read
+            title, where, read = READERS[name]
+            files = Files(Path((self.paths or {}).get(name) or Path(self.data_dir) / name), title, where)
+            rows.append((files, read(files)))
+        return rows
 
 
-def slake(files: Files) -> list[Row]:
-    """English questions; the validation file has two names in different releases."""
-    parts = ((TRAIN, ("train.json",)), (VAL, ("validation.json", "validate.json")), (TEST, ("test.json",)))
-    return [
-        Row(
-            files.find(f"imgs/{files.value(row, 'img_name')}"),
-            files.value(row, "question"),
-            (files.value(row, "answer"),),
-            files.value(row, "answer_type"),
-            split,
-            "slake",
-        )
-        for split, names in parts
-        for row in files.json(*names)
-        if files.value(row, "q_lang") == "en"
-    ]
+def read_slake(files: Files) -> list[Row]:
+    """Return SLAKE's English questions; the validation file has two names in different releases."""
+    rows = []
+    for split, names in SLAKE_FILES:
+        for row in files.json(*names):
+            if files.value(row, "q_lang") == "en":
+                image = files.find(f"imgs/{files.value(row, 'img_name')}")
+                answer, answer_type = files.value(row, "answer"), files.value(row, "answer_type")
+                rows.append(Row(image, files.value(row, "question"), (answer,), answer_type, split, "slake"))
+    return rows
 
 
-def vqa_med(files: Files, year: int) -> list[Row]:
-    """Lines `picture|question|answer`, in files that tell by their names which part they are.
+def read_vqa_med(files: Files, year: int) -> list[Row]:
+    """Return the questions of VQA-Med: lines `picture|question|answer`, in files whose names contain the part.
 
-    Answers of a test part may stand in a file of their own, `picture|answer|another right answer`.  What lies below
-    2021's folder and says 2020, but for its test part, is 2021's training part.  closed: yes and no, nothing in 2021.
+    Answers of a test part may be in another file, `picture|answer|another correct answer`.  Files of 2020 in the folder
+    of 2021, except the test part, belong to 2021's training part.  Questions of 2021 are open; other types are inferred
+    from the answer.
+
+    Args:
+        files: The files of the data set.
+        year: 2019, 2020 or 2021.
     """
-    pictures = {Path(n).stem: n for n in reversed(files.names) if n.lower().endswith(PICTURES)}
-    asked: dict[int, list[list[str]]] = {TRAIN: [], VAL: [], TEST: []}  # [picture, question, answers ...]
-    unanswered: dict[int, list[list[str]]] = {TRAIN: [], VAL: [], TEST: []}
-    answers: dict[int, dict[str, list[str]]] = {TRAIN: {}, VAL: {}, TEST: {}}
+    pictures = {Path(name).stem: name for name in reversed(files.names) if name.lower().endswith(PICTURES)}
+    complete: dict[int, list[list[str]]] = {TRAIN: [], VAL: [], TEST: []}  # [picture, question, answers ...]
+    unanswered: dict[int, list[list[str]]] = {TRAIN: [], VAL: [], TEST: []}  # [picture, question]
+    answers: dict[int, dict[str, list[str]]] = {TRAIN: {}, VAL: {}, TEST: {}}  # by picture
     for name in files.names:
         lines = list(_lines(files, name)) if name.lower().endswith(".txt") else []
         split = _split(name, year) if lines else None
@@ -110,16 +99,25 @@ def vqa_med(files: Files, year: int) -> list[Row]:
             continue
         if sum(line[1].endswith("?") for line in lines) < len(lines) / 2:
             answers[split] |= {line[0]: line[1:] for line in lines}
+        elif max(map(len, lines)) == 2:
+            unanswered[split] += lines
         else:
-            (unanswered if max(map(len, lines)) == 2 else asked)[split] += lines
+            complete[split] += lines
     for split, lines in unanswered.items():
-        if not asked[split]:
-            asked[split] = [[*line, *answers[split].get(line[0], ())] for line in lines]
-    return [_row(files, pictures, line, split, year) for split, lines in asked.items() for line in lines]
+        if not complete[split]:
+            complete[split] = [[*line, *answers[split].get(line[0], ())] for line in lines]
+    answer_type = "open" if year == 2021 else None
+    rows = []
+    for split, lines in complete.items():
+        for image, question, *correct in lines:
+            require(bool(correct), f"{files.key}: the question about {image} has no answer in any file: add its file")
+            require(image in pictures, f"{files.key}: the picture {image} does not exist: add it")
+            rows.append(Row(pictures[image], question, tuple(correct), answer_type, split, f"vqa_med_{year}"))
+    return rows
 
 
 def _lines(files: Files, name: str) -> Iterator[list[str]]:
-    """The cells of a file's lines, without a category; nothing of a file that is about something else."""
+    """Yield the cells of a file's lines, without a category; nothing if the file is of another task."""
     if OTHER_TASK.search(name.split("/")[-1].lower()):
         return
     for line in files.text(name).splitlines():
@@ -129,26 +127,22 @@ def _lines(files: Files, name: str) -> Iterator[list[str]]:
 
 
 def _split(name: str, year: int) -> int | None:
-    """The part that a file's name tells, or else a folder's; None where none does, or the part is not the year's."""
+    """Return the part in a file's name, or else in a folder's; None if there is none, or if it is of another year."""
     for part in reversed(name.lower().split("/")):
-        found = [split for word, split in SPLITS if word in part.replace("eval", "")]
-        if found and (len(found) == 1 or found[0] == TEST):
+        splits = [split for word, split in SPLITS if word in part.replace("eval", "")]
+        if splits and (len(splits) == 1 or splits[0] == TEST):
             if year == 2021 and "2020" in name:
-                return None if found[0] == TEST else TRAIN
-            return found[0]
+                return None if splits[0] == TEST else TRAIN
+            return splits[0]
     return None
 
 
-def _row(files: Files, pictures: dict[str, str], line: list[str], split: int, year: int) -> Row:
-    image, question, *answers = line
-    require(bool(answers), f"dataset.path={files.path}: the question about {image} has no answer in any file")
-    require(image in pictures, f"dataset.path={files.path}: the picture {image} is not there")
-    return Row(pictures[image], question, tuple(answers), "open" if year == 2021 else None, split, f"vqa_med_{year}")
-
-
-Reader = tuple[str, str, Callable[[Files], list[Row]]]
+Reader = tuple[str, str, Callable[[Files], list[Row]]]  # title, where it is available, function
 READERS: dict[str, Reader] = {
-    "slake": ("SLAKE", "huggingface.co/datasets/BoKelvin/SLAKE (CC BY 4.0)", slake),
-    "vqa_rad": ("VQA-RAD", vqa_rad.WHERE, partial(vqa_rad.rows, source="vqa_rad")),
-    **{f"vqa_med_{year}": (f"VQA-Med {year}", IMAGECLEF, partial(vqa_med, year=year)) for year in (2019, 2020, 2021)},
+    "slake": ("SLAKE", "huggingface.co/datasets/BoKelvin/SLAKE (CC BY 4.0)", read_slake),
+    "vqa_rad": ("VQA-RAD", vqa_rad.WHERE, partial(vqa_rad.read_rows, source="vqa_rad")),
+    **{
+        f"vqa_med_{year}": (f"VQA-Med {year}", IMAGECLEF, partial(read_vqa_med, year=year))
+        for year in (2019, 2020, 2021)
+    },
 }

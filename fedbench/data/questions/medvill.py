@@ -4,10 +4,10 @@ Source: Moon et al., JBHI 2022 (github.com/SuperSupermoon/MedViLL): 3,547 pairs 
 Licence: that of the pictures' data sets; MIMIC-CXR needs PhysioNet's agreement.  Nothing is downloaded.
 Layout of dataset.path::
 
-    Train.jsonl, Valid.jsonl, Test.jsonl     a dict a line: id, text, label ("'Edema', 'Fracture'", empty for none), img
+    Train.jsonl, Valid.jsonl, Test.jsonl     one dict per line: id, text, label ("'Edema', 'Fracture'" or empty), img
 
-FedPIA's training parts are 2,837 and 73,348 samples, 80% of all pairs: so all are pooled and cut anew.  It does not say
-which are taken.  Reports were what the labels were read from: text alone nearly tells them.
+FedPIA's training parts are 2,837 and 73,348 samples, 80% of all pairs, and it does not publish which.  Here all pairs
+are pooled and split at random.  The labels were extracted from the reports, so that text alone nearly determines them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 
 from fedbench.core.options import Count, OpenUnit, Seed, require
 from fedbench.core.rng import generator
+from fedbench.data._images import half_per_channel
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.questions._question_files import Files, Layout
+from fedbench.data.questions._question_files import Files, PictureTextOptions
 
 PARTS = ("Train.jsonl", "Valid.jsonl", "Test.jsonl")
 OTHERS = "Others"
@@ -34,67 +35,74 @@ LABELS = (  # in the paper's order
 WHERE = "github.com/SuperSupermoon/MedViLL (Open-I), physionet.org (MIMIC-CXR, after its training and agreement)"
 
 
-class MedViLL:
-    """inputs image uint8 [n, 1 or 3, side, side] and text int64 [n, tokens]; targets multi-hot [n, 15].
+@dataclass(kw_only=True)
+class MedViLL(PictureTextOptions):
+    """MedViLL's pairs: inputs image and text, targets multi-hot [n, 15].
 
-    path: a folder of the three files and the pictures they name, or a zip of it; null: data_dir/medvill.  test: the
-    share of all pairs that is tested on, drawn from seed.  side, color, vocab: see VQARad.  tokens: of a report, which
-    is cut off there.
+    `tokens` is the length of a report.
+
+    Args:
+        path: A folder of the three files and their pictures, or a zip of it.  None: data_dir/medvill.
+        test: The fraction of all pairs that is tested on.
+        seed: Seed of the split.
     """
 
-    def __init__(
-        self,
-        path: str | None = None,
-        test: OpenUnit = 0.2,
-        seed: Seed = 0,
-        side: Count = 64,
-        color: Literal["rgb", "grey"] = "grey",
-        tokens: Count = 40,
-        vocab: str | None = None,
-        data_dir: str = "data",
-    ):
-        self.path, self.test, self.seed = Path(path or Path(data_dir) / "medvill"), test, seed
-        self.layout = Layout(side, color, tokens, vocab, data_dir)
+    path: str | None = None
+    test: OpenUnit = 0.2
+    seed: Seed = 0
+    color: Literal["rgb", "grey"] = "grey"
+    tokens: Count = 40
 
     def load(self) -> Arrays:
-        """All pairs, in the files' order."""
+        """Read all pairs, in the order of the files."""
         pairs = self.pairs()
-        tokens = self.layout.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
-        pictures = self.layout.pictures([(pairs.files, pairs.pictures)], "medvill")
+        tokens = self.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
+        pictures = self.pictures([(pairs.files, pairs.pictures)], "medvill")
         return Arrays(
-            {"image": pictures, "text": tokens(pairs.texts)},
-            np.array(pairs.labels, np.float32),
-            pairs.split,
-            len(LABELS),
+            inputs={"image": pictures, "text": tokens(pairs.texts)},
+            targets=np.array(pairs.labels, np.float32),
+            split=pairs.split,
+            num_classes=len(LABELS),
             task="multilabel",
             class_names=list(LABELS),
-            mean=(0.5,) * pictures.shape[1],
-            std=(0.5,) * pictures.shape[1],
+            mean=half_per_channel(pictures),
+            std=half_per_channel(pictures),
         ).check()
 
-    def pairs(self, most: int | None = None) -> Pairs:
-        """In the files' order.  most: how many are drawn, before the cut, where there are more; None: all."""
-        files = Files(self.path, "MedViLL's pairs", WHERE)
+    def pairs(self, limit: int | None = None) -> Pairs:
+        """Return pairs in the order of the files.
+
+        Args:
+            limit: The largest number of pairs, sampled before the split.  None: all.
+        """
+        files = Files(Path(self.path or Path(self.data_dir) / "medvill"), "MedViLL's pairs", WHERE)
         rows = [row for name in PARTS for row in _rows(files, name)]
-        require(
-            len(rows) > 1, f"dataset.path={files.path}: {', '.join(PARTS)} hold {len(rows)} pair(s), too few to cut"
-        )
-        drawn = generator(self.seed, "medvill").permutation(len(rows))[:most]
+        require(len(rows) > 1, f"{files.key}: {', '.join(PARTS)} have {len(rows)} pair(s), too few to split: add pairs")
+        order = generator(self.seed, "medvill").permutation(len(rows))[:limit]
         split = np.full(len(rows), TEST, np.int8)
-        split[drawn[: num_trained(len(drawn), self.test)]] = TRAIN
-        kept = [rows[i] for i in sorted(drawn)]
+        split[order[: num_train(len(order), self.test)]] = TRAIN
+        used = np.sort(order)
+        pairs = [rows[i] for i in used]
         return Pairs(
-            files,
-            [_picture(files, row) for row in kept],
-            [str(row.get("text") or "") for row in kept],
-            [_labels(files, row) for row in kept],
-            split[np.sort(drawn)],
+            files=files,
+            pictures=[_picture(files, row) for row in pairs],
+            texts=[str(row.get("text") or "") for row in pairs],
+            labels=[_labels(files, row) for row in pairs],
+            split=split[used],
         )
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """n radiographs: their names in files, reports, which of LABELS they have, and the part [n] that each is of."""
+    """Radiographs and their reports.
+
+    Attributes:
+        files: The files of the data set.
+        pictures: The names of the radiographs [n].
+        texts: The reports [n].
+        labels: Whether each of LABELS is true [n][15].
+        split: The part of each pair [n] int8.
+    """
 
     files: Files
     pictures: list[str]
@@ -103,13 +111,13 @@ class Pairs:
     split: np.ndarray
 
 
-def num_trained(n: int, test: float) -> int:
-    """How many of n pairs are not tested on."""
-    return int((1 - test) * n + 1e-9)  # (1 - 0.2) * 5 is 4, whatever its last bit
+def num_train(n: int, test: float) -> int:
+    """Return the number of training pairs among n, for a fraction of test pairs."""
+    return int((1 - test) * n + 1e-9)  # (1 - 0.2) * 5 is 4 in spite of rounding
 
 
 def _rows(files: Files, name: str) -> list[dict[str, Any]]:
-    """A line is a row."""
+    """Return the dicts of a file, one per line."""
     rows = []
     for number, line in enumerate(files.text(name).splitlines(), 1):
         if line.strip():
@@ -117,20 +125,20 @@ def _rows(files: Files, name: str) -> list[dict[str, Any]]:
                 row = json.loads(line)
             except ValueError:
                 row = None
-            require(isinstance(row, dict), f"dataset.path={files.path}: {name}, line {number} is no JSON dict")
+            require(isinstance(row, dict), f"{files.key}: {name}, line {number} must be a JSON dict")
             rows.append(row)
     return rows
 
 
 def _picture(files: Files, row: dict[str, Any]) -> str:
-    """By its published path, else by what follows that path's first folders, as others unpack it elsewhere."""
+    """Return the picture at its published path, or at the end of that path, if it was unpacked elsewhere."""
     parts = files.value(row, "img").replace("\\", "/").split("/")
     return files.find(*("/".join(parts[i:]) for i in range(max(1, len(parts) - 1))))
 
 
 def _labels(files: Files, row: dict[str, Any]) -> list[bool]:
-    """Which of LABELS stand in the row; without any: Others."""
-    said = {item.strip().strip("'\"").strip() for item in str(row.get("label") or "").split(",")} - {""} or {OTHERS}
-    odd = sorted(said - set(LABELS))
-    require(not odd, f"dataset.path={files.path}: {', '.join(odd)} is none of the labels {', '.join(LABELS)}")
-    return [label in said for label in LABELS]
+    """Return whether each of LABELS is true; a row without labels has the label Others."""
+    labels = {item.strip().strip("'\"").strip() for item in str(row.get("label") or "").split(",")} - {""} or {OTHERS}
+    unknown = sorted(labels - set(LABELS))
+    require(not unknown, f"{files.key}: the labels {', '.join(unknown)} are not among {', '.join(LABELS)}")
+    return [label in labels for label in LABELS]

@@ -1,7 +1,7 @@
-"""Grey and white matter of an average head: axial slices of the MNI152 template, which the package nilearn brings.
+"""Grey and white matter of an average head: axial slices of the MNI152 template in the package nilearn.
 
-Fonov et al., NeuroImage 54(1), 2011: 152 brains brought to one shape and averaged (nonlinear, symmetric, 2009a), here
-in voxels of 1 mm.  Millimetres are MNI's: to the right, to the front and up, from the anterior commissure.
+Fonov et al., NeuroImage 54(1), 2011: the average of 152 registered brains (nonlinear, symmetric, 2009a), here in voxels
+of 1 mm.  Positions are MNI's: mm to the right, to the front and up from the anterior commissure.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from fedbench.core.options import ConfigError
 
 CENTRE = (0.0, -18.0)  # of a slice, mm to the right and to the front
-REACH = 100.0  # mm from there to a slice's border: the brain is 140 wide and 175 long
+REACH = 100.0  # mm from the centre to the border of a slice: the brain is 140 mm wide and 175 mm long
 LOWEST, HIGHEST = 0.0, 45.0  # mm: slices with ventricles, and those above them
 
 
 @dataclass(frozen=True)
 class Atlas:
-    """maps [3, X, Y, Z] float32 in [0, 1]: shares of grey and of white matter, and whether it is brain; to_voxel
-    [4, 4]: voxel indices of millimetres."""
+    """The MNI152 template.
+
+    Attributes:
+        maps: Fractions of grey and of white matter, and whether it is brain: [3, X, Y, Z] float32 in [0, 1].
+        to_voxel: Matrix from positions in mm to voxel indices [4, 4].
+    """
 
     maps: np.ndarray
     to_voxel: np.ndarray
 
     def slice(self, height: float, at: np.ndarray) -> np.ndarray:
-        """The maps at points `at` [2, S, S], down and right in units of REACH, of the slice `height` mm up.
+        """Return the maps [3, S, S] in a slice, seen from above with the front at the top.
 
-        Seen from above with the front at the top, each pixel the mean of about its own area.  # [3, S, S]
+        Each pixel is about the mean of its area.
+
+        Args:
+            height: Position of the slice in mm.
+            at: Points [2, S, S], down and right, in units of REACH.
         """
         right, front = CENTRE[0] + REACH * at[1], CENTRE[1] - REACH * at[0]
         mm = np.stack([right, front, np.full_like(right, height), np.ones_like(right)]).reshape(4, -1)
@@ -37,23 +45,20 @@ class Atlas:
         level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))
         pixel = 2 * REACH / len(right) * abs(self.to_voxel[0, 0])  # in voxels
         level_maps = gaussian_filter(self.maps[..., level], (0, 0.4 * pixel, 0.4 * pixel))
-        shares = [map_coordinates(m, [x, y], order=1) for m in level_maps]
-        return np.stack(shares).reshape(3, *right.shape)
+        return np.stack([map_coordinates(m, [x, y], order=1) for m in level_maps]).reshape(3, *right.shape)
 
 
 def mni152() -> Atlas:
-    """The template; ConfigError where nilearn is missing."""
+    """Return the template; raise ConfigError if nilearn is not installed."""
     try:
         from nilearn import datasets  # type: ignore[import-not-found]
     except ImportError as error:
         raise ConfigError(
-            "dataset.anatomy=mni152 takes the template that nilearn brings, which cannot be imported here: "
-            "pip install nilearn"
+            "dataset.anatomy=mni152 needs nilearn, which has the template: pip install nilearn"
         ) from error
-    grey, white, head = (
-        load(resolution=1)
-        for load in (datasets.load_mni152_gm_template, datasets.load_mni152_wm_template, datasets.load_mni152_template)
-    )
+    grey = datasets.load_mni152_gm_template(resolution=1)
+    white = datasets.load_mni152_wm_template(resolution=1)
+    head = datasets.load_mni152_template(resolution=1)
     maps = [np.asarray(image.dataobj, np.float32) for image in (grey, white, head)]
     maps[2] = (maps[2] > 0).astype(np.float32)  # it is 0 outside of the brain
     return Atlas(np.stack(maps).clip(0, 1), np.linalg.inv(head.affine))

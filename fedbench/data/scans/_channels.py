@@ -1,8 +1,7 @@
 """Channels that some clients lack: pFedNet's "lacking channel" federations, for scans of several modalities.
 
-Source: pFedNet, section on BraTS17, which names the missing channel and not the clients; here the first `clients`
-clients lack it.  It is filled with 0, the mean of a scan that is standardized.  Who has which sample is known once the
-samples are divided, so that this is a `fit` of Arrays (data/base.py).
+Source: pFedNet, section on BraTS17, which names the missing channel but not the clients; here the first `clients`
+clients lack it.  The channel becomes 0, the mean of a standardized scan.
 """
 
 from __future__ import annotations
@@ -21,19 +20,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Lacking:
-    """channel: the number of the channel that is 0 in all samples (also for validation and test) of the first
-    `clients` clients; None: of all."""
+class MissingChannel:
+    """Set a channel to 0 in all samples of the first clients; the `fit` of Arrays (`data/base.py`).
+
+    Args:
+        channel: The index of the channel.
+        clients: The number of clients.  None: all.
+    """
 
     channel: int
     clients: int | None = 2
 
     def __call__(self, arrays: Arrays, split: Split, normalize: bool) -> Arrays:
-        """The arrays, inputs [n, channels, ...] copied; ConfigError where there are fewer clients."""
+        """Return the arrays with a changed copy of the inputs [n, channels, ...].
+
+        Args:
+            arrays: The arrays.
+            split: The samples of each client.
+            normalize: Not used.
+
+        Raises:
+            ConfigError: There are fewer clients.
+        """
         count = split.num_clients if self.clients is None else self.clients
         require(
             count <= split.num_clients,
-            f"dataset.lack_clients={count} is more than the {split.num_clients} clients there are",
+            f"dataset.lack_clients={count} must be at most the number of clients, {split.num_clients}",
         )
         inputs = np.array(arrays.inputs)
         for part in (split.train, split.val, split.test):
@@ -41,9 +53,15 @@ class Lacking:
         return replace(arrays, inputs=inputs)
 
 
-def lacking(lack: str | None, channels: Sequence[str], clients: int | None) -> Lacking | None:
-    """The `fit` for the option `lack`, one of the channels' names; None where nothing is lacking."""
+def missing_channel(lack: str | None, channels: Sequence[str], clients: int | None) -> MissingChannel | None:
+    """Return the `fit` for the options dataset.lack and dataset.lack_clients; None if no channel is missing.
+
+    Args:
+        lack: The name of the channel.
+        channels: The names of all channels.
+        clients: The number of clients that lack it.
+    """
     if lack is None:
         return None
-    require(lack in channels, f"dataset.lack={lack!r} is none of the modalities {', '.join(channels)}")
-    return Lacking(list(channels).index(lack), clients)
+    require(lack in channels, f"dataset.lack={lack!r} must be null or one of the modalities {', '.join(channels)}")
+    return MissingChannel(list(channels).index(lack), clients)

@@ -1,6 +1,6 @@
-"""Volumes of medical scanners: MetaImage files (.mhd and .raw), read without a library, and NIfTI files, by nibabel.
+"""Read volumes of medical scanners: MetaImage files (.mhd and .raw), and NIfTI files by nibabel.
 
-Volumes are reoriented: their axes follow those of the scanner's space, in any storage order.
+Volumes are reoriented, so that their axes are those of the scanner's space.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ from fedbench.core.options import ConfigError, require
 from fedbench.data._files import DAMAGE
 
 TYPES = {
-    **{"MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4"},
-    **{"MET_FLOAT": "f4", "MET_DOUBLE": "f8"},
+    "MET_CHAR": "i1",
+    "MET_UCHAR": "u1",
+    "MET_SHORT": "i2",
+    "MET_USHORT": "u2",
+    "MET_INT": "i4",
+    "MET_UINT": "u4",
+    "MET_FLOAT": "f4",
+    "MET_DOUBLE": "f8",
 }
 DEFLATED = 1032  # maximum compression ratio of gzip and zlib
 BLOCK = 1 << 20
-SAME = 0.1  # voxels, the largest distance between corners of two volumes of one space
+TOLERANCE = 0.1  # voxels, the largest distance between the corners of two volumes in one space
 
 
 class Volume(NamedTuple):
-    """A scan whose axes follow those of the world.
+    """A scan whose axes are those of the world.
 
     Attributes:
         values: [depth, height, width].
@@ -41,18 +47,21 @@ class Volume(NamedTuple):
     direction: np.ndarray
 
     def voxel(self, world: np.ndarray) -> np.ndarray:
-        """Return the nearest voxel z, y, x of a position x, y, z in mm.  # [3] int64"""
+        """Return the nearest voxel (z, y, x) [3] int64 of a position (x, y, z) in mm."""
         return np.rint(np.linalg.solve(self.direction, world - self.origin) / self.spacing)[::-1].astype(np.int64)
 
 
 def read_mhd(path: Path) -> Volume:
-    """Read a MetaImage of three dimensions, turned to the axes of the world.
+    """Read a three-dimensional MetaImage, and reorient it to the axes of the world.
 
-    The header is lines of `Key = value`; ElementDataFile is the raw file beside it.  Rows of TransformMatrix are the
-    directions of the axes, as ITK writes them.
+    The header has lines `Key = value`; ElementDataFile is the raw file in the same folder.  Rows of TransformMatrix are
+    the directions of the axes, as ITK writes them.
+
+    Args:
+        path: The header, *.mhd.
 
     Raises:
-        ConfigError: The header or the raw file is damaged, or they do not fit each other.
+        ConfigError: The header or the raw file is damaged, or they do not match.
     """
     try:
         lines = path.read_text(encoding="latin-1").splitlines()
@@ -70,30 +79,32 @@ def read_mhd(path: Path) -> Volume:
     except ConfigError:
         raise
     except (*DAMAGE, MemoryError) as error:
-        raise ConfigError(f"{path} cannot be read as a MetaImage ({type(error).__name__}: {error})") from error
+        raise ConfigError(
+            f"{path} cannot be read as a MetaImage ({type(error).__name__}: {error}): replace it"
+        ) from error
     fits = spacing.size == origin.size == 3 and bool((spacing > 0).all() and np.isfinite([spacing, origin]).all())
     require(fits, f"{path}: ElementSpacing must be three numbers > 0, and Offset three numbers")
     direction = matrix.reshape(3, 3).T if matrix.size == 9 else np.zeros((3, 3))
     is_rotation = np.allclose(direction.T @ direction, np.eye(3), atol=1e-3)
     require(is_rotation, f"{path}: the rows of TransformMatrix must be three perpendicular directions of length 1")
-    return _upright(values, spacing, origin, direction)
+    return _reoriented(values, spacing, origin, direction)
 
 
 def _raw(path: Path, size: int, is_packed: bool) -> bytes:
-    """Return the bytes of a raw file; ValueError if their number differs, before more are in memory."""
-    held = path.stat().st_size
-    if held != size and not (is_packed and size <= held * DEFLATED):
-        raise ValueError(f"DimSize and ElementType ask for {size:,} bytes, and {path.name} has {held:,}")
+    """Return the bytes of a raw file; raise ValueError if their number differs, before more are in memory."""
+    actual = path.stat().st_size
+    if actual != size and not (is_packed and size <= actual * DEFLATED):
+        raise ValueError(f"DimSize and ElementType imply {size:,} bytes, and {path.name} has {actual:,}")
     raw = path.read_bytes()
     if is_packed:
         raw = zlib.decompressobj().decompress(raw, size + 1)
         if len(raw) != size:
-            raise ValueError(f"DimSize and ElementType ask for {size:,} bytes, and {path.name} holds other data")
+            raise ValueError(f"DimSize and ElementType imply {size:,} bytes, and {path.name} has another size unpacked")
     return raw
 
 
-def _upright(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, direction: np.ndarray) -> Volume:
-    """Permute and reverse the axes of values [z, y, x], so that each follows the nearest axis of the world."""
+def _reoriented(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, direction: np.ndarray) -> Volume:
+    """Permute and reverse the axes of values [z, y, x], so that each is the nearest axis of the world."""
     order = [int(i) for i in np.abs(direction).argmax(1)]  # for x, y, z of the world, the nearest axis of the voxels
     if sorted(order) != [0, 1, 2]:  # an axis is equally near to two
         order = [0, 1, 2]
@@ -111,8 +122,8 @@ class Nifti(NamedTuple):
     """A scan in the closest canonical orientation.
 
     Attributes:
-        voxels: [H, W, D] or [H, W, D, channels] float32, with axes to the right, front and top (unless oblique).
-        affine: [4, 4], from voxels to mm.
+        voxels: [H, W, D] or [H, W, D, channels] float32, with axes to the right, front and top (nearly, if oblique).
+        affine: Matrix from voxels to mm [4, 4].
     """
 
     voxels: np.ndarray
@@ -122,8 +133,11 @@ class Nifti(NamedTuple):
 def read_nifti(path: Path) -> Nifti:
     """Read a .nii or .nii.gz file in the closest canonical orientation (nibabel.as_closest_canonical).
 
+    Args:
+        path: The file.
+
     Raises:
-        ConfigError: The file is damaged, has a wrong checksum, or holds fewer voxels than its header claims.
+        ConfigError: The file is damaged, has a wrong checksum, or has fewer voxels than its header claims.
     """
     try:
         import nibabel
@@ -131,39 +145,46 @@ def read_nifti(path: Path) -> Nifti:
         from nibabel.orientations import OrientationError
         from nibabel.spatialimages import HeaderDataError
     except ImportError as error:
-        raise ConfigError("NIfTI files are read by nibabel: pip install nibabel") from error
+        raise ConfigError("NIfTI files need nibabel: pip install nibabel") from error
     try:
         image: Any = nibabel.as_closest_canonical(_checked(path, nibabel.load(path)))
         return Nifti(np.asarray(image.dataobj, np.float32), np.asarray(image.affine))
     except (*DAMAGE, MemoryError, ImageFileError, HeaderDataError, OrientationError) as error:
-        raise ConfigError(f"{path} is no NIfTI file that can be read ({error})") from error
+        raise ConfigError(f"{path} cannot be read as a NIfTI file ({error}): replace it") from error
 
 
 def _checked(path: Path, image: Any) -> Any:
-    """Return an image after checks of its file: the number of voxels and the checksum at the end."""
+    """Return an image after a check of its file's size and checksum."""
     header, is_packed = image.header, path.suffix == ".gz"
     claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
-    held = path.stat().st_size
-    if claimed > held * (DEFLATED if is_packed else 1):
-        raise ValueError(f"its header asks for {claimed:,} bytes, and it has {held:,}")
+    actual = path.stat().st_size
+    if claimed > actual * (DEFLATED if is_packed else 1):
+        raise ValueError(f"its header claims {claimed:,} bytes, and it has {actual:,}")
     if not is_packed:
         return image
     with gzip.open(path) as file:
         data = file.read(claimed)
-        while file.read(BLOCK):  # the checksum is checked at the end
+        while file.read(BLOCK):  # the checksum is verified at the end of the file
             pass
     return type(image).from_bytes(data)
 
 
 def require_one_space(first: Path, a: Nifti, second: Path, b: Nifti) -> None:
-    """Refuse two files whose voxels differ in shape, spacing or position."""
+    """Raise ConfigError if the voxels of two files differ in shape, spacing or position.
+
+    Args:
+        first: The first file.
+        a: Its content.
+        second: The second file.
+        b: Its content.
+    """
     shapes = a.voxels.shape[:3], b.voxels.shape[:3]
-    require(shapes[0] == shapes[1], f"{first} has {shapes[0]} voxels and {second} {shapes[1]}: expected the same")
-    far = np.array(np.meshgrid(*[(0, n - 1) for n in shapes[0]], [1], indexing="ij")).reshape(4, 8)  # corners
-    apart = float(np.linalg.norm(((a.affine - b.affine) @ far)[:3], axis=0).max())
+    require(shapes[0] == shapes[1], f"{first} has {shapes[0]} voxels and {second} {shapes[1]}: resample one of them")
+    corners = np.array(np.meshgrid(*[(0, n - 1) for n in shapes[0]], [1], indexing="ij")).reshape(4, 8)
+    distance = float(np.linalg.norm(((a.affine - b.affine) @ corners)[:3], axis=0).max())
     smallest = float(np.linalg.norm(a.affine[:3, :3], axis=0).min())
     require(
-        apart <= SAME * smallest,
-        f"{first} and {second} lie up to {apart:.3g} mm apart in the scanner's space (their affines differ): "
+        distance <= TOLERANCE * smallest,
+        f"{first} and {second} are up to {distance:.3g} mm apart in the scanner's space (their affines differ): "
         "resample one of them to the other",
     )

@@ -1,4 +1,4 @@
-"""A warning for features that nobody has scaled."""
+"""Warnings about features with large or very different scales."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ if TYPE_CHECKING:
     from fedbench.core.split import Split
 
 log = logging.getLogger(__name__)
-RATIO = 1e3  # of the largest to the smallest standard deviation; a larger ratio causes a warning
-LARGE = 100  # values of float pictures above this cause a warning
-NUMBERS = 4 << 20  # that are looked at
+RATIO = 1e3  # largest ratio of two standard deviations without a warning
+LARGE = 100  # largest absolute value of float pictures without a warning
+MAX_VALUES = 4 << 20  # values from which statistics are computed
 
 
-def scales(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest standard deviation among the columns of each float input [n, F].
+def deviation_ranges(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
+    """Return the smallest and largest standard deviation of the columns of each float input [n, F].
 
-    Constant columns are excluded.  A part of the training samples is used.
+    Constant columns are excluded.  Statistics are those of a subset of the training samples.
     """
-    found = {}
+    ranges = {}
     for name, values in arrays.parts().items():
         if values.dtype != np.float32 or values.ndim != 2:
             continue
-        std = _some(arrays, split, name).std(0, dtype=np.float64)  # [F]
+        std = _subset(arrays, split, name).std(0, dtype=np.float64)  # [F]
         std = std[std > 0]
         if len(std):
-            found[name] = (float(std.min()), float(std.max()))
-    return found
+            ranges[name] = (float(std.min()), float(std.max()))
+    return ranges
 
 
-def _some(arrays: Arrays, split: Split, name: str) -> np.ndarray:
-    """Return at most NUMBERS numbers of an input (at least one sample), evenly spaced in the training parts."""
-    values, rows = arrays.parts()[name], split.train.indices
-    rows = rows[:: max(1, -(-len(rows) * math.prod(values.shape[1:]) // NUMBERS))]
-    rows = rows if arrays.shared is None or name not in arrays.shared else arrays.shared[name][rows]
-    return take(values, np.sort(rows))
+def _subset(arrays: Arrays, split: Split, name: str) -> np.ndarray:
+    """Return evenly spaced training samples of an input: at least one, with at most MAX_VALUES values."""
+    values, samples = arrays.parts()[name], split.train.indices
+    stride = max(1, -(-len(samples) * math.prod(values.shape[1:]) // MAX_VALUES))
+    samples = samples[::stride]
+    if arrays.shared is not None and name in arrays.shared:
+        samples = arrays.shared[name][samples]
+    return take(values, np.sort(samples))
 
 
 def warn_of_scales(arrays: Arrays, split: Split) -> None:
@@ -49,21 +51,18 @@ def warn_of_scales(arrays: Arrays, split: Split) -> None:
 
     No learning rate suits columns of very different scales.
     """
-    for name, (least, most) in scales(arrays, split).items():
+    for name, (least, most) in deviation_ranges(arrays, split).items():
         if most > RATIO * least:
             log.warning(
                 "the columns of %s have standard deviations from %.2g to %.2g in the training parts, and no learning "
-                "rate suits them all: dataset.normalize=true standardizes a table (dataset=table_csv); other files "
-                "are taken as they are",
-                name,
-                least,
-                most,
-            )
+                "rate suits them all: set dataset.normalize=true (dataset=table_csv), or standardize other files",
+                name, least, most,
+            )  # fmt: skip
     for name, values in arrays.parts().items():
         if values.dtype == np.float32 and values.ndim > 2:
-            some = _some(arrays, split, name)
-            if max(-some.min(), some.max()) > LARGE:
+            subset = _subset(arrays, split, name)
+            if max(-subset.min(), subset.max()) > LARGE:
                 log.warning(
-                    "the values of %s go from %g to %g and are taken as they are: dataset.window=[low, high] scales "
-                    "pictures (dataset=npz)", name, some.min(), some.max()
+                    "the values of %s are from %g to %g and not scaled: set dataset.window=[low, high] to scale "
+                    "pictures (dataset=npz)", name, subset.min(), subset.max()
                 )  # fmt: skip

@@ -14,10 +14,10 @@ from fedbench.data.base import Arrays
 
 
 class BreastCancer:
-    """inputs [569, 30] float32, zero mean and unit variance; targets 0 (malignant) or 1 (benign)."""
+    """The breast cancer data: inputs [569, 30] float32, standardized; targets 0 (malignant) or 1 (benign)."""
 
     def load(self) -> Arrays:
-        """The arrays described above."""
+        """Read and standardize scikit-learn's file."""
         table = bundled_csv("breast_cancer.csv", (569, 31), skip=1)  # [n, 31], features then label
         raw = table[:, :-1]
         features = (raw - raw.mean(0)) / raw.std(0)  # [n, 30]

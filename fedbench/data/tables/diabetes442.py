@@ -1,10 +1,13 @@
-"""Diabetes (Efron et al., Least Angle Regression, 2004), bundled with scikit-learn: 442 patients, 10 features, and how
-far the disease has got one year later, 25 to 346: a regression.
+"""Diabetes (Efron et al., Least Angle Regression, 2004): a regression on 442 patients with 10 features.
+
+The target is the progression of the disease after one year, from 25 to 346.
 
 Source: ``sklearn.datasets.load_diabetes(scaled=False)``.
 Licence: none is stated.
 Layout: two files of scikit-learn's package; no network is needed.  There is no published split.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,15 +16,18 @@ from fedbench.data.base import Arrays
 from fedbench.data.tables._table import ScaleFit, TableFit
 
 
+@dataclass
 class Diabetes442:
-    """inputs [442, 10] (age, sex as 1 or 2, body mass index, blood pressure, six blood values); targets [442] float32.
+    """The diabetes data: targets [442] float32, inputs [442, 10].
 
-    scale_fit: whose samples features are standardized by: train (training parts of all clients together), all, or
-    client (each client's own training part).
+    Features are age, sex (1 or 2), body mass index, blood pressure and six blood values.
+
+    Args:
+        scale_fit: The samples whose statistics standardize the features: train (training parts of all clients), all, or
+            client (each client's own training part).
     """
 
-    def __init__(self, scale_fit: ScaleFit = "train"):
-        self.scale_fit: ScaleFit = scale_fit
+    scale_fit: ScaleFit = "train"
 
     def load(self) -> Arrays:
         """Read scikit-learn's two files."""

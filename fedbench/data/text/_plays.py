@@ -1,10 +1,10 @@
-"""Who says what in a play: plays as plain text, in the two layouts of Project Gutenberg.
+"""Split plays in plain text into the speeches of their roles, in the two layouts of Project Gutenberg.
 
-indented: the complete works of 1994 (100.txt), which LEAF reads.  "by William Shakespeare" stands below a play's title,
-"  NAME. words" begins a speech and four spaces continue it; one play stands flush left.  LEAF's reading is followed,
-with its flaws: a stage direction at the end of an indented line is taken for words.
-headed: one play in a file (those of 1998), or the complete works of today, whose table of contents names the plays.  A
-line NAME. stands above a speech, blank lines around it, stage directions in brackets.
+Indented: the complete works of 1994 (100.txt), which LEAF reads.  "by William Shakespeare" is below a play's title,
+"  NAME. words" begins a speech, and four spaces continue it; one play is flush left.  The reading is LEAF's, with its
+errors: a stage direction at the end of an indented line counts as speech.
+Headed: one play in a file (those of 1998), or the complete works of today, with a table of contents.  A line NAME. is
+above a speech, with blank lines around it, and stage directions are in brackets.
 """
 
 from __future__ import annotations
@@ -14,44 +14,48 @@ import unicodedata
 from collections import defaultdict
 from itertools import pairwise
 
-Speeches = dict[str, list[str]]  # by speaker: lines, in the order of the play
+Speeches = dict[str, list[str]]  # the lines of each role, in the order of the play
 
 AUTHOR = "by William Shakespeare"
 ACT = re.compile(r"\s*((ACT|SCENE) ?[.:]? *[IVX\d]+\b|SCENE[.:]|PROLOGUE|EPILOGUE|INDUCTION)", re.IGNORECASE)
 INDENTED = re.compile(r"  ([A-Za-z][A-Za-z ]*)\. (.*)")
 FLUSH = re.compile(r"([A-Za-z][A-Za-z ]*)\. (.*)")
-HEADING = re.compile(r"[A-Z][A-Za-z' &-]{0,38}\.|[A-Z][A-Z' &-]{2,38}")  # in one of the plays without the point
+HEADING = re.compile(r"[A-Z][A-Za-z' &-]{0,38}\.|[A-Z][A-Z' &-]{2,38}")  # one play omits the period
 DIRECTION = re.compile(r"\[[^\]]*\]")
 MOVES = re.compile(r"\s*_*(Enter|Re-enter|Exit|Exeunt|Flourish|Alarum)\b", re.IGNORECASE)
-WRITTEN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "--", "–": "-", "æ": "ae", "Æ": "Ae", "œ": "oe"})
+ASCII = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "--", "–": "-", "æ": "ae", "Æ": "Ae", "œ": "oe"})
 
 
-def plays_of(text: str, name: str) -> dict[str, Speeches]:
-    """The plays of a file, by title.  name: of the play where the file names none."""
-    text = _plain(text)
-    lines = text.splitlines()
+def split_plays(text: str, name: str) -> dict[str, Speeches]:
+    """Return the speeches of each play in a file, by title.
+
+    Args:
+        text: The content of the file.
+        name: The title of the play if the file has none.
+    """
+    lines = _clean(text).splitlines()
     headed = sum(HEADING.fullmatch(line) is not None and bool(below.strip()) for line, below in pairwise(lines))
     if sum(INDENTED.match(line) is not None for line in lines) > headed:
-        return {title: _indented(part) for title, part in _below_titles(lines).items()}
-    return {title: _headed(part) for title, part in _below_contents(lines, name).items()}
+        return {title: _indented_speeches(part) for title, part in _plays_below_titles(lines).items()}
+    return {title: _headed_speeches(part) for title, part in _plays_in_contents(lines, name).items()}
 
 
-def words(lines: list[str]) -> str:
-    """What somebody says as one line, with single spaces."""
+def join_lines(lines: list[str]) -> str:
+    """Join the lines of a role, with single spaces."""
     return re.sub(r"  +", " ", " ".join(lines)).strip()
 
 
-def _plain(text: str) -> str:
-    """In ASCII as far as it goes, and without what Project Gutenberg says before and behind the text."""
+def _clean(text: str) -> str:
+    """Return the text in ASCII, as far as possible, without Project Gutenberg's header and footer."""
     text = re.sub(r"\A.*?^\*\*\* ?START OF TH[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^\*\*\* ?END OF TH.*\Z", "", text, flags=re.DOTALL | re.MULTILINE)
-    apart = unicodedata.normalize("NFKD", text.translate(WRITTEN))
-    return "".join(c for c in apart if not unicodedata.combining(c))
+    decomposed = unicodedata.normalize("NFKD", text.translate(ASCII))
+    return "".join(c for c in decomposed if not unicodedata.combining(c))
 
 
 # -- indented --------------------------------------------------------------------------------------------
-def _below_titles(lines: list[str]) -> dict[str, list[str]]:
-    """What follows each line "by William Shakespeare", by the line above it, if that is a play."""
+def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
+    """Return the lines after each "by William Shakespeare", by the title above it, without poems."""
     starts = [i for i, line in enumerate(lines) if AUTHOR in line]
     plays = {}
     for start, stop in zip(starts, [*starts[1:], len(lines)]):
@@ -62,14 +66,14 @@ def _below_titles(lines: list[str]) -> dict[str, list[str]]:
     return plays
 
 
-def _indented(lines: list[str]) -> Speeches:
-    found = [line for line in lines if FLUSH.match(line) and not ACT.match(line)]
-    flush = len(found) > sum(INDENTED.match(line) is not None for line in lines)
-    begins, indent = (FLUSH, "") if flush else (INDENTED, "    ")
+def _indented_speeches(lines: list[str]) -> Speeches:
+    flush_lines = [line for line in lines if FLUSH.match(line) and not ACT.match(line)]
+    is_flush = len(flush_lines) > sum(INDENTED.match(line) is not None for line in lines)
+    begins, indent = (FLUSH, "") if is_flush else (INDENTED, "    ")
     speeches, speaker = defaultdict[str, list[str]](list), None
     for line in lines:
         match = begins.match(line)
-        if flush and (ACT.match(line) or line.startswith("<")):  # < begins the notice between acts
+        if is_flush and (ACT.match(line) or line.startswith("<")):  # < begins the notice between acts
             speaker = None
         elif match:
             speaker = match[1].upper()
@@ -80,32 +84,33 @@ def _indented(lines: list[str]) -> Speeches:
 
 
 # -- headed ----------------------------------------------------------------------------------------------
-def _below_contents(lines: list[str], name: str) -> dict[str, list[str]]:
-    """The parts of a file below the titles that its table of contents lists, if they are plays; without one, the whole,
-    as the play `name`."""
+def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
+    """Return the plays of the table of contents; all lines, with the title `name`, if there is no table."""
     stripped = [line.strip() for line in lines]
-    at = stripped.index("Contents") if "Contents" in stripped else len(lines)
-    listed = set()
-    for title in filter(None, stripped[at + 1 :]):
-        if title in listed or ACT.match(title):  # the first title again: the table is over
+    contents = stripped.index("Contents") if "Contents" in stripped else len(lines)
+    titles = set()
+    for title in filter(None, stripped[contents + 1 :]):
+        if title in titles or ACT.match(title):  # the first title again: the table ends
             break
-        listed.add(title)
-    starts = [i for i, line in enumerate(lines) if i > at + len(listed) and line.rstrip() in listed]
+        titles.add(title)
+    first = contents + len(titles)
+    starts = [i for i, line in enumerate(lines) if i > first and line.rstrip() in titles]
     if not starts:
         return {name: lines}
     parts = {lines[i].strip(): lines[i + 1 : stop] for i, stop in zip(starts, [*starts[1:], len(lines)])}
     return {title: part for title, part in parts.items() if any(ACT.match(line) for line in part)}
 
 
-def _headed(lines: list[str]) -> Speeches:
-    speeches, speaker, begun = defaultdict[str, list[str]](list), None, False  # persons are listed before the first act
+def _headed_speeches(lines: list[str]) -> Speeches:
+    speeches, speaker = defaultdict[str, list[str]](list), None
+    has_begun = False  # roles are listed before the first act
     for block in re.split(r"\n\s*\n", DIRECTION.sub("", "\n".join(lines))):
         first, *rest = [line.strip() for line in block.strip("\n").split("\n")]
         if ACT.match(first):
-            speaker, begun = None, True
-        elif begun and HEADING.fullmatch(first) and rest:
+            speaker, has_begun = None, True
+        elif has_begun and HEADING.fullmatch(first) and rest:
             speaker = first.removesuffix(".").upper()
             speeches[speaker] += rest
-        elif speaker is not None and not MOVES.match(first):  # a speech goes on behind a stage direction
+        elif speaker is not None and not MOVES.match(first):  # a speech continues after a stage direction
             speeches[speaker] += [first, *rest]
-    return {name: said for name, said in speeches.items() if any(said)}
+    return {name: spoken for name, spoken in speeches.items() if any(spoken)}

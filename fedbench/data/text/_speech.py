@@ -1,8 +1,8 @@
-"""Next-character prediction of what speakers say: from their words to windows of numbers, cut in time.
+"""Next-character prediction of what speakers say: windows of character indices, split in time.
 
-As LEAF has it (Caldas et al., 2018): a sample is the characters of a window and the one that follows, windows overlap,
-a speaker's first ones are trained on and its last ones tested on, and those between, whose characters are in both, are
-left out.
+As in LEAF (Caldas et al., 2018), a sample is the characters of a window and the next one, and windows overlap.  The
+first windows of a speaker are trained on and the last ones tested on.  Windows between them, which have characters of
+training and test windows, are removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedbench.core.options import ConfigError
+from fedbench.core.options import require
 from fedbench.data.base import TEST, TRAIN, Arrays
 
 log = logging.getLogger("fedbench.data")
@@ -22,12 +22,19 @@ log = logging.getLogger("fedbench.data")
 ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "\n !\"&'(),-.:;>?[]}"))  # LEAF's 80 characters
 SPACE = ALPHABET.index(" ")
 NAMES = {"\n": "newline", " ": "space"}
-_NUMBERS = np.full(128, SPACE)
-_NUMBERS[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
+_INDICES = np.full(128, SPACE)
+_INDICES[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
 
 
 class Windows(NamedTuple):
-    """Of one speaker, in the order of the text.  text: int64 [n, T], target: int64 [n], split: int8 [n]."""
+    """The windows of one speaker, in the order of the text.
+
+    Attributes:
+        speaker: The name.
+        text: Characters [n, T] int64.
+        target: The next characters [n] int64.
+        split: The part of each window [n] int8.
+    """
 
     speaker: str
     text: np.ndarray
@@ -35,64 +42,87 @@ class Windows(NamedTuple):
     split: np.ndarray
 
 
-def encoded(text: str) -> np.ndarray:
-    """The number of each character in ALPHABET; of any other, that of a space.  # [len(text)] int64"""
+def encode(text: str) -> np.ndarray:
+    """Return the index of each character in ALPHABET [len(text)] int64; other characters become spaces."""
     points = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
-    return _NUMBERS[np.minimum(points, 127)]
+    return _INDICES[np.minimum(points, 127)]
 
 
-def cut(count: int, length: int, stride: int, test: float) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a speaker's windows are used, every stride-th of count, and their parts.  # [n] int64, [n] int8"""
-    start = np.arange(0, count, stride)
-    trained = int((1 - test) * count + 1e-9)  # as partition/base.py: 0.9 * 10 is below 9
-    used = (start < trained) | (start >= trained + length - 1)
-    start = start[used]
-    return start, np.where(start < trained, TRAIN, TEST).astype(np.int8)
+def select_windows(count: int, length: int, stride: int, test: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of a speaker's used windows [n] int64, and their parts [n] int8.
 
-
-def windows(speaker: str, text: str, length: int, stride: int, test: float) -> Windows:
-    """Of one speaker's words; none where they are no longer than a window."""
-    numbers = encoded(text)
-    start, split = cut(max(0, len(numbers) - length), length, stride, test)
-    return Windows(speaker, numbers[start[:, None] + np.arange(length)], numbers[start + length], split)
-
-
-def arrays_of(speakers: Sequence[Windows], source: str) -> Arrays:
-    """Each a natural silo; those with nothing to train or to test on are left out.  source: for the sentences.
-
-    ConfigError where nobody is left.  What counting characters would reach is logged.
+    Args:
+        count: The number of windows at stride 1.
+        length: Characters of a window.
+        stride: Characters from one window to the next.
+        test: The fraction of test windows.
     """
-    kept = [w for w in speakers if (w.split == TRAIN).any() and (w.split == TEST).any()]
-    if not kept:
-        raise ConfigError(
-            f"{source}: none of {len(speakers):,} speakers says enough to be trained and tested on, "
-            "with windows of dataset.length characters"
-        )
+    start = np.arange(0, count, stride)
+    num_train = int((1 - test) * count + 1e-9)  # as in partition/base.py: 0.9 * 10 is 9 in spite of rounding
+    start = start[(start < num_train) | (start >= num_train + length - 1)]
+    return start, np.where(start < num_train, TRAIN, TEST).astype(np.int8)
+
+
+def cut_windows(speaker: str, text: str, length: int, stride: int, test: float) -> Windows:
+    """Return the windows of a speaker's text; none if it is not longer than a window.
+
+    Args:
+        speaker: The name.
+        text: The text.
+        length: Characters of a window.
+        stride: Characters from one window to the next.
+        test: The fraction of test windows.
+    """
+    indices = encode(text)
+    start, split = select_windows(max(0, len(indices) - length), length, stride, test)
+    return Windows(speaker, indices[start[:, None] + np.arange(length)], indices[start + length], split)
+
+
+def speaker_arrays(speakers: Sequence[Windows], source: str) -> Arrays:
+    """Return the arrays of speakers, the natural clients, without those that lack training or test windows.
+
+    The accuracies of two baselines are logged.
+
+    Args:
+        speakers: The windows of each speaker.
+        source: The data set, for messages.
+
+    Raises:
+        ConfigError: No speaker remains.
+    """
+    used = [w for w in speakers if (w.split == TRAIN).any() and (w.split == TEST).any()]
+    require(
+        bool(used),
+        f"{source}: none of {len(speakers):,} speakers has enough text for a training and a test window: lower "
+        "dataset.length",
+    )
     arrays = Arrays(
-        {"text": np.concatenate([w.text for w in kept])},
-        np.concatenate([w.target for w in kept]),
-        np.concatenate([w.split for w in kept]),
-        len(ALPHABET),
+        inputs={"text": np.concatenate([w.text for w in used])},
+        targets=np.concatenate([w.target for w in used]),
+        split=np.concatenate([w.split for w in used]),
+        num_classes=len(ALPHABET),
         class_names=[NAMES.get(c, c) for c in ALPHABET],
-        domain=np.repeat(np.arange(len(kept)), [len(w.target) for w in kept]),
-        domain_names=[w.speaker for w in kept],
+        domain=np.repeat(np.arange(len(used)), [len(w.target) for w in used]),
+        domain_names=[w.speaker for w in used],
     ).check()
-    frequent, bigram = counted(arrays)
+    unigram, bigram = baselines(arrays)
     log.info(
-        "%s: %s speakers, %s samples; of the test characters %.1f%% are the most frequent one, and %.1f%% the most "
-        "frequent one behind the last that is shown", source, f"{len(kept):,}", f"{len(arrays):,}", 100 * frequent,
-        100 * bigram,
+        "%s: %s speakers, %s samples; of the test characters, %.1f%% are the most frequent one, and %.1f%% the most "
+        "frequent one after the last character of the window",
+        source, f"{len(used):,}", f"{len(arrays):,}", 100 * unigram, 100 * bigram,
     )  # fmt: skip
     return arrays
 
 
-def counted(arrays: Arrays) -> tuple[float, float]:
-    """Shares of test targets that are the most frequent one of the training part, and the most frequent one behind the
-    last character that is shown: what a model has to be better than."""
+def baselines(arrays: Arrays) -> tuple[float, float]:
+    """Return the test accuracies of two predictions from training counts.
+
+    They are the most frequent character, and the most frequent character after the last one of the window.
+    """
     last, train, test = arrays.parts()["text"][:, -1], arrays.split == TRAIN, arrays.split == TEST
     pairs = np.zeros((arrays.num_classes, arrays.num_classes), np.int64)
     np.add.at(pairs, (last[train], arrays.targets[train]), 1)
-    frequent = pairs.sum(0).argmax()
-    following = np.where(pairs.any(1), pairs.argmax(1), frequent)  # [C]
+    most_frequent = pairs.sum(0).argmax()
+    following = np.where(pairs.any(1), pairs.argmax(1), most_frequent)  # [C]
     target = arrays.targets[test]
-    return float((target == frequent).mean()), float((target == following[last[test]]).mean())
+    return float((target == most_frequent).mean()), float((target == following[last[test]]).mean())

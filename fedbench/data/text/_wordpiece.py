@@ -1,6 +1,6 @@
-"""BERT's uncased WordPiece: texts as numbers of a vocabulary file, by the library tokenizers.
+"""BERT's uncased WordPiece: convert texts to token indices of a vocabulary file by the library tokenizers.
 
-A text that spells a special token, such as "[SEP]", is text.
+Special tokens in a text, such as "[SEP]", are treated as text.
 
 References: Devlin et al., BERT, NAACL 2019.
 """
@@ -18,21 +18,21 @@ PAD, UNKNOWN, FIRST, LAST = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 
 
 def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.ndarray:
-    """Return the numbers of [CLS], the pieces and [SEP] of every text, cut or padded with 0 to a length.
+    """Return the indices of [CLS], the pieces and [SEP] of every text, cut or padded with 0 to a length.
 
     Args:
         texts: n texts.
-        vocab_file: vocab.txt of a BERT tokenizer, one piece a line.
-        length: Numbers of each text, at least 2.
+        vocab_file: vocab.txt of a BERT tokenizer, one piece per line.
+        length: Tokens of each text, at least 2.
 
     Returns:
         [n, length] int64.
 
     Raises:
-        ConfigError: The file is absent or lacks a special token, or tokenizers is not installed.
+        ConfigError: The file does not exist or lacks a special token, or tokenizers is not installed.
     """
     vocab = read_vocab(vocab_file)
-    require(length >= 2, f"a text of {length} tokens has no place for {FIRST} and {LAST}: at least 2")
+    require(length >= 2, f"dataset.tokens={length} must be at least 2, for {FIRST} and {LAST}")
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     except ImportError as error:
@@ -43,18 +43,18 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     out = np.full((len(encoded), length), vocab[PAD], np.int64)
     for row, text in zip(out, encoded, strict=True):
-        numbers = [vocab[FIRST], *text.ids[: length - 2], vocab[LAST]]
-        row[: len(numbers)] = numbers
+        indices = [vocab[FIRST], *text.ids[: length - 2], vocab[LAST]]
+        row[: len(indices)] = indices
     return out
 
 
 def read_vocab(vocab_file: str | Path) -> dict[str, int]:
-    """Return the number of each piece, its line from 0; ConfigError if a special token is absent."""
+    """Return the index of each piece, its line from 0; raise ConfigError if a special token is missing."""
     path = Path(vocab_file)
-    require(path.is_file(), f"{path} is not there: name the vocab.txt of a BERT tokenizer, one piece a line")
+    require(path.is_file(), f"{path} does not exist: set dataset.vocab to the vocab.txt of a BERT tokenizer")
     lines = path.read_text(encoding="utf-8").split("\n")
-    vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if line.rstrip("\r")}
+    vocab = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.rstrip("\r")}
     missing = [token for token in (PAD, UNKNOWN, FIRST, LAST) if token not in vocab]
-    require(not missing, f"{path} is no vocabulary of BERT: it lacks {', '.join(missing)}")
-    require(vocab[PAD] == 0, f"{path} has {PAD} in line {vocab[PAD] + 1}, not in the first: padding is 0")
+    require(not missing, f"{path} is not a vocabulary of BERT: it lacks {', '.join(missing)}")
+    require(vocab[PAD] == 0, f"{path} has {PAD} in line {vocab[PAD] + 1}, expected in the first one: padding is 0")
     return vocab

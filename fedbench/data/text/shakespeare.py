@@ -1,22 +1,22 @@
-"""Shakespeare by speaker: the next character of what each role of each play says, as in LEAF (Caldas et al., 2018).
+"""Shakespeare by speaker: predict the next character of what each role of each play says, as in LEAF.
 
-Source: Caldas et al., LEAF, 2018 (leaf.cmu.edu); plays of Project Gutenberg, of which three come along
+Source: Caldas et al., LEAF, 2018 (leaf.cmu.edu); plays of Project Gutenberg, three of which are included
 (plays/SOURCE.md).
 Licence: the plays are in the public domain.
 Layout of dataset.path, one of::
 
-    train/*.json, test/*.json      LEAF's, cut into parts
-    all_data/*.json                LEAF's, not cut; sampled_data and rem_user_data before it
+    train/*.json, test/*.json      LEAF's, split
+    all_data/*.json                LEAF's, not split; or sampled_data, rem_user_data
     *.txt                          plays, or the complete works in one file (_plays.py)
 
-  Departs from LEAF: other characters than its 80, which it numbers -1, are
-spaces.
+Departs from LEAF: characters other than its 80, which have the index -1 there, become spaces.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,104 +24,127 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, Count, NonNegativeInt, OpenUnit, require
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.text._plays import plays_of, words
-from fedbench.data.text._speech import Windows, arrays_of, cut, encoded, windows
+from fedbench.data.text._plays import join_lines, split_plays
+from fedbench.data.text._speech import Windows, cut_windows, encode, select_windows, speaker_arrays
 
 BUNDLED = Path(__file__).parent / "plays"
 SOURCE = "dataset=shakespeare"
-UNCUT = ("rem_user_data", "sampled_data", "all_data")  # LEAF's folders, the last step of its preparation first
-WANTED = "LEAF's JSON files (or train and test with such), or plays as .txt"
+NOT_SPLIT = ("rem_user_data", "sampled_data", "all_data")  # LEAF's folders, the last step of its preparation first
+EXPECTED = "LEAF's JSON files (or train and test with such), or plays as .txt"
 
 
+@dataclass
 class Shakespeare:
-    """inputs text int64 [n, length], targets int64 [n] in [0, 80); each speaker of a play is a natural silo.
+    """Shakespeare's roles: inputs text int64 [n, length], targets int64 [n] in [0, 80).
 
-    path: null for the plays that come with fedbench; a file or a folder, see above.  length: characters of a window; of
-    LEAF's files, which have 80, the last ones.  stride: characters from one window to the next; 1 uses all.  test:
-    share of a speaker's windows, its last ones, that is tested on, where LEAF has not cut into train and test.
-    min_samples: windows at stride 1 that a speaker has at least (LEAF's -k).
+    Each role of a play is a natural client.
+
+    Args:
+        path: A file or a folder (see the module).  None: the included plays.
+        length: Characters of a window; the last ones of LEAF's windows, which have 80.
+        stride: Characters from one window to the next.
+        test: The fraction of a role's windows that is tested on, unless LEAF has split them.
+        min_samples: The smallest number of a role's windows at stride 1 (LEAF's -k).
     """
 
-    def __init__(
-        self,
-        path: str | None = None,
-        length: Count = 80,
-        stride: Count = 1,
-        test: OpenUnit = 0.2,
-        min_samples: NonNegativeInt = 0,
-    ):
-        self.path = BUNDLED if path is None else Path(path)
-        self.length, self.stride, self.test = length, stride, test
-        self.min_samples = min_samples
+    path: str | None = None
+    length: Count = 80
+    stride: Count = 1
+    test: OpenUnit = 0.2
+    min_samples: NonNegativeInt = 0
 
     def load(self) -> Arrays:
-        """Read the texts; ConfigError where there are none, or nobody says enough."""
-        require(self.path.exists(), f"dataset.path={self.path} is not there: it wants {WANTED}")
-        files = _files(self.path)
+        """Read the texts.
+
+        Raises:
+            ConfigError: There are no texts, or they are too short.
+        """
+        path = BUNDLED if self.path is None else Path(self.path)
+        require(path.exists(), f"dataset.path={path} does not exist: set it to {EXPECTED}")
+        files = _find_files(path)
         if "train" in files:
-            return self._of(_published(files["train"], files["test"], self.length))
-        if "json" in files:
-            return self._of((user, *_read(user, data, self.length)) for user, data in _users(files["json"]))
-        return self._of(_said(files["txt"]))
-
-    def _of(self, speakers: Iterator[tuple[Any, ...]]) -> Arrays:
-        """Speakers as (name, words), (name, text, target) or with the split that LEAF made."""
-        kept = [one for one in speakers if self._count(one[1]) >= max(self.min_samples, 1)]
+            speakers = self._split_users(files["train"], files["test"])
+        elif "json" in files:
+            speakers = self._unsplit_users(files["json"])
+        else:
+            speakers = self._roles(files["txt"])
+        used = [windows for count, windows in speakers if count >= max(self.min_samples, 1)]
         require(
-            bool(kept),
-            f"{SOURCE}: no speaker in {self.path} has dataset.min_samples={self.min_samples:,} windows of "
-            f"{self.length} characters",
+            bool(used),
+            f"{SOURCE}: no speaker in {path} has dataset.min_samples={self.min_samples:,} windows of {self.length} "
+            "characters: lower it",
         )
-        return arrays_of([self._windows(*one) for one in kept], SOURCE)
+        return speaker_arrays(used, SOURCE)
 
-    def _count(self, text: str | np.ndarray) -> int:
-        """Return the number of windows at stride 1 of a speaker's words, or of windows that LEAF has cut."""
-        return len(text) - self.length if isinstance(text, str) else len(text)
+    def _roles(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
+        """Yield the number of windows at stride 1, and the windows, of each role of the plays."""
+        for file in files:
+            content = file.read_bytes()
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                text = content.decode("latin-1")  # older files of Project Gutenberg
+            for title, speeches in split_plays(text, file.stem).items():
+                for role, lines in speeches.items():
+                    speaker = "_".join(f"{title}_{role}".split())
+                    speech = join_lines(lines)
+                    windows = cut_windows(speaker, speech, self.length, self.stride, self.test)
+                    yield len(speech) - self.length, windows
 
-    def _windows(
-        self, name: str, text: Any, target: np.ndarray | None = None, split: np.ndarray | None = None
-    ) -> Windows:
-        if target is None:
-            return windows(name, text, self.length, self.stride, self.test)
-        if split is None:
-            start, split = cut(len(target), text.shape[1], self.stride, self.test)
-            return Windows(name, text[start], target[start], split)
-        parts = [np.flatnonzero(split == part)[:: self.stride] for part in (TRAIN, TEST)]
-        used = np.concatenate(parts)
-        return Windows(name, text[used], target[used], split[used])
+    def _unsplit_users(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
+        """Yield the number of windows, and the used windows, of each of LEAF's users."""
+        for user, data in _users(files):
+            text, target = self._read(user, data)
+            start, split = select_windows(len(target), text.shape[1], self.stride, self.test)
+            yield len(target), Windows(user, text[start], target[start], split)
+
+    def _split_users(self, train: list[Path], test: list[Path]) -> Iterator[tuple[int, Windows]]:
+        """Yield the same for users that LEAF has split, without users that are in one part only."""
+        test_data = dict(_users(test))
+        for user, data in _users(train):
+            if user not in test_data:
+                continue
+            parts = [self._read(user, data), self._read(user, test_data[user])]
+            count = sum(len(target) for _, target in parts)
+            text = np.concatenate([text[:: self.stride] for text, _ in parts])
+            targets = [target[:: self.stride] for _, target in parts]
+            split = np.repeat(np.array([TRAIN, TEST], np.int8), [len(target) for target in targets])
+            yield count, Windows(user, text, np.concatenate(targets), split)
+
+    def _read(self, user: str, data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the windows [n, length] and the next characters [n] of a user of LEAF."""
+        require(
+            all(isinstance(text, str) for text in (*data["x"], *data["y"])),
+            f"{SOURCE}: {user} has samples that are not text, as in LEAF's FEMNIST or Sent140, and this data set "
+            "predicts text: write pictures as arrays X, y and client by numpy.savez, for dataset=npz partition=domain",
+        )
+        lengths = {len(x) for x in data["x"]}
+        require(
+            all(size >= self.length for size in lengths) and len(lengths) <= 1 and all(len(y) == 1 for y in data["y"]),
+            f"{SOURCE}: {user} has x of {', '.join(map(str, sorted(lengths)))} characters, expected one length of at "
+            f"least dataset.length={self.length} (LEAF's have 80), and y of 1",
+        )
+        text = encode("".join(data["x"])).reshape(len(data["x"]), -1)[:, -self.length :]
+        return text, encode("".join(data["y"]))
 
 
-def _files(path: Path) -> dict[str, list[Path]]:
-    """What there is to read: "train" and "test", "json" or "txt"."""
+def _find_files(path: Path) -> dict[str, list[Path]]:
+    """Return the files by their kind: "train" and "test", "json" or "txt"."""
     if path.is_file():
-        kind = "json" if path.suffix == ".json" else "txt"
-        return {kind: [path]}
-    both = {part: sorted((path / part).glob("[!.]*.json")) for part in ("train", "test")}
-    if all(both.values()):
-        return both
-    for folder in (path, *(path / name for name in UNCUT)):
-        if found := sorted(folder.glob("[!.]*.json")):
-            return {"json": found}
-    found = sorted(path.glob("[!.]*.txt"))
-    require(bool(found), f"dataset.path={path} holds neither: {WANTED}")
-    return {"txt": found}
-
-
-def _said(files: list[Path]) -> Iterator[tuple[str, str]]:
-    """Each speaker of each play, and all that it says."""
-    for file in files:
-        content = file.read_bytes()
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            text = content.decode("latin-1")  # older files of Project Gutenberg
-        for title, speeches in plays_of(text, file.stem).items():
-            for speaker, lines in speeches.items():
-                yield "_".join(f"{title}_{speaker}".split()), words(lines)
+        return {"json" if path.suffix == ".json" else "txt": [path]}
+    split = {part: sorted((path / part).glob("[!.]*.json")) for part in ("train", "test")}
+    if all(split.values()):
+        return split
+    for folder in (path, *(path / name for name in NOT_SPLIT)):
+        if files := sorted(folder.glob("[!.]*.json")):
+            return {"json": files}
+    files = sorted(path.glob("[!.]*.txt"))
+    require(bool(files), f"dataset.path={path} has no texts: expected {EXPECTED}")
+    return {"txt": files}
 
 
 def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each user of LEAF's files who has samples, with its x and y."""
+    """Yield each user with samples in LEAF's files, and its x and y."""
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -133,32 +156,3 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield user, data
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} is not one of LEAF's files with users and user_data: {error!r}") from error
-
-
-def _read(user: str, data: dict[str, Any], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A user's windows [n, length], and what follows them [n]."""
-    require(
-        all(isinstance(text, str) for text in (*data["x"], *data["y"])),
-        f"{SOURCE}: {user} has samples that are no text, as in LEAF's FEMNIST or Sent140, and this set is of "
-        "text to go on with: write pictures as arrays X, y and client by numpy.savez, for dataset=npz partition=domain",
-    )
-    lengths = {len(x) for x in data["x"]}
-    require(
-        all(size >= length for size in lengths) and len(lengths) <= 1 and all(len(y) == 1 for y in data["y"]),
-        f"{SOURCE}: {user} has x of {', '.join(map(str, sorted(lengths)))} characters; LEAF's have 80, and y 1: "
-        f"dataset.length={length} must be no more, and all the same",
-    )
-    text = encoded("".join(data["x"])).reshape(len(data["x"]), -1)[:, -length:]
-    return text, encoded("".join(data["y"]))
-
-
-def _published(
-    train: list[Path], test: list[Path], length: int
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """As LEAF has cut them; a user of one part alone is none."""
-    tested = dict(_users(test))
-    for user, data in _users(train):
-        if user in tested:
-            (x, y), (later, next_) = _read(user, data, length), _read(user, tested[user], length)
-            split = np.repeat(np.array([TRAIN, TEST], np.int8), [len(y), len(next_)])
-            yield user, np.concatenate([x, later]), np.concatenate([y, next_]), split

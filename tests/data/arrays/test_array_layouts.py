@@ -75,7 +75,7 @@ def test_rows_with_a_single_one_are_classes(tmp_path: Path, caplog: pytest.LogCa
         for task in ("auto", "classification"):
             arrays = read(tmp_path, task, X=COLORED, y=rows.astype(dtype))
             assert arrays.task == "classification" and arrays.num_classes == 4 and (arrays.targets == LABELS).all()
-    assert "each row of labels holds a single 1, so it is one of 4 classes" in caplog.text
+    assert "each row of labels has a single 1, so it is one of 4 classes" in caplog.text
     assert read(tmp_path, "multilabel", X=COLORED, y=rows).targets.shape == (N, 4)
     rows[0] = 0
     assert read(tmp_path, X=COLORED, y=rows).task == "multilabel"
@@ -125,7 +125,7 @@ def test_pixels_labelled_255_are_in_no_loss_and_in_no_score() -> None:
 @pytest.mark.parametrize("names", [{}, {"classes": np.array(["tissue", "tumour"])}])
 def test_masks_of_0_and_255_alone_are_refused(tmp_path: Path, names: dict) -> None:
     y = np.where(masks() == 1, 255, 0)
-    with pytest.raises(ConfigError, match=r"masks hold 0 and 255 alone, .* divide them by 255"):
+    with pytest.raises(ConfigError, match=r"masks contain only 0 and 255, .* divide them by 255"):
         read(tmp_path, X=COLORED, y=y, **names)
 
 
@@ -150,16 +150,16 @@ def known_file(path: Path, n: int, *shape: int, classes: int = 10, **more: np.nd
 def test_another_file_is_not_taken_for_a_known_set(tmp_path: Path, source: type, shape: tuple, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         source(str(tmp_path), known_file(tmp_path / "a.npz", 40, *shape)).load()
-    assert words in str(refused.value) and "dataset=npz reads an npz of your own" in str(refused.value)
+    assert words in str(refused.value) and "use dataset=npz to read an npz of your own" in str(refused.value)
 
 
 def test_more_samples_classes_or_other_names_are_no_known_set(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     for file, words in (
-        ({"n": 22, "classes": 11}, "it holds 11 classes, more than the 10 of the set"),
-        ({"n": 70_001}, "it holds 70,001 images, and the set has 70,000"),
+        ({"n": 22, "classes": 11}, "it has 11 classes, and the set has 10"),
+        ({"n": 70_001}, "it has 70,001 images, and the set has 70,000"),
         ({"n": 60_001, "test_images": np.zeros((9, 28, 28), np.uint8), "test_labels": np.arange(9)},
-         "it holds 60,001 train images, and the set has 60,000"),
+         "it has 60,001 train images, and the set has 60,000"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             MNIST(str(tmp_path), known_file(path, file.pop("n"), 28, 28, **file)).load()
@@ -180,7 +180,7 @@ def test_more_samples_classes_or_other_names_are_no_known_set(tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=r"is not pathmnist: its inputs are uint8 \(1, 28, 28\), expected uint8 \(3, 28"
     ):
-        MedMNIST(str(tmp_path), "pathmnist", verify=False).load()
+        MedMNIST(str(tmp_path), flag="pathmnist", verify=False).load()
 
 
 def test_a_part_of_a_known_set_is_read_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -195,7 +195,7 @@ def test_a_part_of_a_known_set_is_read_and_counted(tmp_path: Path, caplog: pytes
 def python_version(source: type, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """CIFAR as torchvision stores it; images and labels in published order."""
     folder.mkdir(parents=True)
-    count, n = source.num_classes, source.num_classes
+    count, n = len(source.classes.split()), len(source.classes.split())
     images, labels = [], []
     for name in chain(*source.python_members.values()):
         pixels, numbers = RNG.integers(0, 256, (n, 3 * 32 * 32), dtype=np.uint8), RNG.permutation(count)
@@ -203,13 +203,13 @@ def python_version(source: type, folder: Path) -> tuple[np.ndarray, np.ndarray]:
         labels.append(numbers)
         content = {
             "batch_label": name,
-            source.python_labels: numbers.tolist(),
+            source.python_labels_key: numbers.tolist(),
             "data": pixels,
             "filenames": ["a.png"] * n,
         }
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))  # as Python 2 wrote them
-    file, key = source.python_names
-    (folder / file).write_bytes(pickle.dumps({key: source.names.split()}, protocol=2))
+    file, key = source.python_names_file, source.python_names_key
+    (folder / file).write_bytes(pickle.dumps({key: source.classes.split()}, protocol=2))
     return np.concatenate(images).reshape(-1, 3, 32, 32), np.concatenate(labels)
 
 
@@ -223,9 +223,9 @@ def test_cifar_as_torchvision_stores_it(source: type, tmp_path: Path) -> None:
     for path in (str(folder), str(archive), None):
         arrays = source(str(tmp_path / "data"), path).load()
         assert (arrays.inputs == images).all() and (arrays.targets == labels).all()
-        tests = source.num_classes
+        tests = len(source.classes.split())
         assert (arrays.split[-tests:] == 2).all() and not arrays.split[:-tests].any()
-        assert arrays.class_names == source.names.split()
+        assert arrays.class_names == source.classes.split()
 
 
 def test_pickles_of_cifar_run_nothing(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_pickles_of_cifar_run_nothing(tmp_path: Path) -> None:
 
     for content in (pickle.dumps(Trap()), b"\x80\x04nonsense", pickle.dumps({"data": [1], "labels": [1]}), b""):
         (folder / "data_batch_3").write_bytes(content)
-        with pytest.raises(ConfigError, match="is damaged or not cifar10's Python version"):
+        with pytest.raises(ConfigError, match="is damaged or not cifar10 as published"):
             CIFAR10(str(tmp_path), str(folder)).load()
     assert not (tmp_path / "sprung").exists()
     (tmp_path / "empty.tar.gz").write_bytes(b"")

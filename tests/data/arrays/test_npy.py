@@ -43,18 +43,18 @@ def test_features_and_other_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"y": LABELS}, r"X\.npy is not there"),
-        ({"X": IMAGES}, r"y\.npy is not there"),
+        ({"y": LABELS}, r"X\.npy does not exist"),
+        ({"X": IMAGES}, r"y\.npy does not exist"),
         ({"X": IMAGES.astype(float), "y": LABELS}, "is float64"),
         ({"X": IMAGES[:, 0], "y": LABELS}, r"is uint8 \(12, 6, 5\)"),
         ({"X": np.asfortranarray(IMAGES), "y": LABELS}, "in C order"),
         ({"X": np.ascontiguousarray(IMAGES.transpose(0, 2, 3, 1)), "y": LABELS}, "with its channels last"),
         ({"X": np.zeros((12, 6, 5, 3), np.float32), "y": LABELS}, "with its channels last"),
-        ({"X": IMAGES.astype(np.uint16), "y": LABELS}, r"is uint16 .*, expected uint8"),
+        ({"X": IMAGES.astype(np.uint16), "y": LABELS}, r"is uint16 .*: expected uint8"),
         ({"X": np.zeros((12, 0), np.float32), "y": LABELS}, r"has shape \(12, 0\): its samples hold no numbers"),
         ({"X": IMAGES, "y": LABELS[1:]}, "X has 12 rows, y has 11 rows"),
         ({"X": np.full((12, 2), np.inf, np.float32), "y": LABELS}, "not finite"),
-        ({"X": np.array([None] * 12), "y": LABELS}, "damaged or no .npy file of numbers"),
+        ({"X": np.array([None] * 12), "y": LABELS}, "damaged or not a .npy file of numbers"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, arrays: dict[str, np.ndarray], said: str) -> None:
@@ -66,7 +66,7 @@ def test_labels_whose_header_claims_more_than_there_is(tmp_path: Path) -> None:
     saved(tmp_path, X=IMAGES)
     with open(tmp_path / "y.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (10**12,)})
-    with pytest.raises(ConfigError, match=r"y\.npy is damaged or no \.npy file of numbers"):
+    with pytest.raises(ConfigError, match=r"y\.npy is damaged or not a \.npy file of numbers"):
         Npy(str(tmp_path)).load()
 
 

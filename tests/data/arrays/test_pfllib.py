@@ -204,17 +204,17 @@ def _renamed(stream: bytes, old: bytes, new: bytes, protocol: int) -> bytes:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda f: (f / "test" / "10.npz").unlink(), r"train/ has 11 and test/ has 10 clients' files"),
-        (lambda f: np.savez(f / "test" / "0.npz", data={"x": np.zeros(2)}), r"0\.npz has no data of x and y"),
+        (lambda f: (f / "test" / "10.npz").unlink(), r"train/ has 11 and test/ has 10 files of clients"),
+        (lambda f: np.savez(f / "test" / "0.npz", data={"x": np.zeros(2)}), r"0\.npz has no array data with x and y"),
         (lambda f: np.savez(f / "test" / "0.npz", x=np.zeros(2)), r"0\.npz cannot be read: KeyError"),
         (lambda f: (f / "test" / "0.npz").write_bytes(b"PK"), r"0\.npz cannot be read"),
         (
             lambda f: np.savez(f / "test" / "0.npz", data={"x": [[1], [1, 2]], "y": [0, 1]}),
-            r"0\.npz must hold x \[n, \.\.\.\] of numbers",
+            r"0\.npz must contain numbers x \[n, \.\.\.\]",
         ),
         (
             lambda f: np.savez(f / "test" / "0.npz", data={"x": np.zeros((2, 3), np.float32), "y": np.arange(2)}),
-            r"clients' samples differ in shape \(\(1, 8, 8\), \(3,\)\)",
+            r"clients' samples have different shapes: \(1, 8, 8\), \(3,\)",
         ),
     ],
 )

@@ -26,7 +26,7 @@ from fedbench.data import _images as images
 from fedbench.data._files import cached_array
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares, open_picture
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
-from fedbench.data.images.clip_sets import DTD, Caltech101, Flowers102, Food101, OxfordPets, PictureSet, resplit
+from fedbench.data.images.clip_sets import DTD, Caltech101, Flowers102, Food101, OxfordPets, PictureSet, split_by_class
 from fedbench.partition.base import build_split
 from fedbench.partition.class_disjoint import ClassDisjoint
 
@@ -182,7 +182,7 @@ def test_torchvisions_folder_is_read_and_split_anew(kind: type[PictureSet], tmp_
         assert arrays.class_names == NAMES[kind]
     assert arrays.template == kind.template and arrays.template.count("{}") == 1
     assert arrays.mean == (0.48145466, 0.4578275, 0.40821073)
-    assert f"drawn with dataset.seed=0, for want of {kind.split_name}" in caplog.text
+    assert f"made with dataset.seed=0, because {kind.split_name}" in caplog.text
 
 
 def test_flowers_labels_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -196,17 +196,17 @@ def test_flowers_labels_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_text('{"1": "rose"}')
     assert "does not name the classes 1 to 102" in sentence(Flowers102(str(tmp_path)))
     path.write_text("{")
-    assert "cannot be read as json" in sentence(Flowers102(str(tmp_path)))
+    assert "cannot be read as JSON" in sentence(Flowers102(str(tmp_path)))
 
 
 def test_pets_keep_the_published_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pets(tmp_path, monkeypatch)
     data = OxfordPets(str(tmp_path), resize=4)
-    found = data._redrawn()
-    test = {file for file, part in zip(found.files, found.part) if part == TEST}
+    found = data._split_by_rule()
+    test = {file for file, part in zip(found.files, found.split) if part == TEST}
     assert test == {f"{breed}_{k}.jpg" for breed in BREEDS for k in range(100, 105)}
-    other = OxfordPets(str(tmp_path), seed=1, resize=4)._redrawn()
-    assert ((other.part == TEST) == (found.part == TEST)).all() and (other.part != found.part).any()
+    other = OxfordPets(str(tmp_path), seed=1, resize=4)._split_by_rule()
+    assert ((other.split == TEST) == (found.split == TEST)).all() and (other.split != found.split).any()
 
 
 def test_seed_draws_the_split_but_not_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -220,12 +220,12 @@ def test_seed_draws_the_split_but_not_the_cache(tmp_path: Path, monkeypatch: pyt
 def test_split_does_not_depend_on_torchvisions_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its parts are pooled before anything is drawn: exchanging two of them changes nothing."""
     dtd(tmp_path, monkeypatch)
-    first, folder = DTD(str(tmp_path))._redrawn(), tmp_path / "dtd" / "dtd" / "labels"
+    first, folder = DTD(str(tmp_path))._split_by_rule(), tmp_path / "dtd" / "dtd" / "labels"
     train, test = ((folder / f"{part}1.txt").read_text() for part in ("train", "test"))
     (folder / "train1.txt").write_text(test)
     (folder / "test1.txt").write_text(train)
-    again = DTD(str(tmp_path))._redrawn()
-    assert again.files == first.files and (again.part == first.part).all()
+    again = DTD(str(tmp_path))._split_by_rule()
+    assert again.files == first.files and (again.split == first.split).all()
 
 
 def test_published_split_never_trains_on_val(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -285,14 +285,14 @@ def test_coops_own_folders_are_read_without_torchvisions(kind: type[PictureSet],
         ("[1, 2]", "is not one of CoOp's splits"),
         ('{"train": [], "val": []}', "is not one of CoOp's splits"),
         ('{"train": [["a.jpg", 0]], "val": [], "test": []}', "is not one of CoOp's splits"),
-        ('{"train": [], "val": [], "test": []}', "do not name the classes"),
-        ('{"train": [["a.jpg", 1, "x"]], "val": [], "test": []}', "do not name the classes"),
-        ('{"train": [["a.jpg", 0, "x"]], "val": [], "test": [["b.jpg", 0, "y"]]}', "do not name the classes"),
+        ('{"train": [], "val": [], "test": []}', "must have exactly one class name"),
+        ('{"train": [["a.jpg", 1, "x"]], "val": [], "test": []}', "must have exactly one class name"),
+        ('{"train": [["a.jpg", 0, "x"]], "val": [], "test": [["b.jpg", 0, "y"]]}', "must have exactly one class name"),
         ('{"train": [["a.jpg", 0, "x"]], "val": [], "test": [["a.jpg", 0, "x"]]}', "lists a.jpg twice"),
         ('{"train": [["a.jpg", 0, "x"], ["b.jpg", 1, "y"]], "val": [], "test": [["c.jpg", 0, "x"]]}',
          "1 of the 2 classes of dtd have no test pictures"),
         ('{"train": [["a.jpg", 0, "x"]], "val": [], "test": [["no.jpg", 0, "x"]]}', "1 of the 2 pictures of dtd"),
-        ("{", "cannot be read as json"),
+        ("{", "cannot be read as JSON"),
     ],
 )  # fmt: skip
 def test_split_files_that_do_not_fit(told: str, words: str, tmp_path: Path):
@@ -324,7 +324,7 @@ def test_a_folder_laid_out_otherwise_is_one_sentence(kind: type[PictureSet], tmp
     for folder in ("meta", "annotations"):  # for those that look for no more than folders
         (tmp_path / kind.folders[0]).parent.joinpath(folder).mkdir()
     said = sentence(kind(str(tmp_path)))
-    assert f"is not laid out as torchvision's {kind.kind} leaves it" in said
+    assert f"does not have the layout of torchvision's {kind.kind}" in said
 
 
 def test_a_class_without_pictures_and_a_lost_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -342,7 +342,7 @@ def test_parts_with_other_classes_are_refused(tmp_path: Path, monkeypatch: pytes
     dtd(tmp_path, monkeypatch)
     path = tmp_path / "dtd" / "dtd" / "labels" / "val1.txt"
     path.write_text("".join(path.read_text().splitlines(True)[4:]))
-    assert "the parts train and val do not have the same classes" in sentence(DTD(str(tmp_path)))
+    assert "the parts train and val have different classes" in sentence(DTD(str(tmp_path)))
 
 
 def test_without_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -393,7 +393,7 @@ def test_torchvision_downloads_what_is_not_there(
 def test_sizes_of_table_5(name: str):
     """pFedMoAP, table 5, from the published number of pictures of each class (halves to even matter)."""
     labels = np.repeat(np.arange(len(COUNTS[name])), COUNTS[name])
-    part, printed = resplit(labels, 0), table5(name)
+    part, printed = split_by_class(labels, 0), table5(name)
     assert len(COUNTS[name]) == printed["n_classes"]
     assert (part == TRAIN).sum() == printed["train_size"] and (part == TEST).sum() == printed["test_size"]
     assert np.bincount(labels[part == TRAIN]).min() >= 16  # the papers' 16 shots are there in every class
@@ -421,7 +421,7 @@ def test_sizes_of_table_5_of_pets():
 def test_the_papers_clients(name: str, held: list[int]):
     """Ten clients of disjoint classes with 16 shots of each, nested in 1, 2, 4, 8 and 16; all test pictures."""
     labels = np.repeat(np.arange(len(COUNTS[name])), COUNTS[name])
-    arrays = Arrays(np.zeros((len(labels), 1), np.float32), labels, resplit(labels, 0), len(COUNTS[name]))
+    arrays = Arrays(np.zeros((len(labels), 1), np.float32), labels, split_by_class(labels, 0), len(COUNTS[name]))
 
     def drawn(shots: int) -> Split:
         return build_split(arrays, ClassDisjoint(shots=shots), 10, 2023, split="published")
@@ -508,10 +508,10 @@ def test_no_room_for_the_pictures_is_one_sentence(tmp_path: Path, monkeypatch: p
         return cached_array(str(data_dir), "x", 1, (10**6, 3, 224, 224), lambda: pytest.fail("nothing is decoded"))
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: __import__("types").SimpleNamespace(free=5 * 10**9))
-    with pytest.raises(ConfigError, match=r"5\.0 GB are free.*take 150\.5 GB there"):
+    with pytest.raises(ConfigError, match=r"5\.0 GB are free.*need 150\.5 GB there"):
         read(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot be written .*data_dir says where"):
+    with pytest.raises(ConfigError, match=r"cannot be written .*set data_dir"):
         read(tmp_path / "file")
 
 

@@ -16,7 +16,7 @@ from tiny import compose
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.images.domain_sets import DomainNet10, DomainSet, OfficeCaltech10, cut_domains, read_list
+from fedbench.data.images.domain_sets import DomainNet10, DomainSet, OfficeCaltech10, split_domains, read_list
 from fedbench.partition.base import build_split
 from fedbench.partition.domain import Domain
 from fedbench.partition.iid import IID
@@ -152,7 +152,7 @@ def test_lists_never_run_anything(function: object, tmp_path: Path):
     flag = tmp_path / "ran"
     for protocol in range(6):
         (tmp_path / "l.pkl").write_bytes(pickle.dumps((Evil(function, f"open({str(flag)!r}, 'w')"), ["mug"]), protocol))
-        with pytest.raises(ConfigError, match=r"l\.pkl is not a pickled pair .*it names"):
+        with pytest.raises(ConfigError, match=r"l\.pkl is not a pickled pair .*it contains"):
             read_list(tmp_path / "l.pkl")
     assert not flag.exists()
 
@@ -163,11 +163,11 @@ def test_lists_never_run_anything(function: object, tmp_path: Path):
 @pytest.mark.parametrize("kind", SETS)
 def test_what_is_missing_is_one_sentence(kind: type[DomainSet], tmp_path: Path):
     source, root = kind(str(tmp_path), resize=4), tmp_path / kind.folder
-    assert f"{root} is not there" in (said := sentence(source)) and "dataset.path" in said
+    assert f"{root} does not exist" in (said := sentence(source)) and "dataset.path" in said
     root.mkdir()
     picture(root / "train" / "mug" / "1.png", OfficeCaltech10, "amazon", "mug", 1)
     said = sentence(source)
-    assert f"holds neither FedBN's lists ({kind.domains[0]}_train.pkl ...) nor the folder" in said
+    assert f"has neither FedBN's lists ({kind.domains[0]}_train.pkl ...) nor the folder" in said
     assert f"{kind.domains[0]}/{kind.classes[0]}" in said
     folders(root, kind)
     for file in (root / kind.domains[1] / kind.classes[2]).iterdir():
@@ -181,9 +181,9 @@ def test_lists_that_do_not_fit_are_one_sentence(tmp_path: Path):
     source, path = OfficeCaltech10(str(tmp_path), resize=4), root / "dslr_test.pkl"
     content = path.read_bytes()
     path.unlink()
-    assert "holds some of FedBN's lists, but not dslr_test.pkl" in sentence(source)
+    assert "has some of FedBN's lists, but not dslr_test.pkl" in sentence(source)
     for told, words in [
-        (pickle.dumps((["office_caltech_10/dslr/mug/0.png"], ["Mug"])), "the class Mug, which is not among back_pack,"),
+        (pickle.dumps((["office_caltech_10/dslr/mug/0.png"], ["Mug"])), "the class Mug, which is not one of back_pack,"),
         (pickle.dumps((["a", "b"], ["mug"])), "lists 2 pictures and 1 class names"),
         (pickle.dumps(([], [])), "lists 0 pictures"),
         (pickle.dumps(7), "is not a pickled pair"),
@@ -199,7 +199,7 @@ def test_a_class_of_one_picture_cannot_be_cut(tmp_path: Path):
     folders(tmp_path / "office_caltech_10", OfficeCaltech10)
     for k in range(1, EACH):
         (tmp_path / "office_caltech_10" / "amazon" / "mug" / f"{k}.png").unlink()
-    assert "cannot be cut into train and test" in sentence(OfficeCaltech10(str(tmp_path), resize=4))
+    assert "cannot be split into train and test" in sentence(OfficeCaltech10(str(tmp_path), resize=4))
 
 
 # --- the papers' numbers -------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_sizes_of_table_5(name: str, sizes: tuple[int, ...], test: list[int]):
     with TABLE.open(encoding="utf-8") as file:
         printed = {row["metric"]: int(row["mean"]) for row in csv.DictReader(file) if row["dataset"] == name}
     domain = np.repeat(np.arange(len(sizes)), sizes)
-    part, order = cut_domains(np.arange(len(domain)) % 10, domain, 0)
+    part, order = split_domains(np.arange(len(domain)) % 10, domain, 0)
     assert np.bincount(domain[part == TEST]).tolist() == test and sum(test) == printed["test_size"]
     assert (part == TRAIN).sum() == printed["train_size"]
     assert sorted(order) == list(range(len(domain)))
@@ -266,7 +266,7 @@ def test_official_bug_permutes_class_names(tmp_path: Path, caplog: pytest.LogCap
     arrays, met, _ = dealt(OfficeCaltech10, tmp_path, "official_bug")
     names = [name.replace("_", " ") for name in OfficeCaltech10.classes]
     assert met.class_names != names and sorted(met.class_names) == names
-    assert "do not belong together" in caplog.text
+    assert "do not match" in caplog.text
     other = OfficeCaltech10(str(tmp_path), resize=4, seed=1, label_pairing="official_bug").load()
     assert other.class_names != arrays.class_names
 

@@ -56,7 +56,7 @@ def test_classes_choose_labels(nih: Path, caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, "fedbench.data"):
         arrays = load(nih, label_separator="|", classes=["Emphysema", "Cardiomegaly", "Mass"])
     assert arrays.targets.tolist() == [[0, 1, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
-    assert "are left out: Effusion (1), Hernia (1), No Finding (2)" in caplog.text
+    assert "are ignored: Effusion (1), Hernia (1), No Finding (2)" in caplog.text
     assert "no picture has the label Mass" in caplog.text
     assert "has no label of dataset.classes" in sentence(nih, label_separator="|", classes=["Mass"])
 
@@ -79,7 +79,7 @@ def test_labels_of_lists_are_spelled_in_one_way(nih: Path) -> None:
 
 
 def test_lists_without_a_separator_are_refused(nih: Path, tmp_path: Path) -> None:
-    words = "has the label Cardiomegaly|Emphysema, a list of labels: dataset.label_separator='|' reads lists"
+    words = "has the label Cardiomegaly|Emphysema, a list of labels: set dataset.label_separator='|' to read"
     assert words in sentence(nih)
     arrays = load(nih, classes=sorted(set(FINDINGS)))  # named, each is a class
     assert arrays.task == "classification" and arrays.num_classes == 5
@@ -113,7 +113,7 @@ def test_a_column_for_each_class(tmp_path: Path, rows: list[tuple], task: str, t
     assert (arrays.task, arrays.targets.tolist(), arrays.class_names) == (task, targets, names)
     listed[1]["NV"] = -1
     write_csv(path, listed)
-    assert "the label NV is -1 somewhere, expected 0 or 1" in sentence(path, columns=columns)
+    assert "column NV contains -1, expected 0 or 1" in sentence(path, columns=columns)
     listed[1]["NV"] = ""
     write_csv(path, listed)
     assert "t.csv, line 3: NV is empty" in sentence(path, columns=columns)
@@ -121,10 +121,10 @@ def test_a_column_for_each_class(tmp_path: Path, rows: list[tuple], task: str, t
 
 
 def test_what_does_not_go_together(nih: Path) -> None:
-    assert "dataset.negatives needs one label a picture" in sentence(nih, label_separator="|", negatives=[1])
+    assert "dataset.negatives needs one label for each picture" in sentence(nih, label_separator="|", negatives=[1])
     assert "dataset.columns.image must be one column" in sentence(nih, columns=NIH | {"image": ["a", "b"]})
     assert "names the classes" in sentence(nih, columns=NIH | {"label": ["Follow-up #"]}, classes=["a"])
-    assert "must be null or what stands between" in sentence(nih, label_separator="")
+    assert "must be null or the text between" in sentence(nih, label_separator="")
 
 
 def test_a_picture_is_looked_for_in_the_folders_below(nih: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_picture_is_looked_for_in_the_folders_below(nih: Path) -> None:
     picture(root / ".ipynb_checkpoints" / "00000001_000.png", 0)
     assert load(nih, label_separator="|").inputs[0, 0, 0, 0] == 0  # type: ignore[index]
     picture(root / "images_002" / "images" / "00000001_000.png", 0)
-    assert "lists 00000001_000.png, which is there twice: " in sentence(nih, label_separator="|")
+    assert "lists 00000001_000.png, which exists twice: " in sentence(nih, label_separator="|")
     (root / "images_002" / "images" / "00000001_000.png").unlink()
     (root / "images_001" / "images" / "00000001_000.png").unlink()
     assert "1 of the 6 pictures that" in sentence(nih, label_separator="|")

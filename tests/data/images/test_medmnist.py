@@ -45,7 +45,7 @@ def test_medmnist_asks_the_packages_address_and_md5(tmp_path: Path, monkeypatch:
     asked = []
     monkeypatch.setattr("fedbench.data.images.medmnist.download", lambda *given: asked.append(given))
     with pytest.raises(ConfigError):
-        MedMNIST(str(tmp_path), "octmnist").load()
+        MedMNIST(str(tmp_path), flag="octmnist").load()
     info = INFO["octmnist"]
     assert asked == [([info["url"]], tmp_path / "octmnist.npz", info["MD5"], "octmnist")]
 
@@ -56,7 +56,7 @@ def test_medmnists_own_folder_is_looked_into(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("medmnist.info.DEFAULT_ROOT", str(root))
     for folder, n in ((root, 5), (data_dir, 7)):
         save(folder / "pneumoniamnist.npz", 28, n)
-    source = MedMNIST(str(data_dir), "pneumoniamnist", verify=False)
+    source = MedMNIST(str(data_dir), flag="pneumoniamnist", verify=False)
     assert len(source.load()) == 11
     (data_dir / "pneumoniamnist.npz").unlink()
     assert len(source.load()) == 9
@@ -64,7 +64,7 @@ def test_medmnists_own_folder_is_looked_into(tmp_path: Path, monkeypatch: pytest
 
 def test_a_larger_size_is_verified_by_its_md5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "pneumoniamnist_64.npz", 64, 4)
-    source = MedMNIST(str(tmp_path), "pneumoniamnist", str(path))
+    source = MedMNIST(str(tmp_path), str(path), flag="pneumoniamnist")
     with pytest.raises(ConfigError, match=r"is not the published pneumoniamnist\.npz"):
         source.load()
     monkeypatch.setitem(INFO["pneumoniamnist"], "MD5_64", md5_of(path))

@@ -11,12 +11,12 @@ from tiny import split_of
 
 from fedbench.core.options import ConfigError
 from fedbench.data._depth import check_window
-from fedbench.data._images import centre_squares, open_picture, open_pictures, window_of
+from fedbench.data._images import centre_squares, decode, open_picture, window_of
 from fedbench.data.arrays.npz import Npz
 from fedbench.data.base import Arrays
 from fedbench.data.images.image_folder import ImageFolder
 from fedbench.data.images.image_table import ImageTable
-from fedbench.data.questions._question_files import Files, Layout
+from fedbench.data.questions._question_files import Files, PictureTextOptions
 from fedbench.data.tables._scales import warn_of_scales
 
 RNG = np.random.default_rng(0)
@@ -30,6 +30,10 @@ DEEP = {
     "float Hounsfield units": (-800, 900, 30, np.float32, "tif", None),
     "counts as floats": (300, 3000, 30, np.float32, "tif", None),
 }
+
+
+def read_all(paths: list[Path], side: int, color: str, window: tuple[float, float] | None = None) -> np.ndarray:
+    return np.stack(list(decode(paths, side, color, window_of(paths, window, "the data set"))))
 
 
 def deep_folder(root: Path, kind: str, n: int = 6) -> np.ndarray:
@@ -62,7 +66,7 @@ def test_deep_pictures_are_scaled_by_the_range_of_the_whole_set(tmp_path: Path, 
     assert (table.inputs == folder.inputs).all()
     squares = centre_squares(str(tmp_path), "squares", tmp_path / "set", names, SIDE)
     assert (squares == folder.inputs).all()
-    asked = Layout(SIDE, "grey", 4, None, str(tmp_path)).pictures([(Files(tmp_path / "set", "x", "y"), names)], "x")
+    asked = PictureTextOptions(side=SIDE, color="grey", tokens=4, data_dir=str(tmp_path)).pictures([(Files(tmp_path / "set", "x", "y"), names)], "x")
     assert (asked == folder.inputs).all()
 
 
@@ -86,7 +90,7 @@ def test_large_floats_of_pictures_are_warned_of(caplog: pytest.LogCaptureFixture
         labels, split = np.arange(9) % 3, np.zeros(9, np.int8)
         arrays = Arrays(values.astype(np.float32), labels, split, 3)
         warn_of_scales(arrays, split_of([3], [3], [3]))
-        assert ("dataset.window=[low, high] scales pictures" in caplog.text) is said
+        assert ("set dataset.window=[low, high] to scale pictures" in caplog.text) is said
 
 
 def test_a_window_is_asked_for_or_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,12 +103,12 @@ def test_a_window_is_asked_for_or_checked(tmp_path: Path, caplog: pytest.LogCapt
             check_window(odd)
     plain = tmp_path / "plain.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(plain)
-    assert (open_pictures([plain], 8, "grey", (0, 64))[0, 0] == np.arange(64).reshape(8, 8)).all()
-    assert "dataset.window changes nothing" in caplog.text
+    assert (read_all([plain], 8, "grey", (0, 64))[0, 0] == np.arange(64).reshape(8, 8)).all()
+    assert "dataset.window has no effect" in caplog.text
     with pytest.raises(ConfigError, match=r"dataset\.window is for images of more than 8 bits"):
         np.savez(tmp_path / "u8.npz", X=np.zeros((4, 8, 8), np.uint8), y=np.arange(4))
         Npz(str(tmp_path), str(tmp_path / "u8.npz"), window=[0, 9]).load()
-    with pytest.raises(ConfigError, match="more than 8 bits, and its set has no range"):
+    with pytest.raises(ConfigError, match="more than 8 bits, and its data set has no window"):
         open_picture(next((tmp_path / "set" / "ill").iterdir()), 8, "grey")
 
 
@@ -145,12 +149,12 @@ def test_a_range_that_most_pictures_do_not_use_is_refused(tmp_path: Path, caplog
     with pytest.raises(ConfigError, match="all pixels of its pictures of more than 8 bits are 100"):
         window_of(files[:1], None, "one")
     Image.fromarray(np.full((SIDE, SIDE), np.nan, np.float32)).save(tmp_path / "nan.tif")
-    with pytest.raises(ConfigError, match=r"nan\.tif holds values that are not finite"):
+    with pytest.raises(ConfigError, match=r"nan\.tif has NaN or infinite values"):
         window_of([tmp_path / "nan.tif"], None, "nan")
 
 
 def sixteen_bit_color(path: Path, most: int) -> None:
-    """A PNG with 16 bits of each color, which Pillow reads and does not write."""
+    """A PNG with 16 bits per color, which Pillow reads and does not write."""
     import struct
     import zlib
 
@@ -169,10 +173,10 @@ def test_sixteen_bits_of_color_are_read_where_they_fill_their_range(tmp_path: Pa
         sixteen_bit_color(path := tmp_path / f"{most}.png", most)
         if fits:
             wanted = (np.linspace(0, most, SIDE * SIDE * 3).astype(int) >> 8).reshape(SIDE, SIDE, 3)
-            assert (open_pictures([path], SIDE, "rgb")[0] == wanted.transpose(2, 0, 1)).all()
+            assert (read_all([path], SIDE, "rgb")[0] == wanted.transpose(2, 0, 1)).all()
         else:
-            with pytest.raises(ConfigError, match="16 bits of each color, of which only the upper 8 can be read"):
-                open_pictures([path], SIDE, "rgb")
+            with pytest.raises(ConfigError, match="16 bits per color, of which only the upper 8 can be read"):
+                read_all([path], SIDE, "rgb")
 
 
 @pytest.mark.parametrize("end", ["jpg", "png", "tif", "webp"])
@@ -203,8 +207,8 @@ def test_damaged_exif_data_do_not_hide_a_picture(tmp_path: Path) -> None:
 def test_pictures_of_several_pages_are_refused(tmp_path: Path, end: str) -> None:
     pages = [Image.fromarray(np.full((8, 8), level, np.uint8)) for level in (10, 200)]
     pages[0].save(tmp_path / f"a.{end}", save_all=True, append_images=pages[1:])
-    with pytest.raises(ConfigError, match="holds 2 pages, of which one would be read: save each as a picture"):
-        open_pictures([tmp_path / f"a.{end}"], 8, "grey")
+    with pytest.raises(ConfigError, match="has 2 pages: save each page as a picture"):
+        read_all([tmp_path / f"a.{end}"], 8, "grey")
 
 
 def colored(path: Path, level: int) -> None:
@@ -235,7 +239,7 @@ def test_folders_without_pictures_are_named(tmp_path: Path, caplog: pytest.LogCa
         colored(tmp_path / "set" / name / "0.png", 10)
     (tmp_path / "set" / "normal").mkdir()
     assert ImageFolder(str(tmp_path), str(tmp_path / "set")).load().class_names == ["benign", "malign"]
-    assert "folders without pictures, which become no classes: normal" in caplog.text
+    assert "folders without pictures, which are not classes: normal" in caplog.text
 
 
 def test_files_of_questions_leave_out_what_is_hidden(tmp_path: Path) -> None:

@@ -90,14 +90,14 @@ def test_a_table_without_patients_silos_or_parts(tmp_path: Path) -> None:
     [
         (lambda rows: "picture", {}, "no column image; its columns are picture, label, patient, silo"),
         (lambda rows: rows[3].update(label=""), {}, "table.csv, line 5: label is empty"),
-        (lambda rows: rows[3].update(label="odd"), {}, "has the label odd, which is not among normal, cancer"),
+        (lambda rows: rows[3].update(label="odd"), {}, "has the label odd, which is not in dataset.classes: normal, cancer"),
         (lambda rows: rows[3].update(image=rows[1]["image"]), {}, "A0_1.png twice, in lines 3 and 5"),
         (lambda rows: rows[3].update(image="no.png"), {}, "1 of the 146 pictures"),
-        (lambda rows: rows[3].update(image="no.png"), {}, "the first is no.png): dataset.folder says where"),
-        (lambda rows: rows.clear(), {}, "lists no picture"),
+        (lambda rows: rows[3].update(image="no.png"), {}, "the first is no.png): set dataset.folder"),
+        (lambda rows: rows.clear(), {}, "has no rows"),
         (lambda rows: None, {"silos": ["A", "Z"]}, "has no silo Z; it has A, B, C"),
-        (lambda rows: None, {"columns": {"ill": "label"}}, "knows image, label, patient, silo, split, not ill"),
-        (lambda rows: None, {"columns": {"split": "silo"}}, "silo is A, not train, val or test"),
+        (lambda rows: None, {"columns": {"ill": "label"}}, "has the keys image, label, patient, silo, split, not ill"),
+        (lambda rows: None, {"columns": {"split": "silo"}}, "silo is A, expected train, val or test"),
         (lambda rows: None, {"negatives": [4, 6]}, "dataset.negatives has 2 entries for the 3 silos A, B, C"),
         (lambda rows: None, {"negatives": [4, 99, 1]}, "asks for 297 pictures of the first class in the silo B"),
     ],
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, change, options: dict, wo
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs dataset\.path"):
         ImageTable(str(tmp_path)).load()
-    assert "is no file" in sentence(tmp_path / "no.csv")
+    assert "is not a file" in sentence(tmp_path / "no.csv")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00image")
     assert "cannot be read as a CSV file" in sentence(tmp_path / "bad.csv")
     path, rows = make_table(tmp_path)
@@ -237,8 +237,8 @@ def test_several_clients_of_a_silo_share_what_is_extra(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("silos", "label", "words"),
-    [({"Z": 1}, "cancer", "names the natural silo Z, but the data set has A, B, C"),
-     ({"A": 1}, "odd", "names the class odd, but the data set has normal, cancer")],
+    [({"Z": 1}, "cancer", "has the natural silo Z, but the data set has A, B, C"),
+     ({"A": 1}, "odd", "has the class odd, but the data set has normal, cancer")],
 )  # fmt: skip
 def test_extra_pictures_of_nobody_are_refused(tmp_path: Path, silos: dict, label: str, words: str) -> None:
     path, _ = make_table(tmp_path)
@@ -247,9 +247,9 @@ def test_extra_pictures_of_nobody_are_refused(tmp_path: Path, silos: dict, label
 
 def test_a_missing_extra_is_named_by_its_option(tmp_path: Path) -> None:
     path, _ = make_table(tmp_path)
-    assert sentence(path, extra="gone").startswith("dataset.extra=gone is not there: it names a folder of pictures")
+    assert sentence(path, extra="gone").startswith("dataset.extra=gone does not exist: set it to a folder silo/class/picture")
     make_extra(tmp_path / "own", {"A": 5})
-    with pytest.raises(ConfigError, match=r"^dataset\.extra=gone is not there"):
+    with pytest.raises(ConfigError, match=r"^dataset\.extra=gone does not exist"):
         ImageFolder(str(tmp_path / "data"), str(tmp_path / "own"), 8, extra="gone").load()
 
 

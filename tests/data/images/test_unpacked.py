@@ -53,7 +53,7 @@ def test_an_idx_file_is_read_as_far_as_its_header_says(tmp_path: Path, monkeypat
     assert read_idx(path).tolist() == [1, 2, 3]
     for content in (header + b"\x01\x02", header + bytes(50_000_000), b"\x00\x00\x08"):
         path.write_bytes(gzip.compress(content, 1))
-        with pytest.raises(ConfigError, match="is damaged or no idx file"):
+        with pytest.raises(ConfigError, match="is damaged or not an idx file"):
             read_idx(path)
     path.write_bytes(gzip.compress(b"\x00\x00\x08\x03" + b"\xff" * 12))
     with pytest.raises(ConfigError, match=r"more than the .* GB of memory"):

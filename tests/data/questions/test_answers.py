@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.questions._answers import TOP, Answers, as_in_vqa, normalized
+from fedbench.data.questions._answers import TOP, AnswerRule, normalize_vqa, normalize_plain
 from fedbench.data.questions.med_vqa import MedVQA
 
 TRAINED = ("yes", "Yes.", "the left lung", "left lung", "cyst", "cyst", "two", "2")
@@ -30,7 +30,7 @@ def written(root: Path, trained: tuple[str, ...] = TRAINED, tested: tuple[str, .
 
 
 def load(path: Path, **options: Any) -> Arrays:
-    return MedVQA(["vqa_rad"], {"vqa_rad": str(path)}, side=8, **options).load()
+    return MedVQA(sets=["vqa_rad"], paths={"vqa_rad": str(path)}, side=8, **options).load()
 
 
 def numbers(arrays: Arrays, split: int) -> list[int]:
@@ -79,12 +79,12 @@ def test_answers_as_vqa_compares_them(tmp_path: Path) -> None:
     ],
 )
 def test_vqas_rules(answer: object, compared: str) -> None:
-    assert as_in_vqa(answer) == compared == as_in_vqa(compared)
+    assert normalize_vqa(answer) == compared == normalize_vqa(compared)
 
 
 def test_plain_keeps_articles() -> None:
-    assert normalized("  The  Left Lung. ") == "the left lung" and Answers().written("Two") == "two"
-    assert Answers(normalizer="vqa").written("The two") == "2"
+    assert normalize_plain("  The  Left Lung. ") == "the left lung" and AnswerRule().normalize("Two") == "two"
+    assert AnswerRule(normalizer="vqa").normalize("The two") == "2"
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def folders(tmp_path: Path) -> Path:
 
 def load(root: Path, **options: Any) -> Arrays:
     labelled = {"open_i": None, "mimic_cxr": 10}
-    return FedPIAMixed(["slake", "vqa_rad"], labelled, data_dir=str(root), **OPTIONS, **options).load()
+    return FedPIAMixed(sets=["slake", "vqa_rad"], labelled=labelled, data_dir=str(root), **OPTIONS, **options).load()
 
 
 def shown(arrays: Arrays, which: np.ndarray) -> np.ndarray:
@@ -87,14 +87,14 @@ def test_each_set_is_what_its_reader_makes_of_it(folders: Path) -> None:
     assert made.domain is not None and made.class_mask is not None
     assert made.domain_names == ["slake", "vqa_rad", "open_i", "mimic_cxr"]
     assert made.class_mask.sum(1).tolist() == [2, 3, 15, 15]
-    asked = MedVQA(["slake", "vqa_rad"], data_dir=str(folders), **OPTIONS).load()
+    asked = MedVQA(sets=["slake", "vqa_rad"], data_dir=str(folders), **OPTIONS).load()
     mine = made.domain < 2
     np.testing.assert_array_equal(
         made.targets[mine][:, :2], np.stack([1 + asked.targets[:, 1], asked.targets[:, 0]], 1)
     )
     assert (made.targets[mine][:, 2:] == -1).all() and made.split[mine].tolist() == asked.split.tolist()
     np.testing.assert_array_equal(shown(made, mine), shown(asked, np.full(len(asked), True)))
-    told = MedViLL(str(folders / "open_i"), **OPTIONS).load()
+    told = MedViLL(path=str(folders / "open_i"), **OPTIONS).load()
     mine = made.domain == 2
     hot = np.zeros((10, len(LABELS) + 1), np.float32)
     np.put_along_axis(hot, made.targets[mine][:, 1:], 1, 1)  # -1 is the last one
@@ -119,10 +119,10 @@ def test_some_pairs_are_drawn_before_the_cut(folders: Path) -> None:
 
 def test_pictures_of_all_are_decoded_once(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = load(folders)
-    monkeypatch.setattr(_question_files, "KEPT", 1)
+    monkeypatch.setattr(_question_files, "MAX_IN_MEMORY", 1)
     for _ in range(2):
         assert load(folders).digest == made.digest
-        monkeypatch.setattr(_question_files, "open_picture", None)
+        monkeypatch.setattr(_question_files, "decode", None)
     assert len(list((folders / "cache").glob("fedpia_mixed-*.npy"))) == 1
 
 
@@ -140,10 +140,10 @@ def test_a_run(folders: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"labelled": {}}, r"dataset\.labelled must name one folder"),
-        ({"labelled": {"slake": None}}, r"dataset\.labelled names slake, which dataset\.sets does too"),
-        ({"labelled": {"open_i": 1}}, r"dataset\.labelled must be null or at least 2 pairs for open_i"),
-        ({"paths": {"mimic": "x"}}, r"dataset\.paths knows slake, open_i, not mimic"),
+        ({"labelled": {}}, r"dataset\.labelled must name at least one folder"),
+        ({"labelled": {"slake": None}}, r"dataset\.labelled and dataset\.sets name slake"),
+        ({"labelled": {"open_i": 1}}, r"dataset\.labelled must be null or at least 2 for open_i"),
+        ({"paths": {"mimic": "x"}}, r"dataset\.paths may name slake, open_i, not mimic"),
     ],
 )
 def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -152,5 +152,5 @@ def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> No
 
 
 def test_what_is_missing(folders: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere: MedViLL's pairs is not there; it is at github"):
+    with pytest.raises(ConfigError, match="nowhere: MedViLL's pairs does not exist there; it is available at github"):
         load(folders, paths={"mimic_cxr": "nowhere"})

@@ -100,7 +100,7 @@ def make_2021(root: Path) -> Path:
 
 
 def load(name: str, path: Path) -> Arrays:
-    return MedVQA([name], {name: str(path)}, side=8, tokens=8).load()
+    return MedVQA(sets=[name], paths={name: str(path)}, side=8, tokens=8).load()
 
 
 def test_slake(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def several(tmp_path: Path) -> Path:
 def test_several_sets_are_clients(several: Path) -> None:
     """Answers of each are as they are alone; pictures follow one another."""
     sets = ["vqa_med_2020", "slake"]
-    made = MedVQA(sets, side=8, tokens=8, data_dir=str(several)).load()
+    made = MedVQA(sets=sets, side=8, tokens=8, data_dir=str(several)).load()
     alone = [load(name, several / name) for name in sets]
     assert made.domain_names == sets and made.domain is not None and made.shared is not None
     for i, one in enumerate(alone):
@@ -168,16 +168,16 @@ def test_several_sets_are_clients(several: Path) -> None:
 
 def test_many_pictures_are_decoded_once(several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed file is decoded again."""
-    small = MedVQA(["slake"], side=8, data_dir=str(several)).load().parts()["image"]
-    monkeypatch.setattr(_question_files, "KEPT", 1)
+    small = MedVQA(sets=["slake"], side=8, data_dir=str(several)).load().parts()["image"]
+    monkeypatch.setattr(_question_files, "MAX_IN_MEMORY", 1)
 
     def kept() -> np.ndarray:
-        return MedVQA(["slake"], side=8, data_dir=str(several)).load().parts()["image"]
+        return MedVQA(sets=["slake"], side=8, data_dir=str(several)).load().parts()["image"]
 
     np.testing.assert_array_equal(kept(), small)
     assert len(list((several / "cache").glob("med_vqa-*.npy"))) == 1
     with monkeypatch.context() as patched:
-        patched.setattr(_question_files, "open_picture", None)
+        patched.setattr(_question_files, "decode", None)
         np.testing.assert_array_equal(kept(), small)
     picture(several / "slake" / "Slake1.0" / "imgs" / "xmlab0" / "source.jpg", 255)
     assert kept()[0].mean() > 250
@@ -199,9 +199,9 @@ def test_a_run(several: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"sets": ["slake", "pubmed"]}, "dataset.sets knows slake, .*, not pubmed"),
-        ({"sets": []}, r"dataset.sets=\[\] must name one set or more"),
-        ({"sets": ["slake"], "paths": {"slak": "x"}}, "dataset.paths knows slake, .*, not slak"),
+        ({"sets": ["slake", "pubmed"]}, "dataset.sets may name slake, .*, not pubmed"),
+        ({"sets": []}, r"dataset.sets=\[\] must name at least one set"),
+        ({"sets": ["slake"], "paths": {"slak": "x"}}, "dataset.paths may name slake, .*, not slak"),
     ],
 )
 def test_mistakes_are_one_sentence(options: dict, sentence: str) -> None:
@@ -210,12 +210,12 @@ def test_mistakes_are_one_sentence(options: dict, sentence: str) -> None:
 
 
 def test_files_that_lack_something(several: Path) -> None:
-    with pytest.raises(ConfigError, match="VQA-Med 2021 is not there; it is at zenodo"):
-        MedVQA(["vqa_med_2021"], data_dir=str(several)).load()
+    with pytest.raises(ConfigError, match="VQA-Med 2021 does not exist there; it is available at zenodo"):
+        MedVQA(sets=["vqa_med_2021"], data_dir=str(several)).load()
     (several / "vqa_med_2020" / "VQAMed2020-Task1-VQAnswering-Test-ReferenceAnswers.txt").unlink()
     with pytest.raises(ConfigError, match="the question about t4 has no answer in any file"):
-        MedVQA(["vqa_med_2020"], data_dir=str(several)).load()
+        MedVQA(sets=["vqa_med_2020"], data_dir=str(several)).load()
     (several / "slake" / "Slake1.0" / "imgs" / "xmlab1" / "source.jpg").unlink()
-    with pytest.raises(ConfigError, match=r"imgs/xmlab1/source\.jpg of SLAKE is not there"):
-        MedVQA(["slake"], data_dir=str(several)).load()
+    with pytest.raises(ConfigError, match=r"imgs/xmlab1/source\.jpg of SLAKE does not exist"):
+        MedVQA(sets=["slake"], data_dir=str(several)).load()
     assert set(READERS) == {"slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021"}

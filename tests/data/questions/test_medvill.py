@@ -13,7 +13,7 @@ from tiny import compose
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.questions.medvill import LABELS, MedViLL, num_trained
+from fedbench.data.questions.medvill import LABELS, MedViLL, num_train
 from fedbench.partition.base import build_split
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.dirichlet_rarest import DirichletRarest
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_labels_and_cut(folder: Path) -> None:
     """Nothing said is Others; floor(0.8 n) of all pairs are trained on, others with another seed."""
-    made = MedViLL(str(folder), side=8, tokens=6).load()
+    made = MedViLL(path=str(folder), side=8, tokens=6).load()
     assert made.num_classes == 15 and made.class_names == list(LABELS) and made.class_names[7] == "Others"
     names = [{LABELS[c] for c in np.flatnonzero(row)} for row in made.targets[:6]]
     assert names == [
@@ -52,13 +52,13 @@ def test_labels_and_cut(folder: Path) -> None:
     assert made.input_shape == {"image": (1, 8, 8), "text": (6,)}
     pictures = made.parts()["image"]
     assert [abs(int(p.mean()) - 5 * i) < 3 for i, p in enumerate(pictures)] == [True] * 48
-    again, other = (MedViLL(str(folder), side=8, tokens=6, seed=seed).load() for seed in (0, 1))
+    again, other = (MedViLL(path=str(folder), side=8, tokens=6, seed=seed).load() for seed in (0, 1))
     assert made.digest == again.digest and (made.split != other.split).any()
 
 
 def test_fedpias_sizes() -> None:
     """80% of MedViLL's 3,547 and 91,685 pairs are the paper's 2,837 and 73,348."""
-    assert [num_trained(n, 0.2) for n in (3547, 91685)] == [2837, 73348]
+    assert [num_train(n, 0.2) for n in (3547, 91685)] == [2837, 73348]
 
 
 def test_a_run(folder: Path, tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_a_run(folder: Path, tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(folder: Path) -> None:
     row = {"id": "1", "text": "", "label": "'Cough'", "img": "openi/test/47.jpg"}
     (folder / "Test.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ConfigError, match="Cough is none of the labels Support Devices"):
-        MedViLL(str(folder), side=8).load()
+    with pytest.raises(ConfigError, match="the labels Cough are not among Support Devices"):
+        MedViLL(path=str(folder), side=8).load()
     (folder / "Test.jsonl").write_text(json.dumps(row) + "\n{")
-    with pytest.raises(ConfigError, match=r"Test\.jsonl, line 2 is no JSON dict"):
-        MedViLL(str(folder), side=8).load()
+    with pytest.raises(ConfigError, match=r"Test\.jsonl, line 2 must be a JSON dict"):
+        MedViLL(path=str(folder), side=8).load()
 
 
 # -- the rarest label ------------------------------------------------------------------------------------

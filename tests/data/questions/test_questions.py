@@ -8,9 +8,9 @@ import pytest
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN
 from fedbench.data.questions import _questions as q
-from fedbench.data.questions._answers import is_closed, normalized
-from fedbench.data.questions._labelled import Labelled, mixed_of
-from fedbench.data.questions.synthetic_medvqa import LABELS, SITES, SyntheticMedVQA
+from fedbench.data.questions._answers import is_closed, normalize_plain
+from fedbench.data.questions._labelled import Labelled, mixed_arrays
+from fedbench.data.questions.synthetic_medvqa import LABELS, HOSPITALS, SyntheticMedVQA
 
 
 def table() -> list[q.Question]:
@@ -29,7 +29,7 @@ def table() -> list[q.Question]:
 
 def arrays(questions: list[q.Question]):
     known = q.vocabulary([x.question for x in questions])
-    return q.arrays_of(questions, np.zeros((3, 1, 4, 4), np.uint8), lambda t: q.by_words(t, known, 6), ["a", "b"], "x")
+    return q.question_arrays(questions, np.zeros((3, 1, 4, 4), np.uint8), lambda t: q.tokenize_words(t, known, 6), ["a", "b"], "x")
 
 
 def test_answers_are_each_silos_own() -> None:
@@ -45,20 +45,20 @@ def test_answers_are_each_silos_own() -> None:
 
 def test_majority_and_ceiling_by_hand() -> None:
     """The usual answer to "is it there" is no; to unknown words no, too, the most frequent one."""
-    assert q.majority(table(), q.answers_of(table(), 2)) == [(0.5, 1.0), (0.0, 0.0)]
+    assert q.baselines(table(), q.answer_indices(table(), 2)) == [(0.5, 1.0), (0.0, 0.0)]
 
 
-def test_answers_are_normalized() -> None:
-    assert normalized("  The  Left Lung. ") == "the left lung" and normalized(3) == "3"
+def test_answers_are_normalize_plain() -> None:
+    assert normalize_plain("  The  Left Lung. ") == "the left lung" and normalize_plain(3) == "3"
     assert is_closed("yes") and not is_closed("yes", "OPEN ") and is_closed("left", "CLOSED ")
 
 
 def test_words_as_tokens() -> None:
     known = q.vocabulary(["What is it?", "Is it 2?"])
     assert list(known) == ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "2", "is", "it", "what"]
-    rows = q.by_words(["it is", "what is it is it"], known, 5)
+    rows = q.tokenize_words(["it is", "what is it is it"], known, 5)
     assert rows.tolist() == [[1, 6, 5, 2, 0], [1, 7, 5, 6, 2]]
-    assert q.by_words(["never seen"], known, 4).tolist() == [[1, 3, 3, 2]]
+    assert q.tokenize_words(["never seen"], known, 4).tolist() == [[1, 3, 3, 2]]
 
 
 # -- generated ones --------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_generated_questions() -> None:
     made, again = SyntheticMedVQA(train=60, test=40).load(), SyntheticMedVQA(train=60, test=40).load()
     assert made.digest == again.digest != SyntheticMedVQA(train=60, test=40, seed=1).load().digest
     assert made.input_shape == {"image": (1, 16, 16), "text": (8,)} and len(made) == 500 and made.num_domains == 5
-    assert made.domain_names == list(SITES) and made.parts()["text"].max() < 64
+    assert made.domain_names == list(HOSPITALS) and made.parts()["text"].max() < 64
     assert len(made.parts()["image"]) == 250  # two questions of each scan
     assert made.domain is not None and made.class_mask is not None
     closed = [set(made.targets[made.domain == i, 1]) for i in range(5)]
@@ -116,7 +116,7 @@ def test_labels_are_behind_questions() -> None:
     ]
     pictures = np.arange(48, dtype=np.uint8).reshape(3, 1, 4, 4)
     silos = ["a", "b"], ["c", "d"]
-    made = mixed_of(table(), labelled, pictures, lambda t: q.by_words(t, known, 5), silos, "x")
+    made = mixed_arrays(table(), labelled, pictures, lambda t: q.tokenize_words(t, known, 5), silos, "x")
     answers = [[2, 2], [2, 1], [2, 1], [1, 0], [2, 1], [1, 2], [1, 0], [1, -1]]
     assert made.targets.tolist() == [*([*row, -1] for row in answers), [0, 0, 3], [0, -1, -1]]
     assert made.domain is not None and made.domain.tolist() == [0] * 6 + [1] * 2 + [2, 3]

@@ -43,18 +43,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_and_its_zip(folder: Path, tmp_path: Path) -> None:
-    made = VQARad(str(folder), side=16, tokens=6).load()
+    made = VQARad(path=str(folder), side=16, tokens=6).load()
     assert made.input_shape == {"image": (1, 16, 16), "text": (6,)} and len(made.parts()["image"]) == 3
     assert made.domain_names == ["head", "chest", "abd"] and made.split.tolist() == [TRAIN] * 5 + [TEST] * 2
     assert made.targets.tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [0, 0], [-1, 1], [0, 1]]
     assert made.shared is not None and made.shared["image"].tolist() == [0, 1, 2, 0, 1, 0, 2]
     assert abs(int(made.parts()["image"][1].mean()) - 80) < 3
     zipped = shutil.make_archive(str(tmp_path / "rad"), "zip", folder)
-    assert VQARad(zipped, side=16, tokens=6).load().digest == made.digest
+    assert VQARad(path=zipped, side=16, tokens=6).load().digest == made.digest
     below = VQARad(side=16, tokens=6, data_dir=str(tmp_path / "data"))
     shutil.copytree(folder, tmp_path / "data" / "vqa_rad")
     assert below.load().digest == made.digest
-    assert VQARad(str(folder), side=16, tokens=6, color="rgb").load().input_shape["image"] == (3, 16, 16)  # type: ignore[index]
+    assert VQARad(path=str(folder), side=16, tokens=6, color="rgb").load().input_shape["image"] == (3, 16, 16)  # type: ignore[index]
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def published(folder: Path, tmp_path: Path) -> Path:
 
 def test_the_published_file(published: Path, folder: Path, tmp_path: Path) -> None:
     """phrase_type says which questions are tests; what is read is what the repackaged form of these questions holds."""
-    wanted = VQARad(str(folder), side=16, tokens=6).load()
-    found = VQARad(str(published), side=16, tokens=6).load()
+    wanted = VQARad(path=str(folder), side=16, tokens=6).load()
+    found = VQARad(path=str(published), side=16, tokens=6).load()
     assert found.digest == wanted.digest and found.split.tolist() == [TRAIN] * 5 + [TEST] * 2
     zipped = shutil.make_archive(str(tmp_path / "osf"), "zip", published)
-    assert VQARad(zipped, side=16, tokens=6).load().digest == wanted.digest
-    med = MedVQA(["vqa_rad"], {"vqa_rad": str(published)}, side=16).load()
+    assert VQARad(path=zipped, side=16, tokens=6).load().digest == wanted.digest
+    med = MedVQA(sets=["vqa_rad"], paths={"vqa_rad": str(published)}, side=16).load()
     assert med.domain_names == ["vqa_rad"] and len(med) == 7
 
 
@@ -90,41 +90,41 @@ def test_mistakes_in_the_published_form(published: Path) -> None:
     listed = json.loads(file.read_text())
     file.write_text(json.dumps([{k: v for k, v in row.items() if k != "phrase_type"} for row in listed]))
     with pytest.raises(ConfigError, match=r"a question of VQA-RAD has no phrase_type"):
-        VQARad(str(published)).load()
+        VQARad(path=str(published)).load()
     file.write_text(json.dumps(listed))
     (published / "VQA_RAD Image Folder" / "synpic1.jpg").unlink()
-    with pytest.raises(ConfigError, match=r"VQA_RAD Image Folder/synpic1\.jpg of VQA-RAD is not there"):
-        VQARad(str(published)).load()
+    with pytest.raises(ConfigError, match=r"VQA_RAD Image Folder/synpic1\.jpg of VQA-RAD does not exist"):
+        VQARad(path=str(published)).load()
     file.unlink()
-    with pytest.raises(ConfigError, match=r"trainset\.json or VQA_RAD Dataset Public\.json of VQA-RAD is not there"):
-        VQARad(str(published)).load()
+    with pytest.raises(ConfigError, match=r"trainset\.json or VQA_RAD Dataset Public\.json of VQA-RAD does not exist"):
+        VQARad(path=str(published)).load()
 
 
 def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "is", "it", "there", "?", "how", "where", "many", "are"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
-    text = VQARad(str(folder), side=8, tokens=8, vocab=str(tmp_path)).load().parts()["text"]
+    text = VQARad(path=str(folder), side=8, tokens=8, vocab=str(tmp_path)).load().parts()["text"]
     assert text[0].tolist() == [2, 4, 5, 6, 7, 3, 0, 0] and text[3].tolist() == [2, 8, 10, 11, 6, 7, 3, 0]
 
 
 def test_another_number_of_questions_gets_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    asked = VQARad(str(folder), side=8).load()
+    asked = VQARad(path=str(folder), side=8).load()
     train, test = (int((asked.split == part).sum()) for part in (TRAIN, TEST))
-    assert f"{folder} is no complete VQA-RAD: it has {train} training and {test} test questions" in caplog.text
+    assert f"{folder} is not a complete VQA-RAD: it has {train} training and {test} test questions" in caplog.text
 
 
 def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere: VQA-RAD is not there; it is at osf\.io/89kps"):
-        VQARad(str(tmp_path / "nowhere")).load()
+    with pytest.raises(ConfigError, match=r"nowhere: VQA-RAD does not exist there; it is available at osf\.io/89kps"):
+        VQARad(path=str(tmp_path / "nowhere")).load()
     (folder / "testset.json").write_text("{")
     with pytest.raises(ConfigError, match=r"testset\.json cannot be read"):
-        VQARad(str(folder)).load()
+        VQARad(path=str(folder)).load()
 
 
 def test_the_real_one(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Sizes of the repackaged form, without one picture that nothing is asked about; ceilings by organ; every test
     picture occurs in training."""
-    made = VQARad(str(shared_data / "vqa_rad.zip"), side=16).load()
+    made = VQARad(path=str(shared_data / "vqa_rad.zip"), side=16).load()
     assert "no complete" not in caplog.text
     train = made.split == TRAIN
     assert (train.sum(), (~train).sum(), len(made.parts()["image"])) == (3064, 451, 314)

@@ -12,7 +12,7 @@ import pytest
 from fedbench.core.options import ConfigError
 from fedbench.data.base import Arrays
 from fedbench.data.scans import _atlas
-from fedbench.data.scans.tumours import FLUID, GREY, WHITE, Tumours, coordinates, real_anatomy
+from fedbench.data.scans.tumours import FLUID, GREY, WHITE, Tumours, atlas_anatomy, coordinates
 
 AFFINE = np.array([[4.0, 0, 0, -98], [0, 4, 0, -134], [0, 0, 4, -72], [0, 0, 0, 1]])  # of voxels of 4 mm
 INSTALLED = importlib.util.find_spec("nilearn") is not None
@@ -88,7 +88,7 @@ def test_tissues_have_their_values() -> None:
     atlas = _atlas.Atlas(
         np.stack([front > 15, (front <= 15) & (front > -50), front < 1000]).astype(np.float32), np.linalg.inv(AFFINE)
     )
-    drawn = [real_anatomy(np.random.default_rng(i), 64, atlas) for i in range(8)]
+    drawn = [atlas_anatomy(np.random.default_rng(i), 64, atlas) for i in range(8)]
     for rows, value in (((4, 12), GREY), ((29, 35), WHITE), ((52, 60), FLUID)):
         patients = np.stack([np.median(tissue[:, slice(*rows), 16:48], (1, 2)) for tissue, _ in drawn])  # [8, 4]
         np.testing.assert_allclose(patients.mean(0), value, rtol=0.06)
@@ -98,7 +98,7 @@ def test_tissues_have_their_values() -> None:
 def test_outside_of_the_brain_is_nothing(template: str) -> None:
     atlas = _atlas.mni152()
     for i in range(5):
-        tissue, brain = real_anatomy(np.random.default_rng(i), 64, atlas)
+        tissue, brain = atlas_anatomy(np.random.default_rng(i), 64, atlas)
         assert not tissue[:, ~brain].any() and (tissue[:, brain] > 0).all()
 
 
@@ -108,6 +108,6 @@ def test_small_scans_work(template: str) -> None:
 
 def test_where_nilearn_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nilearn", None)
-    with pytest.raises(ConfigError, match=r"dataset\.anatomy=mni152 takes the template .*pip install nilearn"):
+    with pytest.raises(ConfigError, match=r"dataset\.anatomy=mni152 needs nilearn, .*pip install nilearn"):
         Tumours(anatomy="mni152").load()
     assert len(Tumours(n=1).load()) == 1

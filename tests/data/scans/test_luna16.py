@@ -49,8 +49,8 @@ def test_a_metaimage(tmp_path: Path, packed: bool) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"DimSize": "4 3 9"}, "ask for 216 bytes, and v.raw has 48"),
-        ({"DimSize": "32767 32767 32767"}, r"ask for 70,362,301,923,326 bytes, and v.raw has 48"),
+        ({"DimSize": "4 3 9"}, "imply 216 bytes, and v.raw has 48"),
+        ({"DimSize": "32767 32767 32767"}, r"imply 70,362,301,923,326 bytes, and v.raw has 48"),
         ({"DimSize": "4 -3 -2"}, "DimSize must be three numbers"),
         ({"DimSize": "24"}, "DimSize must be three numbers"),
         ({"ElementSpacing": "1 0 1"}, "ElementSpacing must be three numbers > 0"),
@@ -89,12 +89,12 @@ def test_others_are_drawn_and_the_patches_cached(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs dataset\.path"):
         Luna16(str(tmp_path)).load()
-    with pytest.raises(ConfigError, match=r"candidates\.csv or candidates_V2\.csv, and neither is there"):
+    with pytest.raises(ConfigError, match=r"candidates\.csv or candidates_V2\.csv, and neither exists"):
         Luna16(str(tmp_path), str(tmp_path)).load()
-    with pytest.raises(ConfigError, match="the lower first"):
+    with pytest.raises(ConfigError, match="with low < high"):
         Luna16(str(tmp_path), window=[1, 0])
     (tmp_path / "candidates.csv").write_text("seriesuid,coordX\na,1\n")
-    with pytest.raises(ConfigError, match="no scan of a candidate"):
+    with pytest.raises(ConfigError, match="no candidate has a scan"):
         Luna16(str(tmp_path), str(tmp_path)).load()
 
 
@@ -164,12 +164,12 @@ def test_eight_bits_are_a_mask(tmp_path: Path) -> None:
     where = folder(tmp_path)
     path = written(where / "subset0" / "a.mhd", np.zeros((5, 40, 50)), ElementType="MET_UCHAR")
     path.with_suffix(".raw").write_bytes(bytes(5 * 40 * 50))
-    with pytest.raises(ConfigError, match=r"a\.mhd holds 8-bit numbers, so it is a mask and no scan"):
+    with pytest.raises(ConfigError, match=r"a\.mhd has 8-bit values, so it is a mask and not a scan"):
         Luna16(str(tmp_path / "d"), str(where), size=8, balance=False).load()
 
 
 def test_a_packed_scan_is_not_unpacked_beyond_its_size(tmp_path: Path) -> None:
     path = written(tmp_path / "v.mhd", np.zeros((2, 3, 4)), packed=True)
     path.with_suffix(".raw").write_bytes(zlib.compress(bytes(10_000_000)))
-    with pytest.raises(ConfigError, match=r"v\.raw holds other data"):
+    with pytest.raises(ConfigError, match=r"v\.raw has another size"):
         read_mhd(path)

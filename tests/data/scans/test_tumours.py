@@ -9,7 +9,7 @@ from tiny import CPU, compose
 from fedbench.core.options import ConfigError
 from fedbench.data.base import Arrays
 from fedbench.data.scans import tumours
-from fedbench.data.scans._channels import Lacking
+from fedbench.data.scans._channels import MissingChannel
 from fedbench.data.scans.tumours import MODALITIES, Tumours
 from fedbench.partition.base import build_split
 from fedbench.partition.iid import IID
@@ -100,14 +100,14 @@ def test_all_clients_may_lack_it() -> None:
 
 def test_more_clients_than_there_are_cannot_lack_it() -> None:
     split = build_split(FEW, IID(), 3, 0)
-    with pytest.raises(ConfigError, match=r"dataset\.lack_clients=4 is more than the 3"):
-        Lacking(0, 4)(FEW, split, True)
+    with pytest.raises(ConfigError, match=r"dataset\.lack_clients=4 must be at most the number of clients, 3"):
+        MissingChannel(0, 4)(FEW, split, True)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lack": "t3"}, "is none of the modalities flair, t1, t1c, t2"),
+        ({"lack": "t3"}, "must be null or one of the modalities flair, t1, t1c, t2"),
         ({"size": 8}, "at least 16"),
     ],
 )

@@ -13,8 +13,8 @@ from tiny import compose
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.text import synthetic_dialogue
-from fedbench.data.text._plays import plays_of, words
-from fedbench.data.text._speech import ALPHABET, arrays_of, counted, cut, encoded, windows
+from fedbench.data.text._plays import join_lines, split_plays
+from fedbench.data.text._speech import ALPHABET, baselines, cut_windows, encode, select_windows, speaker_arrays
 from fedbench.data.text.shakespeare import Shakespeare
 from fedbench.data.text.synthetic_dialogue import SyntheticDialogue
 from fedbench.simulation import build
@@ -37,7 +37,7 @@ def shown(arrays: Arrays, speaker: str, split: int) -> list[str]:
 def test_the_alphabet_is_leafs() -> None:
     assert len(ALPHABET) == 80 and ALPHABET.startswith("\n !\"&'(),-.0123456789:;>?AB")
     assert ALPHABET.endswith("YZ[]abcdefghijklmnopqrstuvwxyz}")
-    assert encoded("a~é\U0001f3ad\x7f").tolist() == [ALPHABET.index("a"), 1, 1, 1, 1]
+    assert encode("a~é\U0001f3ad\x7f").tolist() == [ALPHABET.index("a"), 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -49,31 +49,31 @@ def test_the_alphabet_is_leafs() -> None:
     ],
 )
 def test_the_first_windows_train_and_the_last_test(stride: int, starts: list[int], parts: list[int]) -> None:
-    start, split = cut(20, 3, stride, 0.2)
+    start, split = select_windows(20, 3, stride, 0.2)
     assert start.tolist() == starts and split.tolist() == parts and split.dtype == np.int8
 
 
 def test_a_share_is_counted_as_written() -> None:
-    assert (cut(10, 1, 1, 0.1)[1] == TEST).sum() == 1  # 0.9 * 10 is below 9 in floating point
-    assert (cut(30, 1, 1, 0.3)[1] == TRAIN).sum() == 21
+    assert (select_windows(10, 1, 1, 0.1)[1] == TEST).sum() == 1  # 0.9 * 10 is below 9 in floating point
+    assert (select_windows(30, 1, 1, 0.3)[1] == TRAIN).sum() == 21
 
 
 def test_windows_slide_and_ask_for_what_follows() -> None:
     text = "To be, or not to be"
-    made = windows("HAMLET", text, 4, 1, 0.2)
-    start, split = cut(len(text) - 4, 4, 1, 0.2)
+    made = cut_windows("HAMLET", text, 4, 1, 0.2)
+    start, split = select_windows(len(text) - 4, 4, 1, 0.2)
     assert [read(row) for row in made.text] == [text[i : i + 4] for i in start]
     assert [ALPHABET[i] for i in made.target] == [text[i + 4] for i in start]
     assert made.split.tolist() == split.tolist()
-    assert len(windows("nobody", "To b", 4, 1, 0.2).target) == 0 == len(windows("nobody", "T", 4, 1, 0.2).target)
+    assert len(cut_windows("nobody", "To b", 4, 1, 0.2).target) == 0 == len(cut_windows("nobody", "T", 4, 1, 0.2).target)
 
 
 def test_those_who_cannot_be_tested_are_no_client() -> None:
-    spoken = [windows(name, text, 4, 1, 0.2) for name, text in (("A", LONG), ("B", "short words"), ("C", LONG))]
-    arrays = arrays_of(spoken, "x")
+    spoken = [cut_windows(name, text, 4, 1, 0.2) for name, text in (("A", LONG), ("B", "short words"), ("C", LONG))]
+    arrays = speaker_arrays(spoken, "x")
     assert arrays.domain_names == ["A", "C"] and np.bincount(arrays.domain).tolist() == [len(spoken[0].target)] * 2
-    with pytest.raises(ConfigError, match="x: none of 1 speakers says enough"):
-        arrays_of(spoken[1:2], "x")
+    with pytest.raises(ConfigError, match="x: none of 1 speakers has enough text"):
+        speaker_arrays(spoken[1:2], "x")
 
 
 def test_counting_characters_by_hand(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,16 +82,16 @@ def test_counting_characters_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     pairs = ["xa", "xa", "xa", "yb", "yb", "xb", "zc"], ["xa", "yb", "zb", "db"]
     both = [*pairs[0], *pairs[1]]
     arrays = Arrays(
-        {"text": np.stack([encoded("-" + p[0]) for p in both])},
-        np.concatenate([encoded(p[1]) for p in both]),
+        {"text": np.stack([encode("-" + p[0]) for p in both])},
+        np.concatenate([encode(p[1]) for p in both]),
         np.array([TRAIN] * 7 + [TEST] * 4, np.int8),
         80,
     )
-    assert counted(arrays) == (0.25, 0.5)
+    assert baselines(arrays) == (0.25, 0.5)
     caplog.set_level("INFO", "fedbench.data")
-    arrays_of([windows("A", "ab" * 40, 4, 1, 0.2)], "spoken")
-    assert "spoken: 1 speakers, 73 samples; of the test characters 46.2%" in caplog.text
-    assert "and 100.0% the most frequent one behind" in caplog.text
+    speaker_arrays([cut_windows("A", "ab" * 40, 4, 1, 0.2)], "spoken")
+    assert "spoken: 1 speakers, 73 samples; of the test characters, 46.2%" in caplog.text
+    assert "and 100.0% the most frequent one after" in caplog.text
 
 
 # -- the plays that come with fedbench -------------------------------------------------------------------
@@ -178,14 +178,14 @@ TWO. What now?
 
 
 def test_the_layout_of_1994() -> None:
-    plays = plays_of(COMPLETE, "100")
+    plays = split_plays(COMPLETE, "100")
     assert list(plays) == ["THE TRAGEDY OF NOBODY", "THE COMEDY OF ERRORS"]  # the sonnets have no acts
-    said = {name: words(lines) for name, lines in plays["THE TRAGEDY OF NOBODY"].items()}
+    said = {name: join_lines(lines) for name, lines in plays["THE TRAGEDY OF NOBODY"].items()}
     assert said == {  # as LEAF: the direction Exit is a word, the line Enter is none, casings are one name
         "ONE": f"{LONG} Who calls on me? I wait. Exit",
         "TWO": "He is gone. I said so. And back again.",
     }
-    flush = {name: words(lines) for name, lines in plays["THE COMEDY OF ERRORS"].items()}
+    flush = {name: join_lines(lines) for name, lines in plays["THE COMEDY OF ERRORS"].items()}
     assert flush == {"ONE": "I stand at the margin and go on there", "TWO": "What now?"}
 
 
@@ -227,7 +227,7 @@ I, without a point.
 
 
 def test_one_play_in_a_file(tmp_path: Path) -> None:
-    said = {name: words(lines) for name, lines in plays_of(ONE_PLAY, "nobody")["nobody"].items()}
+    said = {name: join_lines(lines) for name, lines in split_plays(ONE_PLAY, "nobody")["nobody"].items()}
     assert said == {
         "ONE": f"{LONG} And then, no more.",
         "FIRST MAN": 'Who\'s "there"--friend? I, without a point. _Exeunt._',
@@ -250,10 +250,10 @@ def test_the_complete_works_of_today() -> None:
         "    THE SONNETS\n    ALL’S WELL\n    NOBODY\n\n\nTHE SONNETS\n\n  1\n\nFrom fairest.\ncreatures\n\n"
         f"ALL’S WELL\n\n{play}NOBODY\n\n{play}*** END OF THE EBOOK ***\n\nTWO.\nLicence.\n"
     )
-    plays = plays_of(text, "pg100")
+    plays = split_plays(text, "pg100")
     assert list(plays) == ["ALL'S WELL", "NOBODY"]
     for speeches in plays.values():
-        assert {name: words(lines) for name, lines in speeches.items()} == {"ONE": LONG, "TWO": "No."}
+        assert {name: join_lines(lines) for name, lines in speeches.items()} == {"ONE": LONG, "TWO": "No."}
 
 
 def test_poems_alone_have_no_speakers(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ X, Y = sliding(LONG)
         ({"ONE": (X, Y)}, {"user_data": {}}, "KeyError"),
         ({"ONE": (X, Y)}, {"users": None}, "TypeError"),
         ({"ONE": (["abc", "ab"], ["d", "e"])}, {}, "ONE has x of 2, 3 characters"),
-        ({"ONE": (["abc", "bcd"], ["d", "ef"])}, {}, "and y 1"),
+        ({"ONE": (["abc", "bcd"], ["d", "ef"])}, {}, "and y of 1"),
     ],
 )
 def test_other_json_files_are_refused(tmp_path: Path, users: Any, other: dict[str, Any], said: str) -> None:
@@ -329,15 +329,15 @@ def test_other_json_files_are_refused(tmp_path: Path, users: Any, other: dict[st
 
 
 def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there: it wants LEAF's JSON files"):
+    with pytest.raises(ConfigError, match="does not exist: set it to LEAF's JSON files"):
         Shakespeare(str(tmp_path / "nowhere")).load()
-    with pytest.raises(ConfigError, match="holds neither: LEAF's JSON files"):
+    with pytest.raises(ConfigError, match="has no texts: expected LEAF's JSON files"):
         Shakespeare(str(tmp_path)).load()
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ConfigError, match=r"broken.json is not one of LEAF's files"):
         Shakespeare(str(tmp_path)).load()
     leaf(tmp_path / "broken.json", {"ONE": sliding(LONG)})
-    with pytest.raises(ConfigError, match=r"ONE has x of 80 characters; .* dataset.length=81 must be no more"):
+    with pytest.raises(ConfigError, match=r"ONE has x of 80 characters, .* dataset.length=81 .*, and y of 1"):
         Shakespeare(str(tmp_path), length=81).load()
 
 
@@ -374,5 +374,5 @@ def test_generated_speech_is_a_function_of_its_options() -> None:
     assert arrays.domain_names == [f"role_{i}" for i in range(4)]
     sizes = np.bincount(SyntheticDialogue(roles=30, characters=600, stride=1, length=5).load().domain)
     assert sizes.min() >= 290 and sizes.max() <= 900 and sizes.std() > 50
-    with pytest.raises(ConfigError, match="dataset=synthetic_dialogue: none of 2 speakers says enough"):
+    with pytest.raises(ConfigError, match="dataset=synthetic_dialogue: none of 2 speakers has enough text"):
         SyntheticDialogue(roles=2, characters=20).load()

@@ -12,7 +12,7 @@ import pytest
 
 from fedbench.core.digests import digest
 from fedbench.core.options import ConfigError
-from fedbench.data.text._plays import plays_of
+from fedbench.data.text._plays import split_plays
 from fedbench.data.text._wordpiece import tokenize
 from fedbench.data.text.shakespeare import BUNDLED
 
@@ -68,7 +68,7 @@ def test_real_text_has_the_numbers_that_earlier_releases_gave(tmp_path: Path) ->
     """The speeches of a play, with its 400 most frequent words and all letters as pieces."""
     lines = [
         line
-        for lines in plays_of((BUNDLED / "twelfth_night.txt").read_text("utf-8"), "x")["x"].values()
+        for lines in split_plays((BUNDLED / "twelfth_night.txt").read_text("utf-8"), "x")["x"].values()
         for line in lines
     ]
     words = Counter(re.findall(r"[a-z]+|[^\sa-z]", " ".join(lines).lower()))
@@ -92,9 +92,9 @@ def test_as_the_library(vocab: Path, length: int) -> None:
 @pytest.mark.parametrize(
     "pieces, words",
     [
-        (None, "is not there"),
+        (None, "does not exist"),
         (["[PAD]", "[UNK]", "a"], r"lacks \[CLS\], \[SEP\]"),
-        (["a", "[PAD]", "[UNK]", "[CLS]", "[SEP]"], "in line 2, not in the first"),
+        (["a", "[PAD]", "[UNK]", "[CLS]", "[SEP]"], "in line 2, expected in the first"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, pieces: list[str] | None, words: str) -> None:
@@ -111,5 +111,5 @@ def test_without_the_library_there_is_one_sentence(vocab: Path, monkeypatch: pyt
 
 
 def test_a_length_without_room_is_refused(vocab: Path) -> None:
-    with pytest.raises(ConfigError, match="a text of 1 tokens"):
+    with pytest.raises(ConfigError, match="dataset.tokens=1 must be at least 2"):
         tokenize(["a"], vocab, 1)

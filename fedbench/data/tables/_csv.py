@@ -1,0 +1,198 @@
+"""Read CSV files whose first line names the columns."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedbench.core.options import ConfigError, listed, require
+from fedbench.data._foreign import refuse_foreign
+from fedbench.data._names import NUMBER, check_spelling
+from fedbench.data.base import PARTS
+
+DELIMITERS = (",", ";", "\t", "|")  # the most common first
+SHOWN = 3
+SWAP_MARKS = str.maketrans(",.", ".,")
+Decimal = Literal["point", "comma"]
+
+
+class CsvTable:
+    """The cells of a CSV file in UTF-8, without surrounding blanks.  Empty rows are skipped.
+
+    Args:
+        path: The file.
+        source: The data set that reads it, as in "dataset=table_csv", for error messages.
+        delimiter: The character between cells.
+
+    Attributes:
+        header: The column names.
+        lines: The line number of each row [n].
+        columns: The cells [n] of each column.
+
+    Raises:
+        ConfigError: The file cannot be read, has no rows, or has rows of different lengths.
+    """
+
+    def __init__(self, path: Path, source: str, delimiter: str = ","):
+        self.path = path
+        refuse_foreign(path, source)
+        require(path.is_file(), f"{path} is not a file: set dataset.path to a CSV file")
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                self.first_line = file.readline()
+                file.seek(0)
+                reader = csv.reader(file, delimiter=delimiter)
+                self.header = [name.strip() for name in next(reader, [])]
+                rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ConfigError(f"{path} cannot be read as a CSV file ({error})") from error
+        rows = [(line, row) for line, row in rows if any(row)]
+        require(bool(rows), f"{path} has no rows below the line of column names: add one row for each sample")
+        duplicate = next((name for name in self.header if self.header.count(name) > 1), None)
+        require(duplicate is None, f"{path} has two columns called {duplicate!r}: rename one of them")
+        for line, row in rows:
+            if len(row) != len(self.header):
+                advice = self._delimiter_advice() or "quote cells that contain the delimiter"
+                raise ConfigError(f"{path}, line {line}: {len(row)} cells for {len(self.header)} columns ({advice})")
+        self.lines = [line for line, _ in rows]
+        self.columns = {name: [row[i] for _, row in rows] for i, name in enumerate(self.header)}
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def require_columns(self, names: Sequence[str], advice: str) -> None:
+        """Raise ConfigError, with advice, if a column does not exist."""
+        absent = [name for name in names if name not in self.columns]
+        require(
+            not absent,
+            f"{self.path} has no column {' or '.join(absent)}; its columns are {listed(self.header)} "
+            f"({self._delimiter_advice() or advice})",
+        )
+
+    def _delimiter_advice(self) -> str:
+        """Return advice to use another delimiter if it yields more cells in the first line, else an empty string."""
+        counts = {mark: len(next(csv.reader([self.first_line], delimiter=mark), [])) for mark in DELIMITERS}
+        best = max(DELIMITERS, key=counts.__getitem__)
+        if counts[best] <= len(self.header):
+            return ""
+        return f'cells are separated by {best!r}: "dataset.delimiter={best!r}"'
+
+
+class Column:
+    """A column of a CSV file.
+
+    Args:
+        table: The file.
+        name: The name of the column.
+        missing: Cells without a value, in lower case.
+        decimal: Whether numbers have a decimal point or a decimal comma.
+
+    Attributes:
+        cells: All cells [n].
+        values: The cells [n], or None for cells without a value.
+        present: The cells with a value.
+        texts: Line and cell of each value that is not a number.
+    """
+
+    def __init__(self, table: CsvTable, name: str, missing: Collection[str], decimal: Decimal = "point"):
+        self.name = name
+        self.path = table.path
+        self.lines = table.lines
+        self.decimal: Decimal = decimal
+        self.cells = table.columns[name]
+        self.values = [None if cell.lower() in missing else cell for cell in self.cells]
+        self.present = [value for value in self.values if value is not None]
+        self.texts = self._not_numbers(decimal)
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether most values are numbers, or the column has no values."""
+        return len(self.texts) * 2 < max(1, len(self.present))
+
+    def first_text(self) -> str:
+        """Return line and cell of the first value that is not a number."""
+        return _located(*self.texts[0])
+
+    def require_values(self) -> list[str]:
+        """Return all cells [n]; raise ConfigError if one has no value."""
+        for line, cell, value in zip(self.lines, self.cells, self.values, strict=True):
+            require(value is not None, f"{self.path}, line {line}: {self.name} is {cell!r}, expected a value")
+        return self.cells
+
+    def categories(self) -> list[str]:
+        """Return the sorted distinct values; raise ConfigError if a number has two spellings."""
+        check_spelling(self.present, f"{self.path}: column {self.name}")
+        return ordered(self.present)
+
+    def codes(self, categories: Sequence[str]) -> np.ndarray:
+        """Return the index of each cell's category [n] float64: NaN for no value, C for a value that is not listed."""
+        index = {category: float(i) for i, category in enumerate(categories)}
+        other = float(len(categories))
+        return np.array([np.nan if value is None else index.get(value, other) for value in self.values])
+
+    def numbers(self) -> np.ndarray:
+        """Return the numbers [n] float64, NaN for cells without a value; raise ConfigError if there is text."""
+        if self.texts:
+            self.refuse_other_decimals()
+            shown = "; ".join(_located(*text) for text in self.texts[:SHOWN]) + ("; ..." * (len(self.texts) > SHOWN))
+            raise ConfigError(
+                f"{self.path}: {len(self.present) - len(self.texts):,} of the {len(self.present):,} values of column "
+                f"{self.name} are numbers, and {len(self.texts):,} are not ({shown}): add cells without a value to "
+                "dataset.missing, or the column to dataset.categorical"
+            )
+        numbers = [None if value is None else number_in(value, self.decimal) for value in self.values]
+        return np.array(numbers, np.float64)
+
+    def refuse_other_decimals(self) -> None:
+        """Raise ConfigError if more, and most, values are numbers with the other decimal mark."""
+        other: Decimal = "comma" if self.decimal == "point" else "point"
+        if len(self._not_numbers(other)) < min(len(self.texts), len(self.present) / 2):
+            raise ConfigError(
+                f"{self.path}: column {self.name} has numbers with a {other}, as in {self.first_text()}: set "
+                f"dataset.decimal={other} if it is the decimal mark, or remove it if it separates thousands"
+            )
+
+    def _not_numbers(self, decimal: Decimal) -> list[tuple[int, str]]:
+        pairs = zip(self.lines, self.values, strict=True)
+        return [(line, value) for line, value in pairs if value is not None and number_in(value, decimal) is None]
+
+
+def _located(line: int, cell: str) -> str:
+    return f"line {line}, {cell!r}"
+
+
+def number_in(cell: str, decimal: Decimal = "point") -> float | None:
+    """Return the finite number in a cell, or None.  ``inf``, ``nan`` and ``1_000`` are not numbers."""
+    if decimal == "comma":
+        cell = cell.translate(SWAP_MARKS)
+    value = float(cell) if NUMBER.fullmatch(cell) else math.inf
+    return value if math.isfinite(value) else None
+
+
+def ordered(cells: Collection[str]) -> list[str]:
+    """Return the distinct cells, sorted by value if all are numbers, else as text."""
+    distinct = sorted(set(cells))
+    numbers = [number_in(cell) for cell in distinct]
+    if any(number is None for number in numbers):
+        return distinct
+    return [cell for _, cell in sorted(zip(numbers, distinct))]  # type: ignore[type-var]
+
+
+def split_codes(cells: Sequence[str], where: str) -> np.ndarray:
+    """Return the codes [n] int8 of the cells train, val and test, in any case.
+
+    Args:
+        cells: The cells [n].
+        where: File and column, for the error message.
+
+    Raises:
+        ConfigError: A cell has another value.
+    """
+    unknown = next((cell for cell in cells if cell.lower() not in PARTS), None)
+    require(unknown is None, f"{where} is {unknown}, expected train, val or test")
+    return np.array([PARTS[cell.lower()] for cell in cells], np.int8)

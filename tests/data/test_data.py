@@ -345,11 +345,13 @@ def test_npz_of_classes_that_hardly_occur(tmp_path: Path, caplog: pytest.LogCapt
         np.savez(path, X=np.zeros((4, 3), np.float32), y=np.array(labels), **more)
         return Npz("d", str(path)).load()
 
-    with pytest.raises(ConfigError, match=r"largest label is 3,000, which implies 3,001 classes, and only 4 .* \(0, 5, 10, 3000\)"):
+    with pytest.raises(
+        ConfigError, match=r"largest label is 3,000, which implies 3,001 classes, .* \(0, 5, 10, 3000\)"
+    ):
         load([0, 5, 10, 3000])
     with pytest.raises(ConfigError, match="256 classes, and only 2 of them occur"):
         load(np.array([0, 255, 0, 255]))
-    with pytest.raises(ConfigError, match=r"labels start at 1 \(1, 2, 3, 4\), and class 0 does not occur: number the cl"):
+    with pytest.raises(ConfigError, match=r"labels start at 1 \(1, 2, 3, 4\), and class 0 does not occur: "):
         load([1, 2, 3, 4])
     with pytest.raises(ConfigError, match=r"labels start at 1 \(1, 2\)"):
         load(np.array([1, 2] * 8).reshape(4, 2, 2))  # masks
@@ -629,7 +631,7 @@ def test_cifar_jpeg_damage_is_one_sentence(tmp_path: Path):
     save(path, **{**file, "offset": file["offset"][:-1]})
     assert "do not match" in sentence(CIFAR10(str(tmp_path), str(path)))
     jpeg_file(path, side=16)
-    assert "image 0 cannot be decoded (its size is (16, 16), expected (32, 32))" in sentence(CIFAR10(str(tmp_path), str(path)))
+    assert "image 0 cannot be decoded (its size is (16, 16), " in sentence(CIFAR10(str(tmp_path), str(path)))
 
 
 def test_cifar_of_the_shared_file(tmp_path: Path, shared_data: Path):

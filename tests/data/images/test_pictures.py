@@ -66,7 +66,8 @@ def test_deep_pictures_are_scaled_by_the_range_of_the_whole_set(tmp_path: Path, 
     assert (table.inputs == folder.inputs).all()
     squares = centre_squares(str(tmp_path), "squares", tmp_path / "set", names, SIDE)
     assert (squares == folder.inputs).all()
-    asked = PictureTextOptions(side=SIDE, color="grey", tokens=4, data_dir=str(tmp_path)).pictures([(Files(tmp_path / "set", "x", "y"), names)], "x")
+    options = PictureTextOptions(side=SIDE, color="grey", tokens=4, data_dir=str(tmp_path))
+    asked = options.pictures([(Files(tmp_path / "set", "x", "y"), names)], "x")
     assert (asked == folder.inputs).all()
 
 

@@ -90,7 +90,7 @@ def test_a_table_without_patients_silos_or_parts(tmp_path: Path) -> None:
     [
         (lambda rows: "picture", {}, "no column image; its columns are picture, label, patient, silo"),
         (lambda rows: rows[3].update(label=""), {}, "table.csv, line 5: label is empty"),
-        (lambda rows: rows[3].update(label="odd"), {}, "has the label odd, which is not in dataset.classes: normal, cancer"),
+        (lambda rows: rows[3].update(label="odd"), {}, "the label odd, which is not in dataset.classes: normal"),
         (lambda rows: rows[3].update(image=rows[1]["image"]), {}, "A0_1.png twice, in lines 3 and 5"),
         (lambda rows: rows[3].update(image="no.png"), {}, "1 of the 146 pictures"),
         (lambda rows: rows[3].update(image="no.png"), {}, "the first is no.png): set dataset.folder"),
@@ -247,7 +247,7 @@ def test_extra_pictures_of_nobody_are_refused(tmp_path: Path, silos: dict, label
 
 def test_a_missing_extra_is_named_by_its_option(tmp_path: Path) -> None:
     path, _ = make_table(tmp_path)
-    assert sentence(path, extra="gone").startswith("dataset.extra=gone does not exist: set it to a folder silo/class/picture")
+    assert sentence(path, extra="gone").startswith("dataset.extra=gone does not exist: set it to a folder")
     make_extra(tmp_path / "own", {"A": 5})
     with pytest.raises(ConfigError, match=r"^dataset\.extra=gone does not exist"):
         ImageFolder(str(tmp_path / "data"), str(tmp_path / "own"), 8, extra="gone").load()

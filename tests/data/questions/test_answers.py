@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.questions._answers import TOP, AnswerRule, normalize_vqa, normalize_plain
+from fedbench.data.questions._answers import TOP, AnswerRule, normalize_plain, normalize_vqa
 from fedbench.data.questions.med_vqa import MedVQA
 
 TRAINED = ("yes", "Yes.", "the left lung", "left lung", "cyst", "cyst", "two", "2")

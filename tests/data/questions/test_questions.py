@@ -10,7 +10,7 @@ from fedbench.data.base import TEST, TRAIN
 from fedbench.data.questions import _questions as q
 from fedbench.data.questions._answers import is_closed, normalize_plain
 from fedbench.data.questions._labelled import Labelled, mixed_arrays
-from fedbench.data.questions.synthetic_medvqa import LABELS, HOSPITALS, SyntheticMedVQA
+from fedbench.data.questions.synthetic_medvqa import HOSPITALS, LABELS, SyntheticMedVQA
 
 
 def table() -> list[q.Question]:
@@ -29,7 +29,8 @@ def table() -> list[q.Question]:
 
 def arrays(questions: list[q.Question]):
     known = q.vocabulary([x.question for x in questions])
-    return q.question_arrays(questions, np.zeros((3, 1, 4, 4), np.uint8), lambda t: q.tokenize_words(t, known, 6), ["a", "b"], "x")
+    pictures = np.zeros((3, 1, 4, 4), np.uint8)
+    return q.question_arrays(questions, pictures, lambda t: q.tokenize_words(t, known, 6), ["a", "b"], "x")
 
 
 def test_answers_are_each_silos_own() -> None:

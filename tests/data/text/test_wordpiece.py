@@ -111,5 +111,5 @@ def test_without_the_library_there_is_one_sentence(vocab: Path, monkeypatch: pyt
 
 
 def test_a_length_without_room_is_refused(vocab: Path) -> None:
-    with pytest.raises(ConfigError, match="dataset.tokens=1 must be at least 2"):
+    with pytest.raises(ConfigError, match=r"dataset\.tokens=1 must be at least 2"):
         tokenize(["a"], vocab, 1)

@@ -181,11 +181,11 @@ USES = {  # a use of each, and what it prints; run: a finished run
     "report": (["run", "--format", "csv"], "method,"),
     "paper": (["pgfed_table1_cifar"], "cells are not run"),
     "figures": (["run", "--out", "drawn"], "figure: drawn"),
-    "export": (["run", "--client", "0", "--out", "c.pt"], "c.pt: state_dict of client 0, 650 numbers"),
+    "export": (["run", "--client", "0", "--out", "c.pt"], "c.pt: state_dict of client 0, 650 values"),
     "partition": (["partition.num_clients=3", "dataset.subset=0.2"], "3 clients, "),
     "check": (["partition=iid", "--only", "a_seed_repeats"], "a_seed_repeats"),
     "synthesize": (["--run", "gone"], "gone"),
-    "fid": (["dataset=digits", "--network", "random"], "no extra pictures"),
+    "fid": (["dataset=digits", "--network", "random"], "there are no extra images"),
     "contours": (["run"], "run is a run of task=classification"),
     "pages": (["write", "page", "run"], "page/README.md"),
 }
@@ -304,8 +304,8 @@ OWN_USES = {  # what a use prints with --config-dir, and without it
     "partition": (["partition=halves", "dataset.subset=0.1"], "partition.seed=7", "partition=halves"),
     "check": (["algorithm=mine", "--only", "a_seed_repeats"], "a_seed_repeats", "conf/algorithm has"),
     "contours": (["run"], "task=classification", NAME_IT),
-    "fid": (["--network", "run"], "no extra pictures", NAME_IT),
-    "synthesize": (["--run", "run"], "not of classification", NAME_IT),
+    "fid": (["--network", "run"], "there are no extra images", NAME_IT),
+    "synthesize": (["--run", "run"], "is a run of task=classification: choose a run of task=denoising", NAME_IT),
 }
 
 

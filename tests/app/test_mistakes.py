@@ -362,12 +362,12 @@ def test_a_device_is_written_to_and_not_replaced(
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        *(("export", ["run", "--client", text], f"must be the number of a client, a whole number >= 0, got {text!r}")
+        *(("export", ["run", "--client", text], f"must be the index of a client, an integer >= 0, got {text!r}")
           for text in ("x", "1.5", "", "9" * 30)),
-        ("export", ["run", "--client", "-1"], "must be the number of a client, a whole number >= 0, got '-1'"),
+        ("export", ["run", "--client", "-1"], "must be the index of a client, an integer >= 0, got '-1'"),
         ("export", ["run", "--client", "0", "--client", "1"], "--client is given twice"),
         ("export", ["run", "--client", "4"], "client 4 is not among the 4 clients, which are 0 to 3"),
-        ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out is where --client N goes"),
+        ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out is the file of --client N: add --client N"),
         ("export", ["run", "--client", "0", "--out", "x", "--predictions", "x"], "--out and --predictions are both x"),
         ("export", ["run", "--client", "0", "=3"], "'=3' has no key"),
         ("export", ["plain", "--client", "0"], "plain"),
@@ -375,10 +375,10 @@ def test_a_device_is_written_to_and_not_replaced(
         ("partition", ["hydra.run.dir=x"], "hydra.run.dir=x has no effect here: it is for"),
         ("partition", ["algorithm=[a,b]"], "algorithm=[a,b] is a list"),
         ("partition", ["seed=1", "seed=2"], "seed is given twice"),
-        ("partition", ["--figure", "picture"], "its suffix says in which form it is drawn"),
+        ("partition", ["--figure", "picture"], "--figure picture must end in one of .png"),
         ("partition", ["--figure", "x.png", "--out", "x.png"], "--out and --figure are both x.png"),
         ("fid", ["--network", ""], "neither inception nor random"),
-        ("fid", ["--network", "random", "--weights", "plain"], "--weights plain are of --network inception"),
+        ("fid", ["--network", "random", "--weights", "plain"], "--weights plain is for --network inception, not for random"),
         ("fid", ["--network", "random", "=3"], "'=3' has no key"),
         ("report", ["run", "--paper", ""], "--paper '' names nothing"),
         ("report", ["run", "--metric", ""], "--metric '' names nothing"),

@@ -1,4 +1,4 @@
-"""fedbench: federated and personalized federated learning experiments, every client a row of a matrix."""
+"""fedbench: experiments in federated and personalized federated learning.  Each client is a row of a matrix."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Runs", "load", "run", "sweep"]
 __version__ = "0.1.0"
-_FOUND_IN = {"run": "commands", "sweep": "commands", "load": "commands", "Run": "runs", "Runs": "runs"}
+_MODULES = {"run": "commands", "sweep": "commands", "load": "commands", "Run": "runs", "Runs": "runs"}
 
 
 def __getattr__(name: str) -> Any:
-    """What notebooks call (docs/notebooks.md), imported when it is first asked for: ``import fedbench`` stays light."""
-    if name not in _FOUND_IN:
+    """Import a name of the Python interface (docs/notebooks.md) at first use, so that ``import fedbench`` is fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedbench' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedbench.api.{_FOUND_IN[name]}"), name)
+    return getattr(importlib.import_module(f"fedbench.api.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m fedbench`` (fedbench/commands.py)."""
+"""``python -m fedbench``, which calls fedbench/commands.py."""
 
 from fedbench.commands import main
 

@@ -15,28 +15,32 @@ from fedbench.core.options import require
 
 @command
 def main(argv: list[str]) -> int:
-    """Run a command line (default: the process's).
+    """Run a command line.
 
-    Returns the exit status: 0 done, 1 a run failed, 2 a mistake in the command, 130 interrupted.
+    Args:
+        argv: The arguments.  None: those of the process.
+
+    Returns:
+        The exit status: 0 for success, 1 if a run failed, 2 for a mistake in the command, 130 if interrupted.
     """
     if argv and argv[0] in SUBCOMMANDS:
         if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # the console script, too, finds modules in the working directory
+            sys.path.append(os.getcwd())  # the console script should also find modules there
         module, _ = SUBCOMMANDS[argv[0]]
         return importlib.import_module(f"fedbench.{module}").main(argv[1:])
     if {"-h", "--help"} & set(argv):
         print(requested_help(argv), flush=True)
         return 0
-    check_subcommand(argv)
+    _check_subcommand(argv)
     with gc_pause.paused():
-        from fedbench.app.launch import launch  # Hydra: half a second that --help need not pay
+        from fedbench.app.launch import launch  # imports Hydra, which --help does not need
 
         return launch(argv)
 
 
-def check_subcommand(argv: list[str]) -> None:
-    """Refuse a misspelt subcommand; the name of an option is refused later, with its group."""
-    word = argv[0] if argv else ""
-    is_option = any(word in group_options(group) for group in GROUPS)
-    hint = nearest(word, SUBCOMMANDS) if word.isidentifier() and not is_option else ""
-    require(not hint, f"{word} is no subcommand:{hint}")
+def _check_subcommand(argv: list[str]) -> None:
+    """Refuse a misspelled subcommand.  A value of a group without the group (``mlp``) is refused later."""
+    name = argv[0] if argv else ""
+    is_group_value = any(name in group_options(group) for group in GROUPS)
+    suggestion = nearest(name, SUBCOMMANDS) if name.isidentifier() and not is_group_value else ""
+    require(not suggestion, f"{name} is not a subcommand:{suggestion}")

@@ -241,7 +241,7 @@ def test_the_help_lists_the_subcommands(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_misspelt_subcommand_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reprot", "sweeps"]) == 2
-    assert capsys.readouterr().err == "fedbench: reprot is no subcommand: did you mean report or export?\n"
+    assert capsys.readouterr().err == "fedbench: reprot is not a subcommand: did you mean report or export?\n"
 
 
 @pytest.mark.parametrize("name", ["report", pytest.param("export", marks=pytest.mark.slow)])

@@ -1,14 +1,13 @@
-"""A frozen open_clip model, seen as what prompt learning needs: text features of contexts, features of images.
+"""A frozen open_clip model for prompt learning: text features of contexts, and features of images.
 
-Both towers are held once, outside every row, in evaluation mode (batch norm included).
+The towers are stored once, outside of all rows, in evaluation mode (including batch norm).
 
-The text tower runs from embeddings: a class's sequence is SOS, context, name, ".", EOT, with the context's tokens in
-the place of placeholders.  Two things make it cheap, neither changes the result: the attention is causal, so positions
-behind the last EOT are cut off, and what stands before the class name (SOS and the context) is the same for all
-classes, so it runs once for all of them.
+The text tower reads embeddings.  The sequence of a class is SOS, context, name, ".", EOT, where the tokens of the
+context replace placeholders.  Two shortcuts do not change the result.  Attention is causal, so positions after the
+last EOT are not computed.  SOS and context are the same for all classes, so they are computed once.
 
 Letters: A contexts (clients), C classes, l context tokens, d width of the text tower, D joint dimension, p positions
-common to all classes, S the others, h heads, M image tokens.
+common to all classes, S other positions, h heads, M image tokens.
 """
 
 from __future__ import annotations
@@ -32,50 +31,65 @@ from fedbench.models._torchscript import is_torchscript, read_torchscript
 from fedbench.nn.stream import Stream
 
 log = logging.getLogger(__name__)
-NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # in OpenAI's files
-PLACEHOLDER = "X"  # one token, as CoOp writes the context before it is replaced
-Layer = Callable[[str, Tensor], Tensor]  # (name, x [A, ...]) -> what that layer gives
+NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # entries of OpenAI's files
+PLACEHOLDER = "X"  # a word of one token, which CoOp replaces by a token of the context
+Layer = Callable[[str, Tensor], Tensor]  # (name of a layer, its inputs [A, ...]) -> its outputs
 
 
 class TextTower:
-    """Text features of C classes as a function of a context of `length` tokens.
+    """Text features of C classes as a function of a context.
 
-    Source: CoOp (Zhou et al., IJCV 2022), unified context in front of the class name.
+    Source: CoOp (Zhou et al., IJCV 2022), unified context before the class name.
+
+    Args:
+        clip: An open_clip model.
+        tokenize: Its tokenizer.
+        class_names: Names of the classes.
+        length: l, tokens of the context.
+
+    Raises:
+        ConfigError: The prompt is too long for the tower.
     """
 
     def __init__(self, clip: Any, tokenize: Any, class_names: Sequence[str], length: int):
         self.clip = clip
         self.blocks = nn.ModuleList(TextBlock(block) for block in clip.transformer.resblocks)
-        self._plain = dict(self.blocks.named_modules())
+        self._layers = dict(self.blocks.named_modules())
         names = [name.replace("_", " ") for name in class_names]
         tokens = tokenize([" ".join([PLACEHOLDER] * length + [name]) + "." for name in names])  # [C, 77]
-        eot = tokens.argmax(1)  # EOT has the largest number
-        self.length, self.total = length, int(eot.max()) + 1
+        eot = tokens.argmax(1)  # EOT is the largest token
+        self.length = length
+        self.total = int(eot.max()) + 1  # positions to compute
         longest = 1 + length + max(len(tokenize.encode(name)) for name in names) + 2
         require(
             longest <= tokens.shape[1],
-            f"model.context={length}: with the longest class name the prompt takes "
-            f"{longest} tokens, and model.backbone reads {tokens.shape[1]}",
+            f"model.context={length}: with the longest class name, the prompt has {longest} tokens, but "
+            f"model.backbone reads {tokens.shape[1]}: lower model.context",
         )
         self.common = 1 + length  # p: SOS and the context
         embedded = embed(clip, tokens[:, : self.total])  # [C, L, d]
-        self.sos, self.tail = embedded[0, :1], embedded[:, self.common :]  # [1, d], [C, S, d]
+        self.sos = embedded[0, :1]  # [1, d]
+        self.tail = embedded[:, self.common :]  # [C, S, d]
         self.eot = eot - self.common  # [C]
 
     def to(self, device: torch.device | str) -> TextTower:
-        """Move the tower and its constants; returns itself."""
+        """Move the tower and its constants, and return the tower."""
         self.clip.to(device)
         self.blocks.to(device)
         self.sos, self.tail, self.eot = (t.to(device) for t in (self.sos, self.tail, self.eot))
         return self
 
     def __call__(self, contexts: Tensor, layer: Layer | None = None) -> Tensor:
-        """L2-normalized text features of contexts [..., l, d].  # [..., C, D]
+        """Return L2-normalized text features.
 
-        layer(name, x): what gives the output of a layer of `blocks`, in place of that layer; its inputs have the
-        contexts' first axis.
+        Args:
+            contexts: Contexts, [..., l, d].
+            layer: Computes the layers of `blocks` by name, on inputs [A, ...].  None: the layers of the backbone.
+
+        Returns:
+            Features, [..., C, D].
         """
-        layer = layer or self._layer
+        layer = layer or self._backbone_layer
         A, C = contexts.shape[:-2].numel(), len(self.tail)
         P = contexts.reshape(A, self.length, -1)  # [A, l, d]
         head = torch.cat([self.sos.expand(A, 1, -1), P], 1)  # [A, p, d]
@@ -88,12 +102,11 @@ class TextTower:
         x = self.clip.ln_final(tail.gather(2, at)[:, :, 0])  # [A, C, d]
         return F.normalize(project(x, self.clip.text_projection), dim=-1).view(*contexts.shape[:-2], C, -1)
 
-    def _layer(self, name: str, x: Tensor) -> Tensor:
-        """What the backbone's own layer gives: what every step asks for is found in a dictionary."""
-        return self._plain[name](x)
+    def _backbone_layer(self, name: str, x: Tensor) -> Tensor:
+        return self._layers[name](x)
 
     def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """One pre-norm residual block on the common positions [A, p, d] and the classes' own [A, C, S, d]."""
+        """Compute block i on the common positions [A, p, d] and the other positions of each class [A, C, S, d]."""
         a, b = self._attention(i, layer(f"{i}.norm1", head), layer(f"{i}.norm1", tail), layer)
         head, tail = head + layer(f"{i}.scale1", a), tail + layer(f"{i}.scale1", b)
         a, b = (layer(f"{i}.mlp", layer(f"{i}.norm2", x)) for x in (head, tail))
@@ -101,7 +114,7 @@ class TextTower:
         return layer(f"{i}.end", head), layer(f"{i}.end", tail)
 
     def _attention(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Causal self-attention over p common positions followed, for each class, by S of its own."""
+        """Compute causal self-attention over p common positions followed by S positions of each class."""
         (A, p, d), (_, C, S, _), h = head.shape, tail.shape, cast(TextBlock, self.blocks[i]).heads
         parts = layer(f"{i}.qkv", head).chunk(3, -1)
         q, k, v = (t.view(A, p, h, -1).transpose(1, 2) for t in parts)  # [A, h, p, d/h]
@@ -119,9 +132,11 @@ class TextTower:
 
 
 class TextBlock(nn.Module):
-    """The layers of a block of open_clip's text tower, as PyTorch's own kinds, which adapters and rules know.  They are
-    the block's own parameters.  qkv and attn are before and behind the attention itself, so that what adapts the
-    sublayer attn adapts what attention gives."""
+    """The layers of a block of open_clip's text tower, as layers of PyTorch that adapters support.
+
+    They share the parameters of the block.  `qkv` and `attn` are the projections before and after attention, so an
+    adapter of `attn` changes the output of attention.
+    """
 
     def __init__(self, block: Any):
         super().__init__()
@@ -149,20 +164,20 @@ def _layer_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
 
 
 def project(x: Tensor, projection: Any) -> Tensor:
-    """The last map into the joint space: a matrix, a linear layer or nothing."""
+    """Map features to the joint space by a matrix, a linear layer or the identity (None)."""
     if projection is None:
         return x
     return projection(x) if isinstance(projection, nn.Module) else x @ projection
 
 
 def embed(clip: Any, tokens: Tensor) -> Tensor:
-    """Token embeddings on the CPU, wherever the model, which all runs of a process share, is by now.  # [..., d]"""
+    """Return token embeddings on the CPU; all runs of a process share the model, on any device.  # [..., d]"""
     table = clip.token_embedding.weight
     return table.detach()[tokens.to(table.device)].float().cpu()
 
 
 def joint_width(clip: Any) -> int:
-    """D, of what text features are projected to."""
+    """Return D, the size of projected text features."""
     last = clip.text_projection
     if last is None:
         return clip.positional_embedding.shape[1]
@@ -170,8 +185,7 @@ def joint_width(clip: Any) -> int:
 
 
 class ImageTower:
-    """Image features of a frozen open_clip model: `pooled` [n, D] as encode_image gives them, and feature-map tokens
-    [n, M, D] brought into the joint space by the map that makes the pooled feature.  None is normalized here."""
+    """Image features of a frozen open_clip model, not normalized."""
 
     def __init__(self, clip: Any):
         self.clip = clip
@@ -180,18 +194,18 @@ class ImageTower:
 
     @torch.no_grad()
     def pooled(self, images: Tensor) -> Tensor:
-        """images [n, 3, size, size], normalized.  # [n, D]"""
+        """Return the features of encode_image for normalized images [n, 3, size, size].  # [n, D]"""
         return self.clip.encode_image(images)
 
     @torch.no_grad()
     def with_tokens(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """pooled [n, D] and tokens [n, M, D]."""
+        """Return pooled features [n, D], and tokens of the feature map in the joint space [n, M, D]."""
         visual = self.clip.visual
         return _convolutional(visual, images) if hasattr(visual, "attnpool") else _transformer(visual, images)
 
 
 def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention pool of a ResNet, asked for all positions of the feature map instead of their mean's alone."""
+    """Apply the attention pool of a ResNet with the mean and all positions of the feature map as queries."""
     x = visual.stem(images)
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         x = layer(x)
@@ -206,11 +220,11 @@ def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The patch tokens of a ViT behind its last norm, projected as the class token is."""
+    """Return the class token and the patch tokens of a ViT after its last norm, projected."""
     require(
         visual.attn_pool is None and not visual.final_ln_after_pool and visual.pool_type == "tok",
-        "this backbone pools its patches otherwise than by a class token: algorithms that read image tokens need "
-        "a ResNet or a ViT of CLIP's kind",
+        "model.backbone does not pool patches by a class token: algorithms that read image tokens need a ResNet or a "
+        "ViT of CLIP",
     )
     pooled, tokens = pooled_and_tokens(visual, images)
     return project(pooled, visual.proj), project(tokens, visual.proj)
@@ -227,23 +241,23 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
         cache_dir: Folder of downloaded weights.
 
     Raises:
-        ConfigError: The weights were trained with QuickGELU and the backbone lacks it: its features would be wrong.
+        ConfigError: The model or the weights do not exist or do not fit, for example if only one has QuickGELU.
     """
     import open_clip
 
     open_clip.add_model_config(Path(__file__).with_name("tiny-clip.json"))
-    known = open_clip.list_models()
+    names = open_clip.list_models()
     require(
-        backbone in known,
-        f"model.backbone={backbone} is no open_clip model: e.g. RN50-quickgelu, "
-        f"ViT-B-16-quickgelu, tiny-clip, or another of the {len(known)} that open_clip.list_models() names",
+        backbone in names,
+        f"model.backbone={backbone} is not a model of open_clip: use RN50-quickgelu, ViT-B-16-quickgelu, tiny-clip, or "
+        f"another of the {len(names)} models of open_clip.list_models()",
     )
     _check_weights(open_clip, backbone, pretrained)
     archive = Path(pretrained) if pretrained is not None and is_torchscript(Path(pretrained)) else None
     if archive is not None:
-        _check_activation(open_clip, backbone, str(archive), True)
+        _check_activation(open_clip, backbone, str(archive), needs_quick_gelu=True)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # random weights are the same in every run
+        torch.manual_seed(0)  # so that random weights are equal in all runs
         try:
             if archive is None:
                 clip = open_clip.create_model(backbone, pretrained=pretrained, cache_dir=cache_dir)
@@ -261,7 +275,7 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
 
 
 def frozen(clip: Any) -> Any:
-    """The model ready to be read only; refused where its text tower is not CLIP's."""
+    """Return a model in evaluation mode without gradients; refuse one whose text tower is not that of CLIP."""
     transformer = getattr(clip, "transformer", None)
     fits = (
         transformer is not None
@@ -269,7 +283,7 @@ def frozen(clip: Any) -> Any:
         and clip.attn_mask is not None
         and all(isinstance(getattr(b, "attn", None), nn.MultiheadAttention) for b in transformer.resblocks)
     )
-    require(fits, "this backbone's text tower is not CLIP's causal transformer, which prompts are learned for")
+    require(fits, "model.backbone: prompts need the causal text transformer of CLIP, which this model does not have")
     return clip.eval().requires_grad_(False)
 
 
@@ -287,22 +301,23 @@ def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> Non
         return
     require(
         pretrained in tags,
-        f"model.pretrained={pretrained} is neither a file nor weights that open_clip knows for "
-        f"{backbone}: {', '.join(tags) or 'it knows none'}",
+        f"model.pretrained={pretrained} is neither a file nor weights of open_clip for {backbone}: "
+        f"{', '.join(tags) or 'open_clip has none'}",
     )
     config = open_clip.get_pretrained_cfg(backbone, pretrained) or {}
-    _check_activation(open_clip, backbone, pretrained, bool(config.get("quick_gelu", False)))
+    _check_activation(open_clip, backbone, pretrained, needs_quick_gelu=bool(config.get("quick_gelu")))
 
 
-def _check_activation(open_clip: Any, backbone: str, pretrained: str, wanted: bool) -> None:
-    """Refuse weights trained with another activation than that of the backbone.  wanted: QuickGELU."""
-    has = bool((open_clip.get_model_config(backbone) or {}).get("quick_gelu", False))
-    other = f"{backbone}-quickgelu" if wanted else backbone.removesuffix("-quickgelu")
-    advice = f"use {other}" if other in open_clip.list_models() else "use the backbone that they are of"
+def _check_activation(open_clip: Any, backbone: str, pretrained: str, needs_quick_gelu: bool) -> None:
+    """Refuse weights that were trained with another activation than that of the backbone."""
+    has_quick_gelu = bool((open_clip.get_model_config(backbone) or {}).get("quick_gelu", False))
+    other = f"{backbone}-quickgelu" if needs_quick_gelu else backbone.removesuffix("-quickgelu")
+    advice = f"use {other}" if other in open_clip.list_models() else "use the backbone of these weights"
     require(
-        wanted == has,
-        f"model.pretrained={pretrained} was trained {'with' if wanted else 'without'} QuickGELU and "
-        f"model.backbone={backbone} is {'with' if has else 'without'} it, so its features would be wrong: {advice}",
+        needs_quick_gelu == has_quick_gelu,
+        f"model.pretrained={pretrained} was trained {'with' if needs_quick_gelu else 'without'} QuickGELU, but "
+        f"model.backbone={backbone} is {'with' if has_quick_gelu else 'without'} it, so its features would be wrong: "
+        f"{advice}",
     )
 
 
@@ -313,7 +328,7 @@ def _openai_state(path: Path) -> dict[str, Tensor]:
 
 
 def digest(module: nn.Module) -> str:
-    """A hash of a module's weights, for caches of what it computes."""
+    """Return a hash of the weights of a module, for caches of its outputs."""
     sha = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         sha.update(name.encode())

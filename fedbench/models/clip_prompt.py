@@ -1,11 +1,11 @@
-"""A prompt for a frozen CLIP: the row is the context of l token embeddings in front of the class names.
+"""A prompt for a frozen CLIP: the row is the context, l token embeddings before the class names.
 
-CoOp (Zhou et al., IJCV 2022); with federated averaging PromptFL (Guo et al., 2023).  logits = s <g(x), text(P)_c>,
-both features L2-normalized, s = exp(logit_scale) of the backbone.  Any algorithm trains it: Local is CoOp, FedAvg is
+CoOp (Zhou et al., IJCV 2022); with federated averaging PromptFL (Guo et al., 2023).  logits = s <g(x), text(P)_c> with
+L2-normalized features and s = exp(logit_scale) of the backbone.  Any algorithm can train it: Local is CoOp, FedAvg is
 PromptFL.
 
-Neither tower learns, so image features are computed once, before the first round (`prepare`), and kept on disk; the
-federation then holds features where it held images.
+The towers are not trained.  Image features are therefore computed once, before the first round (`prepare`), and stored
+on disk.  The federation has features instead of images.
 """
 
 from __future__ import annotations
@@ -38,24 +38,32 @@ from fedbench.nn.traced_graph import missing_layer_message
 
 log = logging.getLogger(__name__)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-ENCODED_AT_ONCE = 64  # images in one pass of the frozen tower
-SMALLEST_CROP = 0.08  # of the area, torchvision's RandomResizedCrop
+ENCODER_BATCH = 64  # images in one pass of the frozen tower
+MIN_CROP = 0.08  # of the area, as in torchvision's RandomResizedCrop
 
 
 class CLIPPrompt(MoveListener):
-    """Parameters shared [n_shared, d] and own [l - n_shared, d], the context; both learn.  [B, D] -> [B, C].
+    """A learned context of a frozen CLIP.  Image features [B, D] -> [B, C].
 
-    backbone, pretrained: of open_clip, a checkpoint file, or null for random weights; tiny-clip with
-    pretrained=digits is pre-trained here, on first use (pretraining_seed).
-    context: l, drawn from N(0, 0.02^2); init: words that the context starts from instead (they set l).
-    shared: how many of the first tokens are the base, the rest being the head; null: half.
-    augment: of training images: none; cached_views: one of `views` random crops and flips made beforehand; live: anew
-    at every visit, by the frozen tower in every step.
-    norm: clip | official, whether images are scaled by CLIP's mean and std, or (before the resize) by those that are
-    usual for the data set.
+    The parameters `shared` [n_shared, d] and `own` [l - n_shared, d] are the context.
+
+    Args:
+        data_dir: Folder of weights and image features.
+        backbone: Model of open_clip.
+        pretrained: A tag of open_clip, a checkpoint file, or null for random weights.  tiny-clip with digits is
+            pre-trained on first use.
+        context: l, tokens of the context, initially from N(0, 0.02^2).
+        init: Words whose embeddings are the initial context instead; they determine l.
+        shared: Number of first tokens that are the base.  The others are the head.  null: half.
+        augment: Of training images: none; cached_views: one of `views` random crops and flips, computed before
+            training; live: a new one in every step, which the frozen tower encodes.
+        views: Number of cached views.
+        norm: Scaling of images: clip, by CLIP's mean and standard deviation; official, by those of the data set,
+            before resizing.
+        pretraining_seed: Seed of the pre-training of tiny-clip.
     """
 
-    computed_once = ("blocks.*",)  # layers that read the class names: their outputs are the same for all samples
+    computed_once = ("blocks.*",)  # layers that read the class names, with the same outputs for all samples
 
     def __init__(
         self,
@@ -76,30 +84,37 @@ class CLIPPrompt(MoveListener):
         pretraining_seed: NonNegativeInt = 0,
     ):
         super().__init__()
-        clip, tokenize = (
-            pretrain(data_dir, pretraining_seed)
-            if (backbone, pretrained) == (TINY, "digits")
-            else towers.load(backbone, pretrained, data_dir)
-        )
-        self._clip, self.tokenize = (clip,), tokenize  # in a tuple: no submodule, no part of the row
+        if (backbone, pretrained) == (TINY, "digits"):
+            clip, tokenize = pretrain(data_dir, pretraining_seed)
+        else:
+            clip, tokenize = towers.load(backbone, pretrained, data_dir)
+        self._clip = (clip,)  # in a tuple, so that it is not a submodule and not in the row
+        self.tokenize = tokenize
         self.class_names = [str(c) for c in range(num_classes)] if class_names is None else list(class_names)
-        self.num_classes, self.reads, self.data_dir = num_classes, tuple(reads), data_dir
-        self.template, self.augment, self.views, self.norm = template, augment, views, norm
+        self.num_classes = num_classes
+        self.reads = tuple(reads)
+        self.data_dir = data_dir
+        self.template = template
+        self.augment = augment
+        self.views = views
+        self.norm = norm
         words = None if init is None else towers.embed(clip, tokenize([init])[0])
         self.length = context if init is None else int(tokenize([init]).argmax()) - 1
-        self.width, self.scale = clip.positional_embedding.shape[1], float(clip.logit_scale.exp())
+        self.width = clip.positional_embedding.shape[1]
+        self.scale = float(clip.logit_scale.exp())
         P = 0.02 * torch.randn(self.length, self.width) if words is None else words[1 : 1 + self.length].clone()
         n = self.length // 2 if shared is None else shared
-        require(n <= self.length, f"model.shared={n} is more than the {self.length} tokens of the context")
-        self.shared, self.own = nn.Parameter(P[:n].clone()), nn.Parameter(P[n:].clone())
+        require(n <= self.length, f"model.shared={n} must be at most {self.length}, the tokens of the context")
+        self.shared = nn.Parameter(P[:n].clone())
+        self.own = nn.Parameter(P[n:].clone())
         self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length)
         self.dim = towers.joint_width(clip)  # D
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
-        self._layers: tuple[BatchedLayers, ...] = ()  # what calls those that adapters change; in a tuple: no submodule
+        self._layers: tuple[BatchedLayers, ...] = ()  # calls adapted layers; in a tuple, as _clip
         self._views: Tensor | None = None  # [images with views, V, ...]
         self._scaling: tuple[Tensor, Tensor] | None = None  # for norm=official
-        self._from_bytes = True  # whether images are bytes (or those / 255)
+        self._from_bytes = True  # whether images are uint8, or these / 255
 
     @property
     def clip(self) -> Any:
@@ -107,12 +122,12 @@ class CLIPPrompt(MoveListener):
         return self._clip[0]
 
     def on_move(self) -> None:
-        """Move the text tower along, which is no submodule."""
+        """Move the text tower, which is not a submodule."""
         self.tower.to(self.shared.device)
 
     # -- text --------------------------------------------------------------------------------------------
     def context(self, named: dict[str, Tensor]) -> Tensor:
-        """The prompts among a model's named parameters.  # [..., l, d]"""
+        """Return the context from named parameters.  # [..., l, d]"""
         return torch.cat([named["shared"], named["own"]], -2)
 
     def text(
@@ -122,33 +137,48 @@ class CLIPPrompt(MoveListener):
         batched: bool = False,
         context: ForwardContext | None = None,
     ) -> Tensor:
-        """L2-normalized text features of prompts [..., l, d]; remembered where no gradient is wanted, since an
-        evaluation asks for the same ones batch after batch.  # [..., C, D]
+        """Return L2-normalized text features of prompts.
 
-        params, batched, context: as `run` has them, of which a tower that is adapted takes its layers' numbers.
+        Without gradients, the last result is cached, because an evaluation uses the same prompts for all batches.
+
+        Args:
+            prompts: Contexts, [..., l, d].
+            params: Parameters of adapted layers, as in `run`.
+            batched: As in `run`.
+            context: As in `run`.
+
+        Returns:
+            Features, [..., C, D].
         """
-        context, params = context or ForwardContext(), params if params is not None and self._layers else {}
+        context = context or ForwardContext()
+        params = params if params is not None and self._layers else {}
 
         def layer(name: str, x: Tensor) -> Tensor:
             return self._layers[0].apply(f"blocks.{name}", x, params, batched, context)
 
-        own = [prompts, *(p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen)]
+        adapted = [p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen]
+        tensors = [prompts, *adapted]
         tower = functools.partial(self.tower, prompts, layer if params else None)
-        if context.observes_layers or (torch.is_grad_enabled() and any(t.requires_grad for t in own)):
+        if context.observes_layers or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return tower()
         last, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
-        if last is not None and features is not None and _begins_with(last, own, prompts.dim() > 2):
+        if last is not None and features is not None and _begins_with(last, tensors, batched=prompts.dim() > 2):
             return features[: len(prompts)] if prompts.dim() > 2 else features
         with torch.no_grad():
             features = tower()
-        self._last.of, self._last.text = [t.detach().clone() for t in own], features
+        self._last.of, self._last.text = [t.detach().clone() for t in tensors], features
         return features
 
     def expose(self) -> list[str]:
-        """Hold the text tower's layers as submodules, `blocks.0.qkv` and so on, for an adapter; the prompt learns
-        beside it.  They share the backbone's numbers, but each run may say which of them learn."""
-        twin = {id(p): nn.Parameter(p.detach(), False) for p in self.tower.blocks.parameters()}
-        self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, twin)
+        """Make the layers of the text tower submodules (`blocks.0.qkv` ...), so that an adapter can change them.
+
+        They share the values of the backbone, but each run has its own parameters that can be trained.
+
+        Returns:
+            Names of the parameters that are trained with any adapter.
+        """
+        shared_values = {id(p): nn.Parameter(p.detach(), False) for p in self.tower.blocks.parameters()}
+        self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, shared_values)
         self._layers = (BatchedLayers(self),)
         return ["shared", "own"]
 
@@ -157,8 +187,8 @@ class CLIPPrompt(MoveListener):
         return {"block": ("blocks.*.end",)}
 
     def templated(self, template: str) -> Tensor:
-        """L2-normalized text features of the class names in a plain template, "a photo of a {}.".  # [C, D]"""
-        require("{}" in template, f"algorithm.template={template!r} has no {{}} where the class name goes")
+        """Return L2-normalized text features of the class names in a template such as "a photo of a {}.".  # [C, D]"""
+        require("{}" in template, f"algorithm.template={template!r} must have {{}} for the class name")
         texts = [template.format(name.replace("_", " ")) for name in self.class_names]
         with torch.no_grad():
             return self.clip.encode_text(self.tokenize(texts).to(self.shared.device), normalize=True)
@@ -167,42 +197,50 @@ class CLIPPrompt(MoveListener):
     def run(
         self, params: dict[str, Tensor], inputs: tuple, batched: bool, context: ForwardContext, until: str | None = None
     ) -> Tensor:
-        """Logits of one prompt [l, d] on [B, D], or of k prompts on [k, B, D]."""
+        """Return logits of one prompt [l, d] on [B, D], or of k prompts [k, l, d] on [k, B, D]."""
         if until is not None:
             raise ConfigError(missing_layer_message(until))
         text = self.text(self.context(params), params, batched, context)
         return self.scale * self.image(inputs[0]) @ text.transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the one prompt on image features [B, D].  # [B, C]"""
-        return self.run(dict(self.named_parameters()), (x,), False, ForwardContext())
+        """Return logits [B, C] on image features [B, D]."""
+        return self.run(dict(self.named_parameters()), (x,), batched=False, context=ForwardContext())
 
     # -- images ------------------------------------------------------------------------------------------
     def image(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-        """L2-normalized image features of a batch.  # [..., D]"""
+        """Return L2-normalized image features of a batch.  # [..., D]"""
         return inputs["image"] if isinstance(inputs, dict) else inputs
 
     def tokens(self, inputs: dict[str, Tensor]) -> Tensor:
-        """L2-normalized feature-map tokens of a batch, for algorithms with reads = ("tokens",).  # [..., M, D]"""
+        """Return L2-normalized tokens of the feature map, for algorithms with reads = ("tokens",).  # [..., M, D]"""
         return inputs["tokens"]
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
-        """Normalized features of images as the tower wants them [n, 3, size, size]."""
+        """Return L2-normalized features of images [n, 3, size, size] that `fit` returned, by name."""
         if "tokens" not in self.reads:
             return {"image": F.normalize(self.images.pooled(images), dim=-1)}
         pooled, tokens = self.images.with_tokens(images)
         return {"image": F.normalize(pooled, dim=-1), "tokens": F.normalize(tokens, dim=-1)}
 
     def fit(self, images: Tensor) -> Tensor:
-        """Images [n, channels, H, W], bytes, or bytes / 255, or floats that are scaled already, at the tower's size and
-        in its scale.
+        """Crop, resize and scale images for the tower.
 
         norm=official scales first and then resizes bilinearly, as the prompt papers' code does for CIFAR.
+
+        Args:
+            images: Images [n, channels, H, W]: uint8, or these / 255, or floats that are already scaled.
+
+        Returns:
+            Images, [n, 3, size, size].
         """
-        size, official = self.images.size, self.norm == "official" and self._scaling is not None
-        x, side = images.float() / 255 if images.dtype == torch.uint8 else images, min(images.shape[-2:])
-        top, left = (images.shape[-2] - side) // 2, (images.shape[-1] - side) // 2
-        x = x[..., top : top + side, left : left + side].expand(-1, 3, -1, -1)  # a centre square
+        size = self.images.size
+        official = self.norm == "official" and self._scaling is not None
+        x = images.float() / 255 if images.dtype == torch.uint8 else images
+        side = min(images.shape[-2:])
+        top = (images.shape[-2] - side) // 2
+        left = (images.shape[-1] - side) // 2
+        x = x[..., top : top + side, left : left + side].expand(-1, 3, -1, -1)  # the center square
         if official:
             x = self._scaled(x, *self._scaling)  # type: ignore
         if x.shape[-2:] != (size, size):
@@ -218,12 +256,19 @@ class CLIPPrompt(MoveListener):
         return (x - mean.to(x).view(-1, 1, 1)) / std.to(x).view(-1, 1, 1)
 
     def cropped(self, images: Tensor, draws: Tensor) -> Tensor:
-        """torchvision's RandomResizedCrop and horizontal flip.  images [n, ch, H, W], draws [n, 5] in [0, 1)."""
+        """Apply torchvision's RandomResizedCrop and a random horizontal flip, and `fit`.
+
+        Args:
+            images: Images, [n, channels, H, W].
+            draws: Random numbers in [0, 1), [n, 5].
+        """
         from torchvision.transforms.v2.functional import resized_crop
 
-        rows, cols, size, out = images.shape[-2], images.shape[-1], self.images.size, []
+        rows, cols = images.shape[-2:]
+        size = self.images.size
+        crops = []
         for image, (area, ratio, top, left, flip) in zip(images, draws.tolist()):
-            area = (SMALLEST_CROP + (1 - SMALLEST_CROP) * area) * rows * cols
+            area = (MIN_CROP + (1 - MIN_CROP) * area) * rows * cols
             ratio = (3 / 4) ** (1 - 2 * ratio)  # log-uniform in [3/4, 4/3]
             h, w = min(rows, round((area / ratio) ** 0.5)), min(cols, round((area * ratio) ** 0.5))
             x = resized_crop(
@@ -236,12 +281,12 @@ class CLIPPrompt(MoveListener):
                 interpolation=3,
                 antialias=True,
             )
-            out.append(x.flip(-1) if flip < 0.5 else x)
-        return self.fit(torch.stack(out))
+            crops.append(x.flip(-1) if flip < 0.5 else x)
+        return self.fit(torch.stack(crops))
 
-    # -- what the federation holds ---------------------------------------------------------------------------
+    # -- features for the federation -------------------------------------------------------------------------
     def prepare(self, arrays: Arrays, split: Split, device: torch.device) -> Arrays:
-        """The data set with its images replaced by their features, for the samples that some client has."""
+        """Return the data set with image features as inputs, for the samples of the clients."""
         images = arrays.images
         if images is None:
             raise ConfigError("model=clip_prompt needs images [channels, height, width]")
@@ -250,8 +295,7 @@ class CLIPPrompt(MoveListener):
             scaling = arrays.published_scaling or (arrays.mean, arrays.std)
             require(
                 images.dtype == np.uint8 and scaling[0] is not None,
-                "model.norm=official scales by the data set's "
-                "own mean and deviation, and this one says none: use model.norm=clip",
+                "model.norm=official needs uint8 images and the mean and std of the data set: use model.norm=clip",
             )
             self._scaling = torch.tensor(scaling[0]), torch.tensor(scaling[1])
         self._from_bytes = images.dtype == np.uint8
@@ -265,22 +309,22 @@ class CLIPPrompt(MoveListener):
         return replace(arrays, inputs=inputs if len(inputs) > 1 else inputs["image"], mean=None, std=None)
 
     def _features(
-        self, images: Any, used: np.ndarray, what: str, view: Callable, device: torch.device
+        self, images: Any, used: np.ndarray, purpose: str, view: Callable, device: torch.device
     ) -> dict[str, np.ndarray]:
-        """Features [n, ...] of the used images, zero elsewhere; kept on disk."""
+        """Return features [n, ...] of the images at indices used, and zeros for others; they are cached on disk."""
         sha = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
-        if isinstance(images, np.memmap):  # its name has a hash of what it was made of
+        if isinstance(images, np.memmap):  # its name has a hash of its content
             sha.update(f"{images.filename}".encode() + used.tobytes())
         else:
             for at in np.array_split(used, max(1, len(used) // 1024)):
                 sha.update(np.ascontiguousarray(images[at]).tobytes())
-        key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), what, sha.hexdigest())
+        key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), purpose, sha.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
-            log.info("image features: %s images through the frozen tower, once", f"{len(used):,}")
+            log.info("computing features of %s images with the frozen tower (once)", f"{len(used):,}")
             parts = []
-            for start in range(0, len(used), ENCODED_AT_ONCE):
-                at = used[start : start + ENCODED_AT_ONCE]
+            for start in range(0, len(used), ENCODER_BATCH):
+                at = used[start : start + ENCODER_BATCH]
                 x = torch.from_numpy(np.ascontiguousarray(images[at])).to(device)
                 parts.append({n: t.cpu().numpy() for n, t in self.encode(view(x, at)).items()})
             return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
@@ -292,7 +336,7 @@ class CLIPPrompt(MoveListener):
         return whole
 
     def _make_views(self, images: Any, used: np.ndarray, device: torch.device) -> np.ndarray:
-        """Cache `views` random views of the training images; returns each image's row among them (0 elsewhere)."""
+        """Cache `views` random views of the training images; return the row of each image in the cache, else 0."""
         made: list[dict[str, np.ndarray]] = []
         for v in range(self.views):
 
@@ -309,29 +353,29 @@ class CLIPPrompt(MoveListener):
         return row
 
     def training_view(self, x: Any, random: RowRandom) -> Any:
-        """What a training batch shows: features of random views.  Leading axes [k, B]."""
+        """Return features of random views of a training batch.  # [k, B, ...]"""
         if self.augment == "none":
             return self.evaluation_view(x)
         if self.augment == "cached_views":
             at = x["view"]  # [k, B]
             drawn = (random.uniform(at.shape[1]) * self.views).long()
-            return self._plain({n: t[at, drawn] for n, t in self._views.items()})  # type: ignore
+            return self._unwrap({n: t[at, drawn] for n, t in self._views.items()})  # type: ignore
         pixels = x["pixels"]
         draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)
         features = self.encode(self.cropped(pixels.flatten(0, 1), draws))
-        return self._plain({n: t.unflatten(0, pixels.shape[:2]) for n, t in features.items()})
+        return self._unwrap({n: t.unflatten(0, pixels.shape[:2]) for n, t in features.items()})
 
     def evaluation_view(self, x: Any) -> Any:
-        """What any other batch shows: the features of the whole images."""
-        return x if self.augment == "none" else self._plain({n: t for n, t in x.items() if n in ("image", "tokens")})
+        """Return the features of whole images for a batch of an evaluation."""
+        return x if self.augment == "none" else self._unwrap({n: t for n, t in x.items() if n in ("image", "tokens")})
 
     @staticmethod
-    def _plain(features: dict[str, Tensor]) -> Any:
+    def _unwrap(features: dict[str, Tensor]) -> Any:
         return features if len(features) > 1 else features["image"]
 
 
 def _begins_with(last: Sequence[Tensor], tensors: Sequence[Tensor], batched: bool) -> bool:
-    """Whether what was remembered is these tensors, or, if batched, begins with them."""
+    """Return whether the cached tensors are equal to these, or, if batched, begin with them."""
     n = len(tensors[0]) if batched else None
     return len(last) == len(tensors) and all(
         a.dim() == b.dim() and a[:n].shape == b.shape and torch.equal(a[:n], b) for a, b in zip(last, tensors)

@@ -136,7 +136,7 @@ def test_a_context_of_words_starts_as_the_plain_template():
 
 
 def test_a_template_needs_a_place_for_the_name():
-    with pytest.raises(ConfigError, match=r"algorithm.template='a photo' has no \{\}"):
+    with pytest.raises(ConfigError, match=r"algorithm.template='a photo' must have \{\}"):
         module().templated("a photo")
 
 
@@ -146,21 +146,21 @@ def test_shared_tokens_are_the_first_ones():
         (5, 0),
         (0, 5),
     ]
-    with pytest.raises(ConfigError, match=r"model.shared=6 is more than the 5 tokens"):
+    with pytest.raises(ConfigError, match=r"model.shared=6 must be at most 5"):
         module(shared=6)
 
 
 def test_a_context_too_long_for_the_backbone_is_refused():
-    with pytest.raises(ConfigError, match=r"model.context=40.*takes 45 tokens, and model.backbone reads 32"):
+    with pytest.raises(ConfigError, match=r"model.context=40.*has 45 tokens, but model.backbone reads 32"):
         CLIPPrompt((3, 8, 8), 4, NAMES, backbone="tiny-clip", pretrained=None, context=40)
 
 
 @pytest.mark.parametrize(
     ("backbone", "pretrained", "said"),
     [
-        ("RN51", None, "model.backbone=RN51 is no open_clip model"),
+        ("RN51", None, "model.backbone=RN51 is not a model of open_clip"),
         ("RN50", "openai", "use RN50-quickgelu"),
-        ("ViT-B-16-quickgelu", "laion2b_s34b_b88k", "neither a file nor weights that open_clip knows"),
+        ("ViT-B-16-quickgelu", "laion2b_s34b_b88k", "neither a file nor weights of open_clip"),
         ("ViT-B-16", "here/there.pt", "model.pretrained=here/there.pt is neither a file nor weights"),
     ],
 )
@@ -239,7 +239,7 @@ def test_official_scaling_is_the_sets_own_and_before_the_resize(tmp_path: Path):
     x = F.interpolate(x, (32, 32), mode="bilinear", align_corners=False)
     wanted = F.normalize(towers.load("tiny-clip", None)[0].encode_image(x), dim=-1)
     torch.testing.assert_close(f.inputs[:1], wanted, rtol=1e-4, atol=1e-5)  # type: ignore
-    with pytest.raises(ConfigError, match=r"model.norm=official scales by the data set's own"):
+    with pytest.raises(ConfigError, match=r"model.norm=official needs uint8 images"):
         build.federation(config(tmp_path, "model.norm=official"), pictures(np.float32), split_of(SIZES), CPU)
 
 

@@ -99,7 +99,7 @@ def test_openais_file_is_read(
 def test_its_activation_is_quick_gelu(backbone: str, tmp_path: Path) -> None:
     archive(tmp_path / "ViT-B-16.pt", backbone)
     plain = backbone.removesuffix("-quickgelu")
-    words = rf"was trained with QuickGELU and model\.backbone={plain} is without it, .*: use {backbone}$"
+    words = rf"was trained with QuickGELU, but model\.backbone={plain} is without it, .*: use {backbone}$"
     with pytest.raises(ConfigError, match=words):
         towers.load(plain, str(tmp_path / "ViT-B-16.pt"))
 

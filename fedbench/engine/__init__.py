@@ -1,1 +1,1 @@
-"""The cohort engine: clients as rows, local steps, gradients, executors, processes, what is sent and kept."""
+"""The engine: cohorts of clients, their data, local training, gradients, optimizers, executors and processes."""

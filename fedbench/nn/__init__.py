@@ -1,1 +1,1 @@
-"""Modules on rows: a model as one row of numbers, and its forward and backward pass for many clients at once."""
+"""Models whose parameters are rows, and their forward and backward passes for several clients at once."""

@@ -55,7 +55,7 @@ IDS = np.array([4, 0, 5, 2])  # unsorted, not all
 TEST = (3, 12, 0, 6, 8, 1)  # client 2 has nothing to be tested on
 
 
-def build(model: str = "chain", plan: str = "vmap", **options) -> Engine:
+def build(model: str = "linear", plan: str = "vmap", **options) -> Engine:
     make, shape = MODELS[model]
     arrays, split = ragged(shape=shape, test=TEST)
     return engine(arrays, split, seeded(make), plan=plan, **{"eval_batch": 8, **options})
@@ -73,7 +73,7 @@ def samples(e: Engine, client: int, split: str = "train", drop_last: bool = Fals
 
 
 def reference(e: Engine, row: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient (0 for buffers), loss and logits of the module with this row, in evaluation mode."""
+    """Return gradient (0 for buffers), loss and logits of the module with this row, in evaluation mode."""
     module = copy.deepcopy(e.model.module)
     module.load_state_dict(e.model.state_dict(row), strict=False)
     logits = module(x)
@@ -103,7 +103,7 @@ def test_gradient_and_loss_over_a_split(model: str, plan: str) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_gradient_over_full_batches_only(plan: str) -> None:
-    """drop_last: floor(n_i / B) B samples, in the order of the client's list; B = min(5, n_i)."""
+    """With drop_last, the first floor(n_i / B) B samples of a client count, where B = min(5, n_i)."""
     e = build(plan=plan)
     g, f = Cohort(e, IDS, 0).gradient(spread(e), drop_last=True)
     for j, i in enumerate(IDS):
@@ -113,8 +113,8 @@ def test_gradient_over_full_batches_only(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_losses_of_many_candidates(plan: str) -> None:
-    """rows [K, M, P] -> [K, M]: FedFomo weighs M models on the data of every client."""
+def test_losses_of_several_rows_for_each_client(plan: str) -> None:
+    """Rows [K, M, P] have losses [K, M], as in FedFomo."""
     e = build(plan=plan)
     cohort = Cohort(e, IDS, 0)
     rows = torch.stack([spread(e), spread(e) + 0.1, spread(e).flip(0)], dim=1)
@@ -128,7 +128,7 @@ def test_losses_of_many_candidates(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("model", ["chain", "batch norm", "mapped"])
+@pytest.mark.parametrize("model", ["linear", "batch norm", "vmap only"])
 def test_forward_over_a_split(model: str, plan: str) -> None:
     e = build(model, plan)
     cohort, rows = Cohort(e, IDS, 0), spread(e)
@@ -142,8 +142,8 @@ def test_forward_over_a_split(model: str, plan: str) -> None:
             close(expanded[j], shared[j])
 
 
-def test_forward_of_a_methods_own_function_on_a_bag() -> None:
-    """A dict of rows, one of them shared, is cut as one; features are tensors like any other."""
+def test_forward_of_a_function_of_a_dict_of_rows() -> None:
+    """One of the rows is shared by all clients.  The results are features."""
     for plan in PLANS:
         e = build(plan=plan)
         cohort, rows = Cohort(e, IDS, 0), spread(e)
@@ -157,7 +157,7 @@ def test_forward_of_a_methods_own_function_on_a_bag() -> None:
             close(z[j], e.model.features(rows[j], samples(e, i)[0]) * (j + 1) + 1)
 
 
-def test_a_split_that_nobody_has() -> None:
+def test_an_empty_split() -> None:
     e = build()
     cohort, rows = Cohort(e, IDS, 0), spread(e)
     g, f = cohort.gradient(rows, "val")
@@ -166,14 +166,14 @@ def test_a_split_that_nobody_has() -> None:
     assert [len(z) for z in cohort.forward(rows[0], split="val")] == [0] * 4
 
 
-def test_nobody_at_all() -> None:
+def test_an_empty_cohort() -> None:
     e = build()
     nobody = Cohort(e, np.empty(0, np.int64), 0)
     assert nobody.gradient(e.model.init_row())[0].shape == (0, e.model.size)
     assert nobody.forward(e.model.init_row()) == []
 
 
-def test_evaluation_blocks_do_not_matter() -> None:
+def test_results_do_not_depend_on_the_size_of_blocks() -> None:
     small, large = build("batch norm", eval_batch=2), build("batch norm", eval_batch=1000)
     rows = spread(small)
     for a, b in zip(Cohort(small, IDS, 0).gradient(rows), Cohort(large, IDS, 0).gradient(rows)):
@@ -182,8 +182,8 @@ def test_evaluation_blocks_do_not_matter() -> None:
         close(a, b)
 
 
-def test_a_row_of_all_clients_is_evaluated_in_batches_of_its_own() -> None:
-    """Whose samples may be of several clients, as nothing is padded; gradients keep theirs."""
+def test_a_shared_row_is_evaluated_in_larger_batches() -> None:
+    """These contain samples of several clients.  Gradients use batches of each client."""
     e, seen = build(eval_batch=2), []
 
     def fn(model: FlatModel, rows: Tensor, x: Tensor) -> Tensor:
@@ -205,18 +205,18 @@ def test_a_row_of_all_clients_is_evaluated_in_batches_of_its_own() -> None:
     ("device", "sample_bytes", "expected"),
     [("cpu", 256, 1024), ("cpu", 3 * 32 * 32 * 4, 128), ("cuda", 256, 16384), ("cuda", 3 * 32 * 32 * 4, 512)],
 )
-def test_small_inputs_are_evaluated_many_at_once(device: str, sample_bytes: int, expected: int) -> None:
+def test_blocks_of_small_inputs_are_larger(device: str, sample_bytes: int, expected: int) -> None:
     assert shared_evaluation_batch(torch.device(device), sample_bytes) == expected
 
 
 # -- who and how much ------------------------------------------------------------------------------------
-def test_rows_are_evaluated_as_many_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_blocks_depends_on_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     e = build()
     monkeypatch.setattr(evaluate, "SLICE_BYTES", 2 * 4 * e.model.size)
     assert [s.tolist() for s in evaluate.slices(e, IDS[:3])] == [[4, 0], [5]]
 
 
-def test_weights_and_numbers() -> None:
+def test_weights_and_numbers_of_samples() -> None:
     cohort = Cohort(build(), IDS, 3)
     n = torch.tensor([18.0, 7, 9, 12])
     equal(cohort.num_samples, n)
@@ -225,7 +225,7 @@ def test_weights_and_numbers() -> None:
     assert (cohort.round, cohort.rounds, cohort.num_clients) == (3, 4, 6)
 
 
-def test_all_clients_are_on_the_cohorts_account() -> None:
+def test_bytes_of_all_clients_count_for_the_cohort() -> None:
     e = build()
     cohort = Cohort(e, IDS, 3)
     whole = cohort.all_clients()
@@ -236,7 +236,7 @@ def test_all_clients_are_on_the_cohorts_account() -> None:
     close(whole.train(e.model.init_row()).theta[IDS], cohort.train(e.model.init_row()).theta)
 
 
-def test_keyed_draws_of_a_method() -> None:
+def test_random_numbers_of_a_method_are_keyed() -> None:
     e = build()
     cohort, other = Cohort(e, IDS, 0), Cohort(e, IDS[:2], 0)
     equal(cohort.random("x").normal(3)[:2], other.random("x").normal(3))
@@ -245,8 +245,8 @@ def test_keyed_draws_of_a_method() -> None:
     assert cohort.generator("y").integers(1 << 30) != cohort.generator("z").integers(1 << 30)
 
 
-def test_exchanges_are_metered_and_pass_values() -> None:
-    """Bytes of float32: 4 clients; a broadcast counts once per client, rows as they are."""
+def test_bytes_of_messages() -> None:
+    """A broadcast of float32 values counts once for each of 4 clients."""
     cohort = Cohort(build(), IDS, 0)
     w, rows = torch.zeros(10), torch.arange(12.0).view(4, 3)
     assert cohort.broadcast(w=w).w is w
@@ -264,7 +264,7 @@ def test_exchanges_are_metered_and_pass_values() -> None:
             send(w=w)
 
 
-def test_training_is_counted() -> None:
+def test_steps_and_samples_of_a_training_are_counted() -> None:
     e = build(epochs=2)
     cohort = Cohort(e, IDS, 0)
     out = cohort.train(e.model.init_row())
@@ -279,8 +279,8 @@ def test_training_is_counted() -> None:
 @pytest.mark.parametrize(
     "make, share", [(FedAvg, 1), (Ditto, 1), (PerFedAvg, 1 / 2), (partial(PerFedAvg, "hf"), 1 / 3)]
 )
-def test_methods_that_read_a_sample_twice_count_it_once(make: Callable[[], Algorithm], share: float) -> None:
-    """Images per second are those of the updates: 12 samples of each of four clients."""
+def test_a_second_pass_over_samples_does_not_count(make: Callable[[], Algorithm], share: float) -> None:
+    """Images per second count the 12 samples of each of four clients once."""
     arrays, split = ragged((12,) * 4)
     e = engine(arrays, split, mlp(), batch_size=2, columns=HEAD)
     algorithm = make()
@@ -291,8 +291,8 @@ def test_methods_that_read_a_sample_twice_count_it_once(make: Callable[[], Algor
 
 
 # -- mistakes that must not stay hidden ------------------------------------------------------------------
-def test_the_training_loss_is_of_those_who_trained() -> None:
-    """Clients without a sample of a split take no step: they are no losses of 0 in the mean."""
+def test_the_training_loss_is_that_of_clients_with_steps() -> None:
+    """Clients without samples take no step, and do not count as a loss of 0 in the mean."""
     e = build()
     e.federation.splits["some"] = Ragged.from_lists(
         [np.arange(3) if i in (0, 4) else np.empty(0, np.int64) for i in range(len(SIZES))]
@@ -318,7 +318,7 @@ def test_a_closure_over_the_cohorts_rows_is_found(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_loss_that_is_not_finite_names_client_and_round(plan: str) -> None:
+def test_a_loss_that_is_not_finite_is_an_error(plan: str) -> None:
     e = replace(build(plan=plan), optimizer=SGD(lr=0.1))
     start = e.model.init_row().expand(4, -1).clone()
     start[2] = float("inf")
@@ -327,15 +327,15 @@ def test_a_loss_that_is_not_finite_names_client_and_round(plan: str) -> None:
     assert issubclass(RunError, ConfigError)
 
 
-def test_a_step_that_blows_up_is_found_though_its_loss_was_finite() -> None:
+def test_parameters_that_are_not_finite_are_an_error() -> None:
     e = replace(build(), optimizer=SGD(lr=3e38))
     with pytest.raises(RunError, match=r"round 1"):
         Cohort(e, IDS, 0).train(e.model.init_row(), how=LocalTraining(steps=1))
 
 
 @pytest.mark.parametrize("task, sign", [("squares", 1), ("affine", 1), ("affine", -1)])
-def test_a_loss_beyond_every_scale_has_diverged_though_it_is_finite(task: str, sign: int) -> None:
-    """From 1e8 on, in either direction; not before."""
+def test_a_loss_of_1e8_has_diverged(task: str, sign: int) -> None:
+    """The sign does not matter."""
 
     def loss_of(value: float) -> float:
         target = sign * (value if task == "affine" else (2 * value) ** 0.5)
@@ -350,7 +350,7 @@ def test_a_loss_beyond_every_scale_has_diverged_though_it_is_finite(task: str, s
 
 
 def test_rows_are_not_shared_between_trainings() -> None:
-    """What a training returned stays as it is while the next one runs."""
+    """A training does not change the results of the previous one."""
     e = build()
     cohort = Cohort(e, IDS, 0)
     one = cohort.train(e.model.init_row())
@@ -363,8 +363,8 @@ def test_rows_are_not_shared_between_trainings() -> None:
     equal(g, kept_g)
 
 
-def test_batches_are_those_of_the_key() -> None:
-    """Two trainings of a round share their batches, or differ on purpose; rounds differ."""
+def test_batches_depend_on_the_key() -> None:
+    """Two trainings of a round with one key have the same batches.  Other keys and rounds have others."""
     e = build()
 
     def seen(round: int, key: str) -> list:
@@ -414,8 +414,8 @@ RATES = [0.05, 0.2, 0.01, 0.1, 0.3, 0.15]
 
 
 def personal(method: str, lr: float | list[float], plan: str) -> Tensor:
-    """What clients IDS hold after a round (SCAFFOLD: their c_i; Per-FedAvg: one step from the initial row)."""
-    e = replace(build("chain", plan), optimizer=SGD(lr=lr))
+    """Return the states of clients IDS after a round (SCAFFOLD: c_i; Per-FedAvg: one step from the initial row)."""
+    e = replace(build("linear", plan), optimizer=SGD(lr=lr))
     a = make(compose([f"algorithm={method}"]).algorithm)
     a.setup(e.federation, e.model, e.rows)
     if method != "per_fedavg":
@@ -441,7 +441,7 @@ def test_a_client_with_its_own_hyperparameter_trains_as_if_all_had_it(method: st
     values, ids = [0.0, 3.0, 1.0, 0.5, 2.0, 4.0], np.sort(IDS)
 
     def trained(value: float | list[float]) -> Tensor:
-        e, seen = build("chain", plan, epochs=3), []
+        e, seen = build("linear", plan, epochs=3), []
         a = make({**compose([f"algorithm={method}"]).algorithm, option: value})
         a.setup(e.federation, e.model, e.rows)
         a.check(e.federation, e.model, e.optimizer)
@@ -480,7 +480,7 @@ def test_a_list_of_rates_is_one_for_each_client() -> None:
         check(compose(["optimizer.lr=[0.1,-1]"]))
 
 
-def test_an_engine_stays_as_it_is() -> None:
+def test_fields_of_an_engine_cannot_be_set() -> None:
     e = build()
     with pytest.raises(FrozenInstanceError):
         e.rounds = 2  # type: ignore[misc]
@@ -489,7 +489,7 @@ def test_an_engine_stays_as_it_is() -> None:
 
 
 # -- means ---------------------------------------------------------------------------------------------------
-def test_means_are_weighted_by_samples_or_by_none() -> None:
+def test_means_are_weighted_by_samples_or_uniform() -> None:
     e, uniform = build(), build(client_weights="uniform")
     n = e.federation.num_samples[IDS]
     rows, by_samples = torch.randn(4, 3), torch.from_numpy(n / n.sum()).float()
@@ -500,7 +500,7 @@ def test_means_are_weighted_by_samples_or_by_none() -> None:
     close(Cohort(e, IDS, 0).sum(rows), rows.sum(0))
 
 
-def test_a_mean_of_groups_is_that_of_their_clients() -> None:
+def test_means_of_groups() -> None:
     cohort, rows = Cohort(build(), IDS, 0), torch.randn(4, 3)
     groups = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 0, 0]])  # [M, K]
     means = cohort.mean(rows, groups=groups)
@@ -510,8 +510,8 @@ def test_a_mean_of_groups_is_that_of_their_clients() -> None:
     equal(means[2], torch.zeros(3))
 
 
-def test_a_mean_of_matrices_is_taken_over_clients() -> None:
-    """Uploads [K, a, b], with a = K, where a matrix product would take another axis."""
+def test_a_mean_of_matrices_is_over_clients() -> None:
+    """Uploads are [K, a, b] with a = K, where a matrix product could use the wrong axis."""
     cohort = Cohort(build(), IDS, 0)
     uploads = torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(0))
     close(cohort.mean(uploads), (cohort.weights[:, None, None] * uploads).sum(0))
@@ -554,8 +554,8 @@ def test_forward_of_some_samples(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_forward_in_blocks_puts_every_sample_in_its_place(plan: str) -> None:
-    """Blocks of 2 of clients with 0 to 12 samples, each client with a row of its own."""
+def test_forward_in_blocks_keeps_the_order_of_samples(plan: str) -> None:
+    """Blocks have 2 samples, clients have 0 to 12 samples and different rows."""
     ids = np.arange(len(TEST))
     rows = torch.stack([(1 + i) * build().model.init_row() for i in ids.tolist()])
     whole, blocks = (Cohort(build(plan=plan, eval_batch=size), ids, 0).forward(rows) for size in (12, 2))

@@ -1,4 +1,4 @@
-"""How the work is cut changes nothing but time and memory."""
+"""Executors: results do not depend on chunks, threads or memory, and `auto` selects the fastest plan."""
 
 import threading
 import time
@@ -19,24 +19,24 @@ from fedbench.simulation import autotune, build
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 6, 100])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_chunks_and_threads_do_not_matter(chunk: int, workers: int) -> None:
+def test_results_do_not_depend_on_chunks_and_threads(chunk: int, workers: int) -> None:
     close(work(make(plan=Plan("any", chunk, workers, 1))), work(make()))
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_kind_of_model_under_every_plan(model: str, plan: str) -> None:
+def test_all_plans_agree_for_each_kind_of_model(model: str, plan: str) -> None:
     close(work(make(model, plan)), work(make(model)), 5e-5)
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_plan_repeats_itself_bit_for_bit(plan: str) -> None:
+def test_a_plan_has_the_same_bits_in_each_run(plan: str) -> None:
     equal(work(make(plan=plan)), work(make(plan=plan)))
 
 
 # -- out of memory ---------------------------------------------------------------------------------------
 def limited(monkeypatch: pytest.MonkeyPatch, most: int, kind: type[Exception] = torch.OutOfMemoryError) -> list[int]:
-    """Let a forward pass of more than `most` clients run out of memory, on the way through a chunk."""
+    """Let each forward pass of more than `most` clients raise an out-of-memory error."""
     real, failed, calls = ForwardPass.apply, [], [0]
 
     def apply(self, params, inputs, many, call, until=None):
@@ -53,7 +53,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, most: int, kind: type[Exception] = 
 
 @pytest.mark.parametrize("plan", ["vmap", "threaded pairs"])
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
-def test_out_of_memory_halves_the_chunk_and_changes_nothing(
+def test_out_of_memory_divides_the_chunk(
     plan: str, kind: type[Exception], caplog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = work(make())
@@ -67,7 +67,7 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing(
 
 @pytest.mark.parametrize("what", ["gradient", "loss", "forward"])
 def test_out_of_memory_in_the_middle_of_a_split(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first block of 8 samples went well, the second does not: it is not counted twice."""
+    """The first block of 8 samples, before the error, does not count twice."""
 
     def compute() -> torch.Tensor:
         e = make()
@@ -80,7 +80,7 @@ def test_out_of_memory_in_the_middle_of_a_split(what: str, monkeypatch: pytest.M
     assert failed
 
 
-def test_later_rounds_start_with_the_chunk_that_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_rounds_use_the_smaller_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = limited(monkeypatch, 3)
     e = make()
     all_clients(e).train(e.model.init_row())
@@ -90,14 +90,14 @@ def test_later_rounds_start_with_the_chunk_that_fitted(monkeypatch: pytest.Monke
     assert len(failed) == once
 
 
-def test_a_single_client_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_client_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 0)
     e = make()
     with pytest.raises(RunError, match=r"single client.*local.batch_size"):
         work(e)
 
 
-def test_other_errors_are_not_swallowed() -> None:
+def test_other_errors_are_raised() -> None:
     for plan in PLANS:
         with pytest.raises(ZeroDivisionError):
             e = make(plan=plan)
@@ -105,7 +105,7 @@ def test_other_errors_are_not_swallowed() -> None:
 
 
 # -- plans -----------------------------------------------------------------------------------------------
-def test_jobs_cover_everybody_once() -> None:
+def test_jobs_cover_each_client_once() -> None:
     for plan in [*PLANS.values(), Plan("x", 4, 2, 1), Plan("x", 100, 3, 1)]:
         executor, seen = Executor(plan, CPU), []
         executor.run(lambda a, b, seen=seen: seen.append((a, b)), 9)
@@ -146,8 +146,8 @@ def test_candidates() -> None:
     assert str(Plan("vmap", 0, 1, 1)) == "vmap: all clients a chunk, 1 at a time, 1 intra-op thread(s)"
 
 
-def test_a_stored_plan_of_an_earlier_release() -> None:
-    """A key that named the form of convolutions is ignored; one that a later release adds gets its default."""
+def test_the_plan_of_a_checkpoint_of_an_earlier_release() -> None:
+    """Unknown keys are ignored, and missing ones have their default."""
     stored = {"name": "vmap", "chunk": 3, "workers": 1, "intra": 1, "convolution": "unfold"}
     assert Plan.from_state(stored) == Plan("vmap", 3, 1, 1)
 
@@ -178,8 +178,8 @@ class Clock:
         return cls(monkeypatch, seconds)
 
 
-def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice is stored as a plan, and leaves no trace in the results."""
+def test_auto_selects_and_logs_the_fastest_plan(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is stored, and results do not depend on it."""
     Clock.steady(monkeypatch, 0.001)
     caplog.set_level("INFO", "fedbench")
     e = make()
@@ -190,8 +190,8 @@ def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPa
     equal(work(e), work(make(plan=Plan("threads", 1, 2, 1))))
 
 
-def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The faster plan is held up when it is first tried, for more than four times what the other one takes a step."""
+def test_auto_times_each_plan_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process delays the first trial of the faster plan."""
 
     def seconds(calls: list) -> float:
         names = [name for name, *_ in calls]
@@ -205,8 +205,8 @@ def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("step", [0.001, 0.05, 0.3, 1.0, 2.0, 30.0])
-def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten seconds, and two steps of one client from which that is known; the faster plan is found all the same."""
+def test_timing_has_a_time_limit(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is ten seconds and two steps of one client.  The faster plan is still found."""
     clock, e = Clock.steady(monkeypatch, step), make(rounds=100_000)
     e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
@@ -220,14 +220,14 @@ def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyP
         ]
 
 
-def test_a_short_run_is_timed_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of what its steps will take, of which there are 4 x 17."""
+def test_timing_of_a_short_run_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a tenth of the time of the 4 x 17 steps of the run."""
     clock, e = Clock.steady(monkeypatch, 0.3), make(rounds=4)
     e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and clock.now <= 0.1 * 4 * 17 * 0.3 + 2 * 0.3
 
 
-def test_what_was_not_timed_is_said(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_timing_is_logged(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level("INFO", "fedbench")
     Clock.steady(monkeypatch, 30.0)
     e = make()
@@ -236,7 +236,7 @@ def test_what_was_not_timed_is_said(caplog, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_executor_sets_the_threads_before_it_runs_anything():
-    """The first product of a resumed run is the server's, not the executor's: it must be summed the same way."""
+    """The server computes first in a resumed run, and its sums depend on the number of threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -248,7 +248,7 @@ def test_an_executor_sets_the_threads_before_it_runs_anything():
 
 # -- threads ---------------------------------------------------------------------------------------------
 def in_steps(executor: Executor, steps: list[int], begun: threading.Event) -> None:
-    """Go through ten minutes of steps, as a job that nobody stops would."""
+    """Run steps for ten minutes, unless the executor stops the job."""
     for t in range(60_000):
         executor.raise_if_stopped()
         steps.append(t)
@@ -263,7 +263,7 @@ def test_threads_begin_with_the_first_chunk() -> None:
     executor.close()
 
 
-def test_a_failure_ends_the_other_threads_at_their_step() -> None:
+def test_a_failure_stops_the_other_threads_after_their_step() -> None:
     executor, begun, steps = Executor(Plan("threads", 1, 2, 1), CPU), threading.Event(), []
 
     def job(a: int, b: int) -> None:
@@ -283,7 +283,7 @@ def test_a_failure_ends_the_other_threads_at_their_step() -> None:
     executor.close()
 
 
-def test_the_first_failure_in_time_is_raised() -> None:
+def test_the_earliest_failure_is_raised() -> None:
     executor = Executor(Plan("threads", 1, 2, 1), CPU)
 
     def job(a: int, b: int) -> None:
@@ -301,7 +301,7 @@ def test_the_first_failure_in_time_is_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("can't start new thread")])
-def test_an_interrupt_leaves_no_thread_running(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_stops_all_threads(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, begun, steps = Executor(Plan("threads", 1, 2, 1), CPU), threading.Event(), []
     real = executor_module.wait
 

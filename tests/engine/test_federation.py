@@ -1,4 +1,4 @@
-"""The data of a federation: scaled once, augmented by key, held out, masked, in one or several inputs."""
+"""The data of a federation: normalization, augmentation, held-out samples, class masks and several inputs."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def images(**more) -> Federation:
     return Federation.build(arrays_of(x, rng.integers(0, 3, 24), 3, **more), split_of(SIZES), CPU, **options)
 
 
-def test_facts() -> None:
+def test_properties() -> None:
     f = images()
     assert f.num_clients == 3 and f.num_samples.tolist() == list(SIZES) and f.input_shape == (2, 4, 4)
     counts = f.label_counts
@@ -34,7 +34,7 @@ def test_facts() -> None:
     assert f.counts("test").sum() == 12 and f.domains is None and f.class_mask is None
 
 
-def test_images_are_stored_as_bytes_and_scaled_when_gathered() -> None:
+def test_images_are_stored_as_bytes_and_normalized_in_batches() -> None:
     mean, std = (0.4, 0.6), (0.2, 0.5)
     f = images(mean=mean, std=std)
     assert f.inputs.dtype == torch.uint8
@@ -52,7 +52,7 @@ def test_images_are_stored_as_bytes_and_scaled_when_gathered() -> None:
     equal(f.inputs, before)
 
 
-def test_features_are_left_as_they_are() -> None:
+def test_float_features_are_not_normalized() -> None:
     arrays, split = ragged(shape=(6,))
     f = Federation.build(arrays, split, CPU)
     equal(f.gather(torch.tensor([3, 4]))[0], torch.from_numpy(arrays.inputs[[3, 4]]))
@@ -105,7 +105,7 @@ def test_crops_are_windows_of_the_padded_image() -> None:
     assert len(places) > 20  # of 25
 
 
-def test_augmentation_is_a_clients_own() -> None:
+def test_augmentation_depends_on_the_key_of_the_client() -> None:
     x = torch.randn(3, 8, 1, 6, 6)
 
     def both(x: Tensor, random: RowRandom) -> Tensor:
@@ -131,7 +131,7 @@ def test_training_augments_by_client_step_and_round_and_evaluation_does_not(plan
     close(torch.cat(all_clients(e).forward(start)), torch.cat(all_clients(plain).forward(start)))
 
 
-def test_every_step_and_round_is_augmented_anew() -> None:
+def test_augmentation_differs_between_steps_and_rounds() -> None:
     arrays, split = ragged(sizes=(6, 6), shape=(1, 6, 6))
     arrays.inputs[:] = arrays.inputs[0]  # one image: batches differ by its crops alone
     e = engine(arrays, split, mlp(36), augment={"crop": 2}, batch_size=6)
@@ -145,8 +145,8 @@ def test_every_step_and_round_is_augmented_anew() -> None:
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
-def test_masks_move_with_their_images() -> None:
-    """A mask that says which pixel is bright says so of the flipped and cropped image too; labels stay."""
+def test_masks_are_augmented_as_their_images() -> None:
+    """A mask of bright pixels is also correct for the flipped and cropped image."""
     x = torch.randn(3, 40, 2, 6, 5)
     y = (x[:, :, 0] > 0).long()  # [k, B, H, W]
     for augment in (Augment(flip=True), Augment(crop=2), Augment(flip=True, crop=2)):
@@ -161,7 +161,7 @@ def test_masks_move_with_their_images() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_training_shows_masks_as_they_moved(plan: str) -> None:
+def test_training_uses_augmented_masks(plan: str) -> None:
     arrays, split = ragged(shape=(1, 6, 6))
     arrays.targets = (arrays.inputs[:, 0] > 0).astype(np.int64)
     arrays.task = "segmentation"
@@ -178,7 +178,7 @@ def test_training_shows_masks_as_they_moved(plan: str) -> None:
     assert (whole[:, 0, 0] == 0).all(-1).any()  # some were cropped
 
 
-def test_augmentation_that_cannot_be_is_refused() -> None:
+def test_wrong_options_of_augmentation_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"dataset.augment: unknown option rotate; its options are flip and crop"):
         images(augment={"rotate": 3})
     arrays, split = ragged(shape=(6,))
@@ -187,7 +187,7 @@ def test_augmentation_that_cannot_be_is_refused() -> None:
 
 
 # -- holding out -----------------------------------------------------------------------------------------
-def test_a_part_is_held_out() -> None:
+def test_a_fraction_is_held_out() -> None:
     arrays, split = ragged(sizes=(10, 3, 2, 1), test=(1,) * 4)
     f, again, other = (Federation.build(arrays, split, CPU) for _ in range(3))
     f.hold_out(0.2), again.hold_out(0.2), other.hold_out(0.2, seed=1)
@@ -201,7 +201,7 @@ def test_a_part_is_held_out() -> None:
     assert f.splits["other half"].sizes.tolist() == [5, 1, 1, 0] and f.splits["held_out"].sizes.tolist() == [2, 1, 1, 0]
 
 
-def test_a_held_out_part_can_be_trained_and_weighed_on() -> None:
+def test_held_out_samples_are_a_split() -> None:
     arrays, split = ragged(sizes=(10, 3, 6))
     e = engine(arrays, split, mlp())
     e.federation.hold_out(0.4)
@@ -216,7 +216,7 @@ def test_a_held_out_part_can_be_trained_and_weighed_on() -> None:
 
 
 # -- class masks and domains -----------------------------------------------------------------------------
-def test_domains_and_masks_are_those_of_a_clients_samples() -> None:
+def test_domains_and_class_masks_of_clients() -> None:
     arrays, split = ragged(sizes=(4, 4, 4), classes=4)
     arrays.domain = np.array([2, 2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1] * 2)
     arrays.domain_names = ["a", "b", "c"]

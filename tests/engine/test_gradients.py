@@ -1,7 +1,6 @@
-"""Recorded gradients: replays read fixed places, and give the rows of the direct computation.
+"""CUDA graphs of gradients: replays read static buffers, and give the rows of the direct computation.
 
-Without CUDA, a recording operation by operation stands for a graph: like one it knows only the tensors that it was
-recorded with, and repeats whatever Python did then.
+On a CPU, a recorder of torch operations replaces CUDA graphs.
 """
 
 import numpy as np
@@ -32,7 +31,7 @@ from fedbench.nn.flat import FlatModel
 
 
 class Recording(TorchDispatchMode):
-    """The operations of a work, to be done again on the tensors of then and on what they made."""
+    """Records operations, to replay them on the same tensors and on their results."""
 
     def __init__(self):
         super().__init__()
@@ -44,18 +43,18 @@ class Recording(TorchDispatchMode):
         return out
 
     def replay(self):
-        made = {}  # id of a tensor of then -> that of now
+        results = {}  # id of a recorded result -> result of the replay
 
-        def now(tensor):
-            return made.get(id(tensor), tensor)
+        def current(tensor):
+            return results.get(id(tensor), tensor)
 
-        for operation, args, kwargs, then in self.calls:
-            out = operation(*tree_map(now, args), **tree_map(now, kwargs))
-            made.update(zip(map(id, tree_leaves(then)), tree_leaves(out)))
+        for operation, args, kwargs, recorded_out in self.calls:
+            out = operation(*tree_map(current, args), **tree_map(current, kwargs))
+            results.update(zip(map(id, tree_leaves(recorded_out)), tree_leaves(out)))
 
 
 def recorded(work):
-    """work as a recording of its operations on the tensors of now."""
+    """Record the operations of a function, and return their replay."""
     with Recording() as recording:
         work()
     return recording.replay
@@ -76,11 +75,11 @@ def test_replays_give_the_direct_rows(model: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("method", [PGFed, Ditto, APFL, lambda: PerFedAvg(mode="hf"), PFedMe])
-def test_methods_do_not_notice(method) -> None:
-    """Several gradients a step, at rows that lie elsewhere, and states beside them."""
+def test_methods_have_the_same_results_with_graphs(method) -> None:
+    """Steps of these methods have several gradients, at other rows than theta, and states."""
     rows = []
     for record in (None, recorded):
-        e = make("chain", "vmap")
+        e = make("linear", "vmap")
         if record:
             e, graphs = replaying(e)
         algorithm = method()
@@ -91,8 +90,8 @@ def test_methods_do_not_notice(method) -> None:
     assert not graphs.disabled and graphs.replays
 
 
-def test_dropout_draws_anew_in_every_step() -> None:
-    """Its seeds are part of what is asked, no number of the recording."""
+def test_dropout_has_new_masks_in_every_step() -> None:
+    """Its keys are an input of the graph."""
 
     def build() -> Engine:
         arrays, split = ragged()
@@ -107,11 +106,11 @@ def test_dropout_draws_anew_in_every_step() -> None:
     assert graphs.replays and not graphs.disabled
 
 
-def test_a_batch_that_all_clients_share_is_not_written_out() -> None:
-    """PGFed's exact objective passes over everybody's samples: they are one tensor, and stay one beside recordings."""
+def test_a_shared_batch_is_not_copied_for_each_client() -> None:
+    """PGFed's exact objective uses the samples of all clients, in one expanded tensor."""
     rows = []
     for record in (False, True):
-        e, graphs = make("chain", "vmap"), None
+        e, graphs = make("linear", "vmap"), None
         if record:
             e, graphs = replaying(e)
         algorithm = PGFedExact(mu=0.1)
@@ -123,33 +122,33 @@ def test_a_batch_that_all_clients_share_is_not_written_out() -> None:
     close(rows[1], rows[0], 5e-5)
 
 
-def test_a_step_copies_only_its_batch_where_rows_are_in_place() -> None:
-    e, graphs = replaying(make("chain"))
+def test_rows_in_a_static_buffer_are_not_copied() -> None:
+    e, graphs = replaying(make("linear"))
     all_clients(e).train(e.model.init_row(), how=LocalTraining(steps=2))
     names = {key[0] for key in graphs.static_buffers}
     assert "chunk" in names and not any(name.startswith("rows") for name in names)
 
 
-def test_finished_clients_fill_up_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few sizes of the active prefix are recorded, and those who have finished stand still."""
+def test_finished_clients_are_computed_and_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are graphs for few numbers of clients."""
     monkeypatch.setattr(cuda_graphs, "NUM_SIZES", 2)
-    e, graphs = replaying(make("chain"))
-    close(work(e), work(make("chain")), 5e-5)
+    e, graphs = replaying(make("linear"))
+    close(work(e), work(make("linear")), 5e-5)
     assert {key.num_clients for key in graphs.replays} == {3, 6}
 
 
-def test_a_larger_chunk_moves_everything() -> None:
-    """What was recorded on places that were too small is forgotten."""
-    e, graphs = replaying(make("chain"))
-    plain = make("chain")
+def test_a_larger_chunk_needs_new_graphs() -> None:
+    """Graphs that use smaller static buffers are removed."""
+    e, graphs = replaying(make("linear"))
+    plain = make("linear")
     for ids in ([0, 1], [0, 1, 2, 3, 4, 5], [2, 3]):
         found = [all_clients(x).subset(np.isin(np.arange(6), ids)).train(x.model.init_row()).theta for x in (e, plain)]
         close(*found)
     assert not graphs.disabled
 
 
-def test_a_replay_that_differs_is_found_and_said(caplog) -> None:
-    """A recording that goes wrong costs speed, never a result."""
+def test_a_wrong_replay_disables_graphs_with_a_warning(caplog) -> None:
+    """The results are then computed directly."""
 
     def broken(work):
         def replay():
@@ -158,22 +157,22 @@ def test_a_replay_that_differs_is_found_and_said(caplog) -> None:
 
         return replay
 
-    e, graphs = replaying(make("chain"), broken)
-    close(work(e), work(make("chain")))
+    e, graphs = replaying(make("linear"), broken)
+    close(work(e), work(make("linear")))
     assert graphs.disabled and "CUDA graphs are off for this run: a replay differs by 0.5" in caplog.text
 
 
-def test_what_cannot_be_recorded_is_computed_directly(caplog) -> None:
+def test_operations_that_cannot_be_recorded_are_computed_directly(caplog) -> None:
     def refuse(work):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    e, graphs = replaying(make("no chain"), refuse)
-    close(work(e), work(make("no chain")))
+    e, graphs = replaying(make("layer norm"), refuse)
+    close(work(e), work(make("layer norm")))
     assert graphs.disabled and "stream is capturing" in caplog.text and "more" not in caplog.text
 
 
-def test_statistics_of_rows_that_are_no_home_come_back() -> None:
-    """A step may differentiate another state: the buffers in it move, as they do without recordings."""
+def test_running_statistics_of_a_state_are_updated() -> None:
+    """A step may compute gradients at a state instead of theta."""
 
     def step(s, batch):
         s.state.other.sub_(0.1 * s.grad(batch, rows=s.state.other))
@@ -185,7 +184,7 @@ def test_statistics_of_rows_that_are_no_home_come_back() -> None:
 
 
 def test_padded_batches_under_batch_norm_keep_their_first_gradient() -> None:
-    """Clients are grouped by batch size there, and a second gradient of a step must not land on the first."""
+    """Clients are grouped by batch size.  A second gradient of a step must not overwrite the first."""
 
     def step(s, batch):
         if not batch.full or s.k == 1:
@@ -203,9 +202,9 @@ def test_padded_batches_under_batch_norm_keep_their_first_gradient() -> None:
     assert max(compared) >= 2 and not graphs.disabled
 
 
-def test_memory_is_given_back_and_taken_again() -> None:
-    e, graphs = replaying(make("chain"))
-    plain = make("chain")
+def test_free_memory_removes_graphs() -> None:
+    e, graphs = replaying(make("linear"))
+    plain = make("linear")
     for x in (e, plain):
         all_clients(x).train(x.model.init_row())
     e.executor.gradients.free_memory()
@@ -213,10 +212,10 @@ def test_memory_is_given_back_and_taken_again() -> None:
     close(work(e), work(plain), 5e-5)
 
 
-def test_what_fills_a_bucket_up_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished client that has diverged says nothing about the recording."""
+def test_finished_clients_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished client may have diverged, which does not make a graph wrong."""
     monkeypatch.setattr(cuda_graphs, "NUM_SIZES", 1)
-    e, graphs = replaying(make("chain"))
+    e, graphs = replaying(make("linear"))
     placed = graphs.to_static_rows(torch.full((6, e.model.size), float("nan")))
     placed[:5] = e.model.init_row()
     graphs.count = 6
@@ -230,14 +229,14 @@ def test_what_fills_a_bucket_up_is_not_compared(monkeypatch: pytest.MonkeyPatch)
     assert graphs.replays and not graphs.disabled
 
 
-def test_recording_leaves_running_statistics_alone() -> None:
+def test_recording_does_not_change_running_statistics() -> None:
     e, _ = replaying(make("batch norm"))
     plain = make("batch norm")
     a, b = (all_clients(x).train(x.model.init_row(), how=LocalTraining(steps=1)).theta for x in (e, plain))
     close(a[:, e.model.trained.size :], b[:, e.model.trained.size :], 1e-6)
 
 
-def test_the_plan_says_which() -> None:
+def test_the_plan_selects_graphs() -> None:
     assert type(Executor(Plan("vmap", 0, 1, 1), torch.device("cpu")).gradients) is DirectGradients
     recording = Plan("vmap", 0, 1, 1, graphs=True)
     assert type(Executor(recording, torch.device("cuda")).gradients) is GraphedGradients

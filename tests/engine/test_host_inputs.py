@@ -33,7 +33,7 @@ def generated(kind: str) -> tuple[Arrays, Split]:
 
 
 def in_files(arrays: Arrays, folder: Path) -> Arrays:
-    """The same inputs, in files that are read only."""
+    """Return the same data set with its inputs in read-only files."""
     parts = {}
     for name, values in arrays.parts().items():
         np.save(folder / f"{name}.npy", values)
@@ -56,13 +56,13 @@ def same(got: Any, wanted: Any) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few steps are loaded at a time."""
+    """Load few steps at a time."""
     monkeypatch.setattr("fedbench.engine.batch.BLOCK_BYTES", 10_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("file", [False, True], ids=["memory", "file"])
-def test_gathered_batches_are_those_of_the_device(kind: str, file: bool, tmp_path: Path) -> None:
+def test_batches_equal_those_of_inputs_on_the_device(kind: str, file: bool, tmp_path: Path) -> None:
     arrays, split = generated(kind)
     device = Federation.build(arrays, split, CPU)
     host = Federation.build(in_files(arrays, tmp_path) if file else arrays, split, CPU, on_host=True)
@@ -84,10 +84,10 @@ def test_gathered_batches_are_those_of_the_device(kind: str, file: bool, tmp_pat
 
 @pytest.mark.parametrize("plan", ["loop", "vmap", "threaded pairs"])
 @pytest.mark.parametrize("augment", [None, {"flip": True, "crop": 1}])
-def test_training_and_evaluation_are_those_of_the_device(
+def test_results_equal_those_of_inputs_on_the_device(
     plan: str, augment: dict | None, tmp_path: Path, small_blocks: None
 ) -> None:
-    """Blocks of several steps, the last shorter; every block gathered ahead is the one that is used."""
+    """Blocks contain several steps, and the last one is shorter."""
     arrays, split = generated("images")
     found = []
     for on_host, a in ((False, arrays), (True, arrays), (True, in_files(generated("images")[0], tmp_path))):
@@ -101,7 +101,7 @@ def test_training_and_evaluation_are_those_of_the_device(
 
 
 def run_in_both(folder: Path, *words: str) -> None:
-    """Two runs from the command line's words: metrics.csv and clients.csv are the same, byte for byte."""
+    """Assert that runs with hardware.data=device and host have the same metrics.csv and clients.csv."""
     plan = ["hardware.device=cpu", "hardware.executor=vmap", "hardware.threads=1", "tracking=disabled"]
     for where in ("device", "host"):
         (folder / where).mkdir()
@@ -110,13 +110,13 @@ def run_in_both(folder: Path, *words: str) -> None:
         assert (folder / "host" / name).read_bytes() == (folder / "device" / name).read_bytes()
 
 
-def test_a_run_on_the_host_has_the_metrics_of_one_on_the_device(tmp_path: Path, small_blocks: None) -> None:
+def test_a_run_has_the_same_metrics_with_inputs_on_the_host(tmp_path: Path, small_blocks: None) -> None:
     words = ["dataset=generated", "dataset.n=200", "dataset.shape=[3,8,8]", "partition.num_clients=4"]
     run_in_both(tmp_path, *words, "dataset.augment={flip: true, crop: 1}", "model=mlp", "algorithm=pgfed", "rounds=3")
 
 
-def test_cifar10_on_the_host_has_the_metrics_of_cifar10_on_the_device(tmp_path: Path, shared_data: Path) -> None:
-    """The first 3,000 images of the file."""
+def test_cifar10_has_the_same_metrics_with_inputs_on_the_host(tmp_path: Path, shared_data: Path) -> None:
+    """Uses the first 3,000 images of the file."""
     with np.load(shared_data / "cifar10_jpeg.npz") as file:
         cut = {k: file[k][:3000] for k in ("label", "is_test")} | {"classes": file["classes"]}
         cut["offset"] = file["offset"][:3001]
@@ -127,20 +127,20 @@ def test_cifar10_on_the_host_has_the_metrics_of_cifar10_on_the_device(tmp_path: 
                 "rounds=2", "sample_rate=0.3")  # fmt: skip
 
 
-# -- where they lie ------------------------------------------------------------------------------------------------
-def test_the_key_decides_and_auto_asks_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- host or device ----------------------------------------------------------------------------------------------
+def test_auto_depends_on_the_free_memory_of_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, _ = generated("images")  # 200 images of 36 bytes
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(host_inputs, "memory", lambda device: 14_400)
-    assert not stay_on_host(arrays, "auto", gpu)  # just half
+    assert not stay_on_host(arrays, "auto", gpu)  # exactly half
     assert stay_on_host(arrays, "host", gpu) and stay_on_host(arrays, "host", CPU)
     monkeypatch.setattr(host_inputs, "memory", lambda device: 14_399)
     assert stay_on_host(arrays, "auto", gpu) and not stay_on_host(arrays, "device", gpu)
-    assert not stay_on_host(arrays, "auto", CPU)  # its memory is the host's
+    assert not stay_on_host(arrays, "auto", CPU)  # a CPU uses host memory
     assert stay_on_host(in_files(arrays, tmp_path), "auto", CPU)
 
 
-def test_a_file_is_read_into_memory_where_the_device_is_asked_for(tmp_path: Path) -> None:
+def test_inputs_of_a_file_are_read_into_memory_with_data_device(tmp_path: Path) -> None:
     arrays, split = generated("linear")
     wanted = Federation.build(arrays, split, CPU)
     read = Federation.build(in_files(arrays, tmp_path), split, CPU)
@@ -148,7 +148,7 @@ def test_a_file_is_read_into_memory_where_the_device_is_asked_for(tmp_path: Path
     assert isinstance(read.inputs, torch.Tensor)
 
 
-def test_the_key_reaches_the_federation_and_leaves_the_hash_alone() -> None:
+def test_the_option_does_not_change_the_hash() -> None:
     words = ["dataset=generated", "partition=iid", "model=mlp", "algorithm=local"]
     hashes = set()
     for where in ("auto", "device", "host"):
@@ -162,7 +162,7 @@ def test_the_key_reaches_the_federation_and_leaves_the_hash_alone() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_is_sent_what_it_would_hold(kind: str) -> None:
+def test_a_gpu_receives_the_same_batches(kind: str) -> None:
     arrays, split = generated(kind)
     gpu = torch.device("cuda", 0)
     device, host = (Federation.build(arrays, split, gpu, on_host=on_host) for on_host in (False, True))
@@ -184,8 +184,8 @@ print("peak", int(status["VmHWM"].split()[0]) * 1024)  # resident at once, pages
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-def test_six_gigabytes_run_within_three(tmp_path: Path) -> None:
-    """Labels say the sign of a sample's first feature, and random access reads the file again and again."""
+def test_six_gigabytes_of_inputs_need_less_than_three_of_memory(tmp_path: Path) -> None:
+    """The label is the sign of a sample's first feature.  Batches read the file at random."""
     n, rng = 500_000, np.random.default_rng(0)
     x = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float32, (n, 3000))
     y = np.empty(n, np.int64)

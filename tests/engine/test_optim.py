@@ -1,4 +1,4 @@
-"""Row optimizers are torch.optim's, row by row; schedules and clipping."""
+"""Optimizers equal those of torch.optim for each row; schedules and clipping."""
 
 import math
 from typing import Any
@@ -52,7 +52,7 @@ def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tens
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_row_moves_as_under_torch_optim(name: str) -> None:
+def test_each_row_is_updated_as_by_torch_optim(name: str) -> None:
     optimizer, make = CASES[name]
     theta = run(optimizer, START, GRADIENTS)
     for i in range(K):
@@ -88,7 +88,7 @@ def test_clipping_is_per_row() -> None:
     equal(SGD(lr=1.0, clip=1.0).clipped(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
-def test_plain_means_nothing_but_lr_times_gradient() -> None:
+def test_plain_optimizers_subtract_lr_times_gradient() -> None:
     assert SGD(lr=0.1).plain and SGD(lr=0.1, momentum=0.0, nesterov=False).plain
     assert not any(
         o.plain for o in (SGD(lr=0.1, momentum=0.9), SGD(lr=0.1, weight_decay=0.1), SGD(lr=0.1, clip=1.0), Adam(lr=0.1))
@@ -111,8 +111,8 @@ def test_schedules() -> None:
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 @pytest.mark.parametrize("per", ["round", "step"])
-def test_schedules_end_as_torchs_do(name: Any, per: Any, warmup: int) -> None:
-    """T_max is what is left of the run after the warm-up: `final` comes after the last round, or step, not in it."""
+def test_schedules_equal_those_of_torch(name: Any, per: Any, warmup: int) -> None:
+    """T_max is the number of rounds, or steps, after the warm-up.  `final` is the factor after the last one."""
     rounds, steps = 8, 1 if per == "round" else 5
     schedule = Schedule(name, warmup=warmup, final=0.1, per=per)
     if per == "round":
@@ -136,7 +136,7 @@ def test_schedules_end_as_torchs_do(name: Any, per: Any, warmup: int) -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1) and ours[-1] > 0.1
 
 
-def test_a_schedule_by_steps_runs_through_the_whole_run() -> None:
+def test_a_schedule_by_steps_over_a_run() -> None:
     """4 rounds, of 5 steps or of 2: a warm-up of 1.5 rounds, then down to 0 after the very last step, each client by
     its own clock."""
     schedule = Schedule("linear", warmup=1.5, per="step")
@@ -173,6 +173,6 @@ def test_optimizer_yaml(name: str) -> None:
 
 
 def test_nesterov_without_momentum_is_refused() -> None:
-    """As torch.optim does: it would change nothing."""
+    """torch.optim refuses it as well."""
     with pytest.raises(ConfigError, match=r"optimizer.nesterov=true needs optimizer.momentum > 0"):
         SGD(lr=0.1, nesterov=True)

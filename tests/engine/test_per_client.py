@@ -1,4 +1,4 @@
-"""A hyperparameter in a list is each client's own, in every method that has one to give."""
+"""Hyperparameters with one value for each client, in all methods that accept lists."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def kept(into: dict[str, Tensor], out: Any) -> Any:
 
 @each_case
 @pytest.mark.parametrize("plan", ["vmap", "loop"])
-def test_a_list_of_equal_numbers_is_that_number(case: Case, plan: str) -> None:
+def test_a_list_of_equal_values_is_one_value(case: Case, plan: str) -> None:
     value = case.values[3] or 0.7
     listed, one = played(case, [value] * 6, plan), played(case, value, plan)
     for a, b in zip(listed, one):
@@ -138,7 +138,7 @@ def test_a_list_of_equal_numbers_is_that_number(case: Case, plan: str) -> None:
 
 
 @each_case
-def test_a_changed_number_changes_its_client_only(case: Case) -> None:
+def test_a_changed_value_changes_only_its_client(case: Case) -> None:
     values = [case.values[0]] * 6
     before, _ = played(case, values)
     values[CHANGED] = case.values[CHANGED]
@@ -153,7 +153,7 @@ def test_a_changed_number_changes_its_client_only(case: Case) -> None:
 
 
 @each_case
-def test_a_client_does_as_if_all_had_its_number(case: Case) -> None:
+def test_a_client_behaves_as_if_all_had_its_value(case: Case) -> None:
     mixed, _ = played(case, case.values)
     for position, client in enumerate(IDS):
         alone, _ = played(case, case.values[client])
@@ -162,7 +162,7 @@ def test_a_client_does_as_if_all_had_its_number(case: Case) -> None:
 
 
 @each_case
-def test_executors_agree_on_lists(case: Case) -> None:
+def test_executors_agree_for_lists(case: Case) -> None:
     whole = played(case, case.values)
     for plan in ("loop", "threaded pairs"):
         for a, b in zip(played(case, case.values, plan), whole):
@@ -182,8 +182,8 @@ def test_a_list_is_checked(case: Case) -> None:
         check(cfg)
 
 
-def test_a_list_counts_as_pythons_numbers_do() -> None:
-    """Products of lists are rounded once, after them, as those of numbers are: 0.1 x 0.7 is not float32(0.1) x ..."""
+def test_arithmetic_is_in_float64() -> None:
+    """Products are rounded to float32 once, as those of Python numbers."""
     a, b, numbers = per_client([0.1, 0.3, 1e-4]), per_client([0.7, 1.1, 3.0]), [0.1, 0.3, 1e-4]
     both = torch.tensor([x * y for x, y in zip(numbers, [0.7, 1.1, 3.0])])[:, None]
     ids = np.arange(3)
@@ -200,7 +200,7 @@ def test_a_list_counts_as_pythons_numbers_do() -> None:
     assert not PerClient([0, 0]) and PerClient([0, 1]) and len(a) == 3
 
 
-def test_the_numbers_of_a_cohort() -> None:
+def test_values_of_a_cohort() -> None:
     cohort = Cohort(network(), np.array([1, 4]), 0)
     values = PerClient([1, 2, 3, 4, 6, 5])
     equal(cohort.value(values), torch.tensor([[2.0], [6.0]]))
@@ -210,13 +210,13 @@ def test_the_numbers_of_a_cohort() -> None:
     assert mean(values) == 3.5 and mean(0.3) == 0.3
 
 
-def test_per_fedavg_adapts_by_steps_of_each_clients_own() -> None:
+def test_per_fedavg_adapts_with_the_step_size_of_each_client() -> None:
     w, case = network().model.init_row(), Case("per_fedavg", "alpha", SIZES)
     (listed, _), (whole, _) = played(case, SIZES), played(case, 1.0)
     close(listed["first"] - w, torch.tensor(SIZES)[IDS][:, None] * (whole["first"] - w))
 
 
-def test_apfl_keeps_a_share_that_was_learned() -> None:
+def test_apfl_keeps_the_learned_alpha() -> None:
     e, a = network(), make({**options("apfl_adaptive"), "alpha": PARTS})
     play(e, a, 2, [IDS, IDS])  # in round 1 there is nothing between v and w
     learned = a.a[np.arange(6)][:, 0]

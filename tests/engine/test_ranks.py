@@ -51,7 +51,7 @@ ENVIRONMENT = {
 
 
 def torchrun(*words: str, folder: Path, **how: Any) -> subprocess.Popen:
-    """Two processes on this machine."""
+    """Return the ranks of one of two processes on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *words]
     return subprocess.Popen(
         command, env=ENVIRONMENT, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how
@@ -67,7 +67,7 @@ def simulation(name: str) -> Any:
 
 
 def played(name: str, together: Ranks | None = None) -> dict[str, torch.Tensor]:
-    """Two rounds, evaluated after each: all state, what is deployed, and every client's scores."""
+    """Run two rounds and return all states, the deployed rows, and each client's scores."""
     sim = simulation(name)
     sim.engine.executor.ranks = together or Ranks()
     found = state_of(run_rounds(sim, 2, evaluated=True))
@@ -80,7 +80,7 @@ def is_able(name: str) -> bool:
 
 
 def results() -> dict[str, torch.Tensor]:
-    """What five items come to: every kind of tensor that a job may fill."""
+    """Return results of five items, with tensors of all types."""
     n = len(SIZES)
     return {
         "float": torch.arange(3.0 * n).view(n, 3) + 1,
@@ -108,7 +108,7 @@ def exchanged(r: Ranks) -> dict[str, Any]:
 
 
 def refused(r: Ranks, work: Any) -> str:
-    """The sentence with which this rank hears of a failure, or its own."""
+    """Return the message of the error that a function raises on this rank."""
     try:
         work()
     except (RunError, ZeroDivisionError) as error:
@@ -118,7 +118,7 @@ def refused(r: Ranks, work: Any) -> str:
 
 
 def failing(r: Ranks) -> None:
-    """Rank 1 fails in the middle of its clients; rank 0 waits for what it computed."""
+    """Let rank 1 fail while rank 0 waits for its results."""
     arrays, split = ragged()
     e = engine(arrays, split, mlp(), plan="loop")
     e.executor.ranks = r
@@ -141,7 +141,7 @@ def asked() -> list[str]:
 
 
 def fork(folder: Path) -> int:
-    """`drive` in two processes; returns how many failed."""
+    """Run `drive` in two processes, and return how many failed."""
     torch.set_num_threads(1)
     for name in asked():
         case(name)  # once for both
@@ -166,7 +166,7 @@ def fork(folder: Path) -> int:
 
 
 def drive(folder: Path) -> None:
-    """Everything that two processes are needed for, saved by each."""
+    """Run all parts of the tests that need two processes, and save the results of each."""
     r = ranks.connect()
     assert r is ranks.current() and (r.world_size, r.local_world_size, r.local_rank) == (2, 2, r.rank)
     found: dict[str, Any] = {"exchanged": exchanged(r)}
@@ -184,7 +184,7 @@ def drive(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What rank 0 and rank 1 found."""
+    """Return the results of rank 0 and rank 1."""
     slow = any(item.path == request.path and item.get_closest_marker("slow") for item in request.session.items)
     play = {"PLAY": "all" if slow else "usual"}
 
@@ -200,8 +200,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 @pytest.mark.parametrize(
     "name", [*(m if m in USUAL else pytest.param(m, marks=pytest.mark.slow) for m in METHODS), *OTHERS]
 )
-def test_two_processes_give_the_rows_and_scores_of_one(name: str, pair: list[dict[str, Any]]) -> None:
-    """Bit for bit, on both, where every chunk is one client; the loss of a row that all share, up to rounding."""
+def test_two_processes_have_the_rows_and_scores_of_one(name: str, pair: list[dict[str, Any]]) -> None:
+    """With chunks of one client, they are equal bit for bit, except for the loss of a shared row."""
     if not is_able(name):
         pytest.skip(str(case(name).reason))
     expected = played(name)
@@ -211,7 +211,7 @@ def test_two_processes_give_the_rows_and_scores_of_one(name: str, pair: list[dic
         assert_same(found, {n: t for n, t in expected.items() if n != "/scores/loss"})
 
 
-def test_rows_go_round_in_every_type_and_only_what_was_written(pair: list[dict[str, Any]]) -> None:
+def test_exchange_sends_changed_tensors_of_all_types(pair: list[dict[str, Any]]) -> None:
     whole = results()
     shares = pair[0]["exchanged"]["shares"]
     for rank, found in enumerate(p["exchanged"] for p in pair):
@@ -224,8 +224,8 @@ def test_rows_go_round_in_every_type_and_only_what_was_written(pair: list[dict[s
         assert found["scores"]["square"].tolist() == [0, 1, 4, 9, 16] and found["few"]["square"].tolist() == [25]
 
 
-def test_a_failure_on_one_rank_is_everyones(pair: list[dict[str, Any]]) -> None:
-    """Rank 1 keeps its own error; rank 0, which was waiting, hears of it.  Both go on to the next thing."""
+def test_a_failure_on_one_rank_is_raised_on_all(pair: list[dict[str, Any]]) -> None:
+    """Rank 1 raises its own error, and rank 0 raises OtherRankFailed."""
     assert pair[0]["failed"] == "OtherRankFailed: rank 1: ZeroDivisionError: division by zero"
     assert pair[1]["failed"] == "ZeroDivisionError: division by zero"
     for p in pair:
@@ -236,7 +236,7 @@ def test_a_failure_on_one_rank_is_everyones(pair: list[dict[str, Any]]) -> None:
         assert p["disagreed"].startswith("RunError: rank 1 has another partition than rank 0 (xyz, abc)")
 
 
-def test_ranks_agree_on_what_one_of_them_knows(pair: list[dict[str, Any]]) -> None:
+def test_values_of_one_rank_are_sent_to_all(pair: list[dict[str, Any]]) -> None:
     for p in pair:
         assert p["bits"] == [0, 1, 3] and p["decided"] == LOOP and p["turns"] == "rank 0"
 
@@ -260,7 +260,7 @@ FEW = ["fedavg", "scaffold", "pgfed", "apple", "fedrep", "fedfomo"]
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A sweep under torchrun: six runs in the same two processes."""
+    """Run a sweep of six runs in the two processes of torchrun."""
 
     def make(folder: Path) -> None:
         process = torchrun(
@@ -288,7 +288,9 @@ def table(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 @pytest.mark.parametrize("algorithm", FEW)
-def test_a_run_under_torchrun_is_the_run_of_one_process(algorithm: str, swept: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_run_under_torchrun_equals_that_of_one_process(
+    algorithm: str, swept: SimpleNamespace, tmp_path: Path
+) -> None:
     simulator.run(compose([f"algorithm={algorithm}", "hardware.device=cpu", *SHORT]), tmp_path)
     (folder,) = swept.folder.glob(f"algorithm={algorithm},*")
     for name in ("metrics.csv", "clients.csv"):
@@ -316,7 +318,7 @@ def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_one_process_writes_and_prints(swept: SimpleNamespace) -> None:
+def test_only_rank_0_writes_and_logs(swept: SimpleNamespace) -> None:
     cells = [p for p in swept.folder.iterdir() if p.is_dir()]
     assert len(cells) == len(FEW)
     assert swept.out.count("mean personalized accuracy") == len(FEW)
@@ -352,8 +354,8 @@ def test_ddp_needs_torchrun_and_torchrun_needs_ddp(monkeypatch: pytest.MonkeyPat
     questioned("rounds=3")
 
 
-def test_the_number_of_processes_does_not_make_another_run() -> None:
-    """A run may go on with another number of them, or in one: the config's hash is the same."""
+def test_the_hash_does_not_depend_on_the_number_of_processes() -> None:
+    """A run can be resumed with another number of processes."""
     from fedbench.config.check import check
     from fedbench.core.settings import config_hash
 
@@ -367,7 +369,7 @@ def two(rank: int = 0) -> Ranks:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("work", [(5, 9, 0, 9, 2, 7), (100, 1, 1, 1, 1, 1), (3,), ()])
-def test_shares_cover_everybody_once_and_are_balanced(size: int, work: tuple[int, ...]) -> None:
+def test_assignments_cover_each_client_once_and_are_balanced(size: int, work: tuple[int, ...]) -> None:
     """Most work first within each share; nobody has more than the best share and one client's work on top."""
     shares = Ranks(0, size).assign(np.array(work, np.int64))
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(work))) and len(shares) == size
@@ -381,7 +383,7 @@ def test_shares_cover_everybody_once_and_are_balanced(size: int, work: tuple[int
         assert sorted(loads) == [16, 16]
 
 
-def test_a_process_that_is_alone_computes_everything() -> None:
+def test_an_undistributed_rank_computes_everything() -> None:
     r, work = two(1), np.array([1, 5, 3])
     with r.undistributed():
         assert not r.is_distributed and r.assign(work)[1].tolist() == [1, 2, 0]
@@ -390,8 +392,8 @@ def test_a_process_that_is_alone_computes_everything() -> None:
     assert r.is_distributed and not Ranks().is_distributed
 
 
-def test_auto_is_tried_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 times the plans without waiting for anybody; what it found is what rank 1 is told."""
+def test_rank_0_selects_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 times the plans without the others, and sends its choice to rank 1."""
     told = []
     monkeypatch.setattr(Ranks, "gather", lambda self, what, value: told.append(value) or [value or LOOP] * 2)
     arrays, split = ragged()
@@ -402,7 +404,7 @@ def test_auto_is_tried_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(told[0], Plan) and told[1] is None
 
 
-def test_processes_that_round_differently_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_different_states_of_processes_are_logged_once(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """Once; equal ones are not, even if a number is none."""
     sim = run_rounds(simulation("fedavg"), 1)
     sim.engine.executor.ranks = two()
@@ -433,7 +435,7 @@ def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch: pytest.MonkeyPat
     assert build.device_of(config("fedavg", "hardware=ddp")) == CPU
 
 
-def test_processes_of_a_machine_share_its_cores_and_memory() -> None:
+def test_processes_of_a_machine_divide_its_cores_and_memory() -> None:
     from fedbench.engine.executor import candidate_plans, cores
 
     assert candidate_plans("threads", None, None, CPU, 5, 2) == [Plan("threads", 1, max(1, cores() // 2), 1)]
@@ -458,7 +460,7 @@ LONG = [
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A run of 400 rounds under torchrun that has its first checkpoints."""
+    """Start a run of 400 rounds under torchrun, and wait for its first checkpoints."""
     process = torchrun(*LONG, folder=tmp_path)
     deadline = time.monotonic() + 300
     while not (tmp_path / "run" / checkpoint.PREVIOUS).exists() and time.monotonic() < deadline:
@@ -489,8 +491,8 @@ def goes_on(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_kill_9_of_one_process_ends_the_run_with_a_sentence(rank: int, running: tuple, tmp_path: Path) -> None:
-    """The one that is left says so at once, and how to go on; the checkpoint is whole."""
+def test_a_killed_process_ends_the_run_with_an_error(rank: int, running: tuple, tmp_path: Path) -> None:
+    """The other process raises an error with the command to resume.  The checkpoint is intact."""
     process, folder = running
     os.kill(rank_pid(process, rank), signal.SIGKILL)
     error = process.communicate(timeout=300)[1]
@@ -503,7 +505,7 @@ def test_kill_9_of_one_process_ends_the_run_with_a_sentence(rank: int, running: 
 
 
 @pytest.mark.slow
-def test_a_signal_to_torchrun_saves_the_round_and_two_processes_go_on(running: tuple, tmp_path: Path) -> None:
+def test_a_signal_to_torchrun_saves_a_checkpoint_and_the_run_can_be_resumed(running: tuple, tmp_path: Path) -> None:
     process, folder = running
     process.send_signal(signal.SIGTERM)
     out, error = process.communicate(timeout=300)

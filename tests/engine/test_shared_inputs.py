@@ -1,4 +1,4 @@
-"""One input shown by many samples, an image with nine questions, is stored once."""
+"""An input that several samples share, such as an image with nine questions, is stored once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answers(nn.Module):
 
 
 def test_images_are_stored_once() -> None:
-    """90 questions about 10 images: a ninth of the memory that a copy for each takes, on the device as well."""
+    """90 questions about 10 images need a ninth of the memory of copies, also on the device."""
     arrays, split = asked()
     copies = arrays.expanded()
     assert copies.inputs["image"].nbytes == 9 * arrays.inputs["image"].nbytes  # type: ignore
@@ -45,7 +45,7 @@ def test_images_are_stored_once() -> None:
     assert copies.expanded() is copies and copies.shared is None
 
 
-def test_every_sample_shows_its_own() -> None:
+def test_each_sample_has_its_entry() -> None:
     arrays, split = asked()
     one, many = (Federation.build(a, split, CPU) for a in (arrays, arrays.expanded()))
     index = torch.tensor([[0, 8, 9], [89, 45, 0]])
@@ -58,7 +58,7 @@ def test_every_sample_shows_its_own() -> None:
     assert np.array_equal(x["image"][0], arrays.inputs["image"][9])  # type: ignore
 
 
-def test_training_and_evaluation_are_those_with_copies() -> None:
+def test_results_equal_those_of_copies() -> None:
     arrays, split = asked()
     found = []
     for a in (arrays, arrays.expanded()):
@@ -69,7 +69,7 @@ def test_training_and_evaluation_are_those_with_copies() -> None:
     equal(found[0][1], found[1][1])
 
 
-def test_one_alone_can_be_shared() -> None:
+def test_a_single_input_can_be_shared() -> None:
     arrays, split = asked()
     image, entry = arrays.inputs["image"], arrays.shared["image"]  # type: ignore
     alone = replace(arrays, inputs=image, shared={"inputs": entry}).check()
@@ -78,7 +78,7 @@ def test_one_alone_can_be_shared() -> None:
     equal(x, torch.from_numpy(image[entry]))
 
 
-def test_what_is_shown_counts_in_the_digest() -> None:
+def test_the_digest_depends_on_the_entries() -> None:
     arrays, _ = asked()
     other = arrays.shared["image"].copy()  # type: ignore
     other[0] = 1
@@ -96,6 +96,6 @@ def test_what_is_shown_counts_in_the_digest() -> None:
         (None, "90 targets but 10 rows of image"),
     ],
 )
-def test_entries_that_do_not_fit_are_refused(shared: dict[str, np.ndarray] | None, said: str) -> None:
+def test_wrong_entries_are_refused(shared: dict[str, np.ndarray] | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         replace(asked()[0], shared=shared).check()

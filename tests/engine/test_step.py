@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Optimizer], Callable]] = {
 }
 
 
-def build(model: str = "chain", optimizer: str = "sgd", **options) -> Engine:
+def build(model: str = "linear", optimizer: str = "sgd", **options) -> Engine:
     make, shape = MODELS[model]
     arrays, split = ragged(shape=shape)
     return engine(arrays, split, seeded(make), OPTIMIZERS[optimizer][0](), **{"epochs": 2, **options})
@@ -90,8 +90,8 @@ class Bare:
 # -- equal to PyTorch ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_training_is_a_plain_loop_for_every_client(model: str, optimizer: str) -> None:
-    """Ragged clients in one cohort: neither padding nor the others have an effect.  Batch norm sees exact batches."""
+def test_training_equals_a_pytorch_loop_for_each_client(model: str, optimizer: str) -> None:
+    """Padding and other clients have no effect.  Batch norm receives batches without padding."""
     e = build(model, optimizer)
     start = e.model.init_row()
     out = all_clients(e).train(start)
@@ -103,8 +103,8 @@ def test_training_is_a_plain_loop_for_every_client(model: str, optimizer: str) -
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_frozen_layers_of_a_chain_stay_where_they_are(plan: str) -> None:
-    """They are in no row; below the first layer that learns no gradient is needed."""
+def test_frozen_layers_before_a_manual_backward_pass_do_not_change(plan: str) -> None:
+    """They are not in rows.  No gradient is computed below the first trained layer."""
     arrays, split = ragged()
     module = seeded(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -129,8 +129,8 @@ FLAT = {
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 @pytest.mark.parametrize("name", FLAT)
-def test_linear_layers_on_flat_inputs_are_a_chain(name: str, plan: str) -> None:
-    """They need no nn.Flatten for their written-out gradient, which is that of the same layers behind one."""
+def test_linear_layers_on_flat_inputs_have_a_manual_backward_pass(name: str, plan: str) -> None:
+    """Their gradient equals that of the same layers after nn.Flatten."""
     arrays, split = ragged(shape=(16,))
     e = engine(arrays, split, seeded(FLAT[name]), SGD(lr=0.1), plan=plan, epochs=2)
     assert e.model.manual_backward is not None
@@ -145,8 +145,8 @@ def test_linear_layers_on_flat_inputs_are_a_chain(name: str, plan: str) -> None:
         close(scores[i], e.model.module(x).detach())
 
 
-def test_layers_that_have_several_axes_to_flatten_are_no_chain() -> None:
-    """Convolutions, and linear layers before the flattening, have a gradient by autograd."""
+def test_layers_before_flatten_need_autograd() -> None:
+    """Convolutions without nn.Flatten, and linear layers before it, have no manual backward pass."""
     for module in (
         nn.Sequential(nn.Conv2d(1, 3, 3)),
         nn.Sequential(nn.ReLU()),
@@ -167,7 +167,7 @@ def test_layers_that_have_several_axes_to_flatten_are_no_chain() -> None:
     ],
     ids=str,
 )
-def test_ways_to_train(how: dict) -> None:
+def test_settings_of_local_training(how: dict) -> None:
     e = build(optimizer="momentum")
     start = e.model.init_row()
     out = all_clients(e, round=2).train(start, how=LocalTraining(**how))
@@ -178,7 +178,7 @@ def test_ways_to_train(how: dict) -> None:
         close(out.theta[i], row)
 
 
-def test_rows_of_their_own_to_start_from() -> None:
+def test_each_client_starts_from_its_row() -> None:
     e = build()
     start = e.model.init_row() + 0.1 * torch.randn(len(IDS), e.model.size)
     before = start.clone()
@@ -198,7 +198,7 @@ def test_clients_of_one_sample_and_cohorts_of_one() -> None:
             close(out.theta[j], Bare(e, i, start, "sgd").train()[0])
 
 
-def test_a_client_without_samples_stays_where_it_is() -> None:
+def test_a_client_without_samples_does_not_change() -> None:
     arrays, split = ragged(sizes=(0, 6, 3), test=(1, 1, 1))
     e = engine(arrays, split, mlp())
     start = e.model.init_row()
@@ -210,8 +210,8 @@ def test_a_client_without_samples_stays_where_it_is() -> None:
     equal(alone.theta[0], start)
 
 
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
-def test_clipping_sees_the_trained_columns(model: str) -> None:
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
+def test_clipping_uses_the_norm_of_trained_columns(model: str) -> None:
     e = build(model)
     e = replace(e, optimizer=SGD(lr=0.1, clip=0.05))
     start = e.model.init_row()
@@ -224,7 +224,7 @@ def test_clipping_sees_the_trained_columns(model: str) -> None:
     equal(pulled.theta, plain.theta)
 
 
-def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:
+def test_gradients_outside_of_the_trained_columns_are_ignored() -> None:
     """A method may add lam (theta - w) over the whole row, running statistics included: they are neither moved by
     the optimizer, nor counted in a clipped norm, nor left in the gradient of the next step."""
     e = build("batch norm")
@@ -250,8 +250,8 @@ def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("reset", ["round", "never"])
 @pytest.mark.parametrize("plan", PLANS)
-def test_buffers_are_kept_or_fresh(optimizer: str, reset: str, plan: str) -> None:
-    """Three rounds with changing cohorts; a kept buffer is that of the client's last participation."""
+def test_optimizer_buffers_are_kept_or_new(optimizer: str, reset: str, plan: str) -> None:
+    """Three rounds with different cohorts.  A kept buffer is that of the client's last participation."""
     e = build(optimizer=optimizer, plan=plan, epochs=1)
     e.optimizer.reset = reset
     start = e.model.init_row()
@@ -265,7 +265,7 @@ def test_buffers_are_kept_or_fresh(optimizer: str, reset: str, plan: str) -> Non
             close(out.theta[j], bare[i].train(r)[0], 1e-4)
 
 
-def test_two_personal_rows_keep_buffers_of_their_own() -> None:
+def test_two_personal_rows_have_separate_buffers() -> None:
     e = build(optimizer="momentum", epochs=1)
     e.optimizer.reset = "never"
     start = e.model.init_row()
@@ -276,8 +276,8 @@ def test_two_personal_rows_keep_buffers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("mode", ["evaluation", "trial"])
-def test_only_rounds_leave_buffers_behind(mode: str) -> None:
-    """What is trained for an evaluation, or to time an executor, is thrown away with its momentum."""
+def test_only_rounds_store_optimizer_buffers(mode: str) -> None:
+    """Evaluations and trials of an executor do not change the clients' momentum."""
     e = build(optimizer="momentum")
     e.optimizer.reset = "never"
     start = e.model.init_row()
@@ -290,9 +290,9 @@ def test_only_rounds_leave_buffers_behind(mode: str) -> None:
     equal(all_clients(fresh, 1, mode).train(start).theta, all_clients(e, 1, mode).train(start).theta)
 
 
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
-def test_a_group_with_buffers_learns_its_parameters(model: str) -> None:
-    """model.without("head") holds the base's running statistics too: no gradient, no decay, no momentum there."""
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
+def test_only_the_parameters_of_a_group_with_buffers_learn(model: str) -> None:
+    """model.without("head") contains running statistics, which have no gradient, weight decay or momentum."""
     arrays, split = ragged()
     e = engine(arrays, split, seeded(MODELS[model][0]), SGD(lr=0.1, weight_decay=0.1), columns=HEAD)
     base, start = e.model.without("head"), e.model.init_row()
@@ -302,7 +302,7 @@ def test_a_group_with_buffers_learns_its_parameters(model: str) -> None:
     close(buffers.take(out.theta), buffers.take(all_clients(e).train(start, columns=base).theta))
 
 
-def test_adam_counts_steps_not_slices() -> None:
+def test_adam_counts_steps_and_not_slices() -> None:
     """head | body.1.bias are two slices of one step; body then head within a step, or one phase after the other,
     each see their own first step."""
     arrays, split = ragged()
@@ -368,7 +368,7 @@ def test_adam_counts_the_steps_of_every_parameter() -> None:
 
 
 def test_a_schedule_by_steps_is_torchs_scheduler() -> None:
-    """Each client's rate falls within its round, by its own number of steps; `lr` is the mean of its rates."""
+    """Each client's learning rate decreases over its own number of steps.  `lr` is the mean."""
     schedule = {"name": "linear", "warmup": 0.4, "per": "step"}
     arrays, split = ragged()
     e = engine(arrays, split, mlp(), SGD(lr=0.2, momentum=0.5, schedule=schedule), epochs=2, rounds=3)
@@ -396,7 +396,7 @@ def test_a_schedule_by_steps_is_torchs_scheduler() -> None:
 
 
 def test_adam_counts_every_descent_on_the_same_columns() -> None:
-    """Two descents on a batch, as pFedMe's, are two steps of torch's."""
+    """Two calls of s.descend in a step, as in pFedMe, are two steps of torch's optimizer."""
     e = build(optimizer="adam")
     start = e.model.init_row()
 
@@ -417,11 +417,11 @@ def test_adam_counts_every_descent_on_the_same_columns() -> None:
 
 
 # -- columns ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
 @pytest.mark.parametrize("group", ["head", "base"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_only_the_named_columns_learn(model: str, group: str, optimizer: str) -> None:
-    """Parameters outside stand still, weight decay included; buffers follow the forward pass."""
+    """Other parameters do not change, even with weight decay.  Running statistics are updated."""
     e = build(model, optimizer)
     columns = type(e.model)(e.model.module, HEAD).columns
     start = e.model.init_row()
@@ -435,9 +435,9 @@ def test_only_the_named_columns_learn(model: str, group: str, optimizer: str) ->
         close(out.theta[i], bare.train()[0])
 
 
-@pytest.mark.parametrize("model", ["chain", "no chain", "batch norm"])
+@pytest.mark.parametrize("model", ["linear", "layer norm", "batch norm"])
 def test_no_columns_at_all(model: str) -> None:
-    """A logistic model's empty base: training it moves nothing, in a phase or in a step."""
+    """The base of a logistic model is empty.  Training it changes nothing."""
     e = build(model)
     none, trained, start = (
         e.model.columns.get("none", e.model.trained & type(e.model.trained)([])),
@@ -456,9 +456,9 @@ def test_no_columns_at_all(model: str) -> None:
     equal(trained.take(all_clients(e).train(start, step=step).theta), trained.take(start).expand(len(IDS), -1))
 
 
-def test_columns_made_in_a_step() -> None:
-    """Sets of columns that come and go get their own gradients."""
-    e = build("no chain")
+def test_columns_that_a_step_creates() -> None:
+    """Temporary sets of columns have correct gradients."""
+    e = build("layer norm")
     spans = list(e.model.spans.values())
 
     def step(s, batch: Batch) -> None:
@@ -472,8 +472,8 @@ def test_columns_made_in_a_step() -> None:
     all_clients(e).train(e.model.init_row(), step=step, how=LocalTraining(steps=2))
 
 
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
-def test_added_columns_have_no_gradient_of_their_own(model: str) -> None:
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
+def test_unused_added_columns_have_gradient_zero(model: str) -> None:
     e = build(model)
     e.model.extend(gate=torch.tensor([2.0, 3.0]))
     gate, start, plain = e.model.columns["gate"], e.model.init_row(), build(model)
@@ -496,7 +496,7 @@ def test_added_columns_have_no_gradient_of_their_own(model: str) -> None:
 # -- steps, states, losses -------------------------------------------------------------------------------
 @pytest.mark.parametrize("plan", PLANS)
 def test_states_follow_their_client(plan: str) -> None:
-    """Unsorted cohort, cut into chunks: every state is that of the client it stands beside, for its own steps."""
+    """In an unsorted cohort that is divided into chunks, each client has its own state in all its steps."""
     e = build(plan=plan, epochs=1)
     ids = np.array([5, 0, 3, 1])
     cohort = Cohort(e, ids, 0)
@@ -521,7 +521,7 @@ def test_states_follow_their_client(plan: str) -> None:
     equal(out.theta, start)
 
 
-def test_states_given_are_left_alone() -> None:
+def test_states_passed_to_train_are_not_changed() -> None:
     e = build()
     state = torch.zeros(len(IDS), 2)
     shared = torch.zeros(2).expand(len(IDS), -1)  # one row seen by all
@@ -535,7 +535,7 @@ def test_states_given_are_left_alone() -> None:
 
 
 def test_a_state_must_be_passed_and_is_changed_in_place() -> None:
-    """A state that is bound to another tensor would be lost: that is an error."""
+    """Assigning another tensor to a state is an error, because the change would be lost."""
     e = build()
     start, alpha = e.model.init_row(), torch.zeros(len(IDS))
     with pytest.raises(AttributeError, match="alpha"):
@@ -555,7 +555,7 @@ def test_a_state_must_be_passed_and_is_changed_in_place() -> None:
 
 
 @pytest.mark.parametrize("name, value", [("key", "head"), ("epochs", 2), ("lr", torch.ones(4, 1)), ("uploaded", False)])
-def test_settings_given_as_states_say_where_they_go(name: str, value: Any) -> None:
+def test_settings_passed_as_states_are_refused(name: str, value: Any) -> None:
     e = build()
     with pytest.raises(ValueError, match=rf"train\({name}=\.\.\.\): .*how=LocalTraining\({name}=\.\.\.\)"):
         all_clients(e).train(e.model.init_row(), **{name: value})
@@ -564,8 +564,8 @@ def test_settings_given_as_states_say_where_they_go(name: str, value: Any) -> No
 
 
 def test_extra_gradient_is_the_gradient_of_a_penalty() -> None:
-    """mu (theta - w) and the loss mu/2 ||theta - w||^2 give the same rows."""
-    e = build("no chain")
+    """The gradient mu (theta - w) and the penalty mu/2 ||theta - w||^2 give the same rows."""
+    e = build("layer norm")
     w = e.model.init_row()
     anchor = w + 0.1
 
@@ -578,7 +578,7 @@ def test_extra_gradient_is_the_gradient_of_a_penalty() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_tasks_own_loss_as_a_custom_one(model: str) -> None:
+def test_a_custom_loss_that_is_the_tasks_loss(model: str) -> None:
     e = build(model, "momentum")
     start = e.model.init_row()
     plain = all_clients(e).train(start)
@@ -606,8 +606,8 @@ def test_head_on_features_is_the_forward_pass() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("model", ["no chain", "batch norm"])
-def test_a_loss_sees_its_own_clients_in_every_way(model: str, plan: str) -> None:
+@pytest.mark.parametrize("model", ["layer norm", "batch norm"])
+def test_a_custom_loss_has_the_values_of_its_clients(model: str, plan: str) -> None:
     """States, rates, steps and draws inside a loss are those of the rows it is given, also where the engine groups
     clients by the size of their batch."""
     e = build(model, plan=plan)
@@ -633,8 +633,8 @@ def test_a_loss_sees_its_own_clients_in_every_way(model: str, plan: str) -> None
 
 
 @pytest.mark.parametrize("teacher_first", [True, False])
-def test_running_statistics_follow_the_rows_that_learn(teacher_first: bool) -> None:
-    """A loss that also looks at a teacher: the student's statistics are the student's."""
+def test_running_statistics_are_those_of_the_trained_rows(teacher_first: bool) -> None:
+    """A loss with a teacher does not change the student's statistics."""
     e = build("batch norm")
     start, teacher = e.model.init_row(), e.model.init_row() + 0.3
     plain = all_clients(e).train(start)
@@ -651,7 +651,7 @@ def test_running_statistics_follow_the_rows_that_learn(teacher_first: bool) -> N
     close(out.theta, plain.theta)
 
 
-def test_a_forward_pass_outside_the_gradient_leaves_no_statistics() -> None:
+def test_a_forward_pass_without_gradient_does_not_update_statistics() -> None:
     e = build("batch norm", batch_size=4)  # every first batch is full: clients are not grouped
     start = e.model.init_row()
 
@@ -666,7 +666,7 @@ def test_a_forward_pass_outside_the_gradient_leaves_no_statistics() -> None:
     equal(buffers.take(out.theta), buffers.take(start).expand(len(IDS), -1))
 
 
-def test_several_gradients_in_a_step_are_apart() -> None:
+def test_several_gradients_of_a_step_have_separate_memory() -> None:
     e = build()
 
     def step(s, batch: Batch) -> None:
@@ -683,7 +683,7 @@ def test_several_gradients_in_a_step_are_apart() -> None:
 
 
 def test_a_learning_rate_per_client() -> None:
-    """Ragged: the rates are cut to those still training."""
+    """The learning rates of a step are those of the clients that still train."""
     for plan in PLANS:
         e = build(plan=plan)
         start = e.model.init_row()
@@ -696,7 +696,7 @@ def test_a_learning_rate_per_client() -> None:
         equal(out.lr, rates)
 
 
-def test_another_optimizer_for_one_training() -> None:
+def test_a_training_with_another_optimizer() -> None:
     e = build()
     start = e.model.init_row()
     out = all_clients(e).train(start, how=LocalTraining(optimizer=Adam(lr=0.01, eps=1e-3)))
@@ -705,7 +705,7 @@ def test_another_optimizer_for_one_training() -> None:
 
 
 def test_a_descent_on_a_state_has_its_own_momentum() -> None:
-    """Two rows per client, moved by the same gradients, stay equal; a third, by none, stays."""
+    """Two rows with the same gradients stay equal.  A third one without gradients does not change."""
     e = build(optimizer="momentum")
     start = e.model.init_row()
 
@@ -721,9 +721,9 @@ def test_a_descent_on_a_state_has_its_own_momentum() -> None:
     close(out.theta, all_clients(e).train(start).theta)
 
 
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
 def test_kept_buffers_of_a_state(model: str) -> None:
-    """buffers={"theta": ..., "v": ...}: a state that a step descends on keeps its momentum as theta does."""
+    """With buffers={"theta": ..., "v": ...}, a state keeps its momentum as theta does."""
     e = build(model, "momentum", epochs=1)
     e.optimizer.reset = "never"
     start = e.model.init_row()
@@ -746,7 +746,7 @@ def test_kept_buffers_of_a_state(model: str) -> None:
         close(out.theta[i], bare.train(1)[0])
 
 
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
 def test_batches_are_gathered_in_blocks_of_any_size(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     e = build(model)
     e.federation.augment = Augment(flip=True, crop=1)
@@ -757,7 +757,7 @@ def test_batches_are_gathered_in_blocks_of_any_size(model: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_batch_of_one_under_batch_norm_is_named(native: bool) -> None:
+def test_a_batch_of_one_sample_with_batch_norm_is_refused(native: bool) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -774,7 +774,7 @@ def test_a_batch_of_one_under_batch_norm_is_named(native: bool) -> None:
     assert all_clients(e).train(e.model.init_row(), how=LocalTraining(drop_last=True)).steps.tolist() == [1, 1]
 
 
-def test_draws_inside_a_step_are_keyed() -> None:
+def test_random_numbers_of_a_step_depend_on_its_key() -> None:
     e = build()
 
     def noise(s, batch: Batch) -> None:
@@ -796,8 +796,8 @@ def test_draws_inside_a_step_are_keyed() -> None:
     assert len(whole.unique()) == whole.numel()
 
 
-def test_every_step_draws_anew() -> None:
-    """Else dropout would leave out the same units in all steps of a round."""
+def test_every_step_has_new_random_numbers() -> None:
+    """Otherwise, dropout would have the same mask in all steps of a round."""
     drawn: list[Tensor] = []
     all_clients(build()).train(
         build().model.init_row(), step=lambda s, b: drawn.append(s.rng.uniform(2)), how=LocalTraining(steps=3)
@@ -835,7 +835,7 @@ def batch(counts: list[int], width: int) -> Batch:
     return Batch(x, x[..., 0].long(), torch.from_numpy(weight).float(), counts)
 
 
-def test_a_batch_knows_its_padding() -> None:
+def test_real_samples_of_a_batch() -> None:
     b = batch([4, 2, 1], 4)
     assert not b.full and batch([4, 4], 4).full
     assert b.real.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
@@ -843,8 +843,8 @@ def test_a_batch_knows_its_padding() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_a_batch_in_parts(parts: int) -> None:
-    """Each client's real samples once, in order, parts of nearly equal size, weights renormalized."""
+def test_parts_of_a_batch(parts: int) -> None:
+    """Each real sample is in one part, in order.  Parts have about equal sizes and weights of sum 1."""
     b = batch([5, 4, 3, 2, 1], 6)
     pieces = b.split(parts)
     assert len(pieces) == parts
@@ -867,8 +867,8 @@ def test_parts_of_a_dict_and_masks() -> None:
 
 
 @pytest.mark.parametrize("plan", ["vmap", "pairs"])
-def test_a_batch_knows_its_samples(plan: str) -> None:
-    """By their numbers in the federation: of the whole batch, of its halves and of some of its clients."""
+def test_indices_of_the_samples_of_a_batch(plan: str) -> None:
+    """They are correct for a batch, its halves, and some of its clients."""
     e, seen = build(plan=plan, epochs=1), []
 
     def step(s, batch: Batch) -> None:
@@ -884,7 +884,7 @@ def test_a_batch_knows_its_samples(plan: str) -> None:
     assert sorted(seen) == sorted(e.federation.splits["train"].indices.tolist())
 
 
-@pytest.mark.parametrize("model", ["chain", "batch norm"])
+@pytest.mark.parametrize("model", ["linear", "batch norm"])
 def test_gradients_on_parts_of_a_batch(model: str) -> None:
     """The halves' gradients, weighted by their sizes, are the batch's (where no statistics couple the samples);
     clients with one sample leave the second half empty, with gradient 0."""
@@ -900,7 +900,7 @@ def test_gradients_on_parts_of_a_batch(model: str) -> None:
         trained = s.model.trained
         assert trained.take(g2)[empty].abs().sum() == 0
         assert torch.isfinite(g1).all() and torch.isfinite(g2).all()
-        if model == "chain":
+        if model == "linear":
             close(share * g1 + (1 - share) * g2, whole)
         s.descend(whole)
 

@@ -1,4 +1,4 @@
-"""One module of each kind that the engine treats apart: chains, convolutions, norms, what only torch.vmap follows."""
+"""Modules for each way of computing gradients: manual backward pass, traced graph and torch.vmap."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from fedbench.models.resnet import ResNet
 
 
 class Odd(nn.Module):
-    """Outside the table of native operations; one parameter is a single number, as CLIP's temperature."""
+    """A module that cannot be traced.  One parameter is a scalar, as CLIP's temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,21 +25,21 @@ class Odd(nn.Module):
 
 
 class Counting(nn.Module):
-    """A statistic of its own, a float buffer that is no norm's: how many samples were seen."""
+    """A module with a float buffer: the number of samples that it has processed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Flatten(), nn.Linear(16, 3)
-        self.register_buffer("seen", torch.tensor(0.0))
+        self.register_buffer("num_samples", torch.tensor(0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.seen += len(x)
+            self.num_samples += len(x)
         return self.head(self.body(x))
 
 
 class Twice(nn.Module):
-    """A layer that is applied two times, whose gradient is a sum."""
+    """A module that applies a layer twice, so that its gradient is a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,29 +51,29 @@ class Twice(nn.Module):
 
 
 def hooked() -> nn.Module:
-    """Code that runs around a layer belongs to the model."""
+    """Return a module with a forward hook."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
     return module
 
 
 MODELS = {
-    "chain": (mlp, (1, 4, 4)),
+    "linear": (mlp, (1, 4, 4)),
     "convolutions": (lambda: FedAvgCNN((1, 16, 16), 3, 8), (1, 16, 16)),
-    "no chain": (
+    "layer norm": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)),
         (1, 4, 4),
     ),
     "batch norm": (lambda: ResNet((1, 4, 4), 3, [4], "batch"), (1, 4, 4)),
     "group norm": (lambda: ResNet((1, 4, 4), 3, [4], "group"), (1, 4, 4)),
-    "mapped": (Odd, (1, 4, 4)),
-    "layer twice": (Twice, (1, 4, 4)),
+    "vmap only": (Odd, (1, 4, 4)),
+    "shared layer": (Twice, (1, 4, 4)),
     "hooks": (hooked, (1, 4, 4)),
-    "own statistic": (Counting, (1, 4, 4)),
+    "float buffer": (Counting, (1, 4, 4)),
 }
 
 
-def make(model: str = "no chain", plan: str | Plan = "vmap", **options) -> Engine:
+def make(model: str = "layer norm", plan: str | Plan = "vmap", **options) -> Engine:
     arrays, split = ragged(shape=MODELS[model][1])
     return engine(
         arrays,
@@ -86,7 +86,7 @@ def make(model: str = "no chain", plan: str | Plan = "vmap", **options) -> Engin
 
 
 def work(e: Engine) -> dict[str, torch.Tensor]:
-    """Two rounds of training, with kept momentum, and everything computed on whole splits."""
+    """Train two rounds with momentum that clients keep, and compute all results over full splits."""
     for r in range(2):
         out = all_clients(e, r).train(
             e.model.init_row(),

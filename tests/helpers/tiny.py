@@ -1,4 +1,4 @@
-"""Small federations and problems: ragged classification, least squares and affine losses with known answers."""
+"""Small federations and problems for tests: clients of different sizes, least squares and affine losses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _composed(*overrides: str) -> DictConfig:
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """``compose``, which takes a fifth of a second, once for the same overrides; everybody has a copy."""
+    """Return a copy of the configuration for these overrides, composed only once because that is slow."""
     full = _composed(*overrides)
     return with_choices(full, full.hydra)
 
@@ -73,7 +73,7 @@ def engine(
     cohort_size: int | None = None,
     **options: Any,
 ) -> Engine:
-    """An engine on the CPU; options: seed, rounds, epochs, batch_size, drop_last, eval_batch."""
+    """Return an engine on the CPU.  Options are fields of Engine, such as seed, rounds, epochs and batch_size."""
     federation = Federation.build(arrays, split, CPU, True, augment)
     return engine_on(
         federation, module, optimizer, plan=plan, columns=columns, limits=limits, cohort_size=cohort_size, **options
@@ -81,7 +81,7 @@ def engine(
 
 
 def mlp(inputs: int = 16, hidden: int = 8, classes: int = 3, seed: int = 0) -> nn.Module:
-    """Two layers, `body` and `head`, on flattened inputs."""
+    """Return a network of two layers, `body` and `head`, on flattened inputs."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -98,10 +98,13 @@ def mlp(inputs: int = 16, hidden: int = 8, classes: int = 3, seed: int = 0) -> n
 HEAD = {"base": ["body.*"], "head": ["head.*"]}
 
 
-# -- problems with known answers -------------------------------------------------------------------------
+# -- problems with known solutions -----------------------------------------------------------------------
 class Squares(Task):
-    """0.5 ||output - y||^2 per sample: with one constant input 1 and a linear layer without bias, whose d weights
-    are the row theta, f_i(theta) = 0.5 mean ||theta - y||^2, of gradient theta - mean(y) and Hessian I."""
+    """Loss 0.5 ||output - y||^2 of a sample.
+
+    With a constant input 1 and a linear layer without bias, whose d weights are the row theta,
+    f_i(theta) = 0.5 mean ||theta - y||^2 has the gradient theta - mean(y) and the Hessian I.
+    """
 
     kind = "squares"
 
@@ -110,7 +113,7 @@ class Squares(Task):
 
 
 class Affine(Task):
-    """<output, y> per sample: f_i(theta) = theta . mean(y), affine in theta."""
+    """Loss <output, y> of a sample, so that f_i(theta) = theta . mean(y) is affine in theta."""
 
     kind = "affine"
 
@@ -121,17 +124,20 @@ class Affine(Task):
 def targets_federation(
     targets: Sequence[np.ndarray], task: Any = None, inputs: Sequence[np.ndarray] | None = None
 ) -> Federation:
-    """Client i holds samples with targets[i] [n_i, d] and inputs 1 (or inputs[i] [n_i]), for training and testing."""
+    """Return a federation whose client i has targets[i] [n_i, d] and inputs 1, or inputs[i] [n_i].
+
+    Training and test samples are the same.
+    """
     y = torch.from_numpy(np.concatenate(targets).astype(np.float32))
-    given = np.ones(len(y)) if inputs is None else np.concatenate(inputs)
-    x = torch.from_numpy(given.astype(np.float32))[:, None]
-    own = Ragged.from_sizes(np.arange(len(y)), np.array([len(t) for t in targets]))
+    values = np.ones(len(y)) if inputs is None else np.concatenate(inputs)
+    x = torch.from_numpy(values.astype(np.float32))[:, None]
+    samples = Ragged.from_sizes(np.arange(len(y)), np.array([len(t) for t in targets]))
     none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(len(targets), np.int64))
-    return Federation(x, y, {"train": own, "test": own, "val": none}, task or Squares(), y.shape[1])
+    return Federation(x, y, {"train": samples, "test": samples, "val": none}, task or Squares(), y.shape[1])
 
 
 class Point(nn.Module):
-    """x [B, 1] -> x theta [B, d]; theta starts at `start` [d].  The second half of theta is the group head."""
+    """x [B, 1] -> x theta [B, d], with initial values `start` [d] of theta."""
 
     def __init__(self, start: Sequence[float]):
         super().__init__()
@@ -145,7 +151,7 @@ class Point(nn.Module):
 def play(
     e: Engine, algorithm: Algorithm, rounds: int = 1, cohorts: Sequence[Sequence[int]] | None = None, begin: int = 0
 ) -> Algorithm:
-    """Set the method up (unless begin > 0) and run rounds with these cohorts (default: everybody)."""
+    """Set up a method, unless begin > 0, and run rounds with these cohorts (default: all clients)."""
     if begin == 0:
         algorithm.check(e.federation, e.model, e.optimizer)
         algorithm.setup(e.federation, e.model, e.rows)
@@ -156,7 +162,7 @@ def play(
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions some work calls, in this thread: what it takes, whatever else the machine does."""
+    """Return the number of function calls of some work, a measure of time that does not depend on the machine."""
     count = 0
 
     def seen(frame: Any, event: str, function: Any) -> None:
@@ -173,7 +179,7 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def global_state() -> tuple[Tensor, np.ndarray]:
-    """Of the global generators, which nothing in fedbench may touch."""
+    """Return the states of the global random generators, which fedbench must not change."""
     return torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
 
 
@@ -182,7 +188,7 @@ def untouched(before: tuple[Tensor, np.ndarray]) -> bool:
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
-    """Equal up to tolerance, absolutely and relatively; dicts entry by entry."""
+    """Assert that tensors, or dicts of tensors, are equal up to an absolute and relative tolerance."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         for name in a:
@@ -192,7 +198,7 @@ def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
 
 
 def equal(a: Any, b: Any) -> None:
-    """Bit for bit."""
+    """Assert that tensors, or dicts of tensors, are equal bit for bit."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         for name in a:
@@ -203,8 +209,7 @@ def equal(a: Any, b: Any) -> None:
 
 @contextlib.contextmanager
 def on_disk_first(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Watches os.replace, which gives a file its name, for files whose bytes were not all synchronized before; yields
-    the names given."""
+    """Assert that each file is synchronized to disk before os.replace gives it its name.  Yield the names."""
     names: list[str] = []
     synchronized: dict[int, int] = {}  # bytes by inode
     fsync, replace = os.fsync, os.replace
@@ -226,12 +231,12 @@ def on_disk_first(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def every_second(values: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, every second of which is slow: the others guard the same code."""
+    """Return parameters of a test, and mark every second one as slow, because the others test the same code."""
     return [pytest.param(value, marks=pytest.mark.slow if i % 2 else ()) for i, value in enumerate(values)]
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that make has filled, whichever of pytest's processes asked first."""
+    """Return a folder that `make` fills once, in the first process of pytest that needs it."""
     root = factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
     folder.mkdir(exist_ok=True)

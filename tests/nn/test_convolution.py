@@ -1,4 +1,4 @@
-"""Convolutions of many clients: forward pass and gradient equal those of a loop over the clients."""
+"""Batched convolutions: forward pass and gradient equal those of a loop over the clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def double(module: nn.Module) -> FlatModel:
 
 
 def net(bias: bool = True, **how) -> FlatModel:
-    """Two convolutions, so that the second one's input needs a gradient, then a linear layer."""
+    """Return a network of two convolutions and a linear layer.  The input of the second one needs a gradient."""
     first, second = nn.Conv2d(2, 6, bias=bias, **how), nn.Conv2d(6, 4, 2, padding=1, bias=bias)
     size = second(first(torch.zeros(1, 2, 9, 7))).numel()
     return double(nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(size, 3)))
@@ -51,7 +51,7 @@ def problem(model: FlatModel, shape: tuple = (2, 9, 7)) -> tuple[Tensor, Batch]:
 
 
 def by_hand(model: FlatModel, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Losses [k] and gradient [k, P], written out."""
+    """Return losses [k] and gradient [k, P] of the manual backward pass."""
     out = torch.zeros_like(rows)
     with torch.no_grad():
         losses = manual_gradient(model, Classification(), model.named(rows), batch, model.named(out))
@@ -79,15 +79,15 @@ def one_by_one(model: FlatModel, rows: Tensor, batch: Batch, way=by_autograd) ->
 @pytest.mark.parametrize("way", [by_hand, by_autograd])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_many_clients_are_a_loop(layer: str, bias: bool, way) -> None:
+def test_several_clients_equal_a_loop(layer: str, bias: bool, way) -> None:
     model = net(bias, **LAYERS[layer])
     rows, batch = problem(model)
     close(way(model, rows, batch), one_by_one(model, rows, batch), 1e-12)
     close(model.predict(rows, batch.x), torch.stack([model.forward(r, x) for r, x in zip(rows, batch.x)]), 1e-12)
 
 
-def test_the_first_layer_alone_learns() -> None:
-    """Then the gradient goes on through the second one, and stops at the images."""
+def test_only_the_first_layer_learns() -> None:
+    """The gradient passes through the second layer, and is not computed for the images."""
     model = net(**LAYERS["stride"])
     rows, batch = problem(model)
     whole = by_hand(model, rows, batch)[1]
@@ -102,26 +102,25 @@ def test_the_first_layer_alone_learns() -> None:
 
 @pytest.mark.parametrize("pool", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}])
 def test_pooling_goes_before_relu(pool: dict) -> None:
-    """The same bits as in the order written, where maxima are tied and where whole windows are below 0 too."""
+    """Results equal those of the original order bit for bit, also for equal maxima and negative windows."""
     layers = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(**pool), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.MaxPool2d(2)
     size = nn.Sequential(*layers)(torch.zeros(1, 2, 12, 10)).numel()
     model = FlatModel(nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, 3)))
     rows, batch = problem(model, (2, 12, 10))
     rows, batch.x, batch.weight = rows.float().round(decimals=1), batch.x.float().round(), batch.weight.float()
-    found, alone = by_hand(model, rows, batch), one_by_one(model, rows, batch, by_hand)
+    found, single = by_hand(model, rows, batch), one_by_one(model, rows, batch, by_hand)
     close(found[1], by_autograd(model, rows, batch)[1], 1e-5)
     assert model.manual_backward is not None
     written = model.manual_backward.layers
     assert [type(layer).__name__ for layer in written[:6]] == ["Conv2d", "MaxPool2d", "ReLU"] * 2
     written[1:6] = [written[i] for i in (2, 1, 3, 5, 4)]
     equal(by_hand(model, rows, batch)[1], found[1])
-    equal(one_by_one(model, rows, batch, by_hand)[1], alone[1])
+    equal(one_by_one(model, rows, batch, by_hand)[1], single[1])
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_large_weights_are_read_the_other_way_round(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal losses and gradients, taken only with as many samples as pay; one result's memory is laid out as the
-    other's, which what follows is faster on."""
+def test_the_product_with_a_large_weight_is_transposed(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used for few samples only.  Losses, gradients and memory layout are the same."""
     x, layer = torch.randn(B, 12), manual_backward.Linear("0", nn.Linear(12, 5, bias))
     weights = {"0.weight": torch.randn(5, 12), "0.bias": torch.randn(5)}
     model = double(nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias), nn.ReLU(), nn.Linear(5, 3, bias)))
@@ -145,8 +144,8 @@ def test_large_weights_are_read_the_other_way_round(bias: bool, monkeypatch: pyt
     assert not manual_backward.weight_goes_first(weights["0.weight"], x)
 
 
-def test_networks_that_are_no_chain() -> None:
-    """Residual connections and norms: the same layers under autograd, strides and 1x1 shortcuts among them."""
+def test_networks_that_need_autograd() -> None:
+    """They have residual connections, norms, strides and 1x1 shortcuts."""
     model = double(seeded(lambda: ResNet((3, 8, 8), 3, [4, 6], "group")))
     assert model.manual_backward is None
     rows, batch = problem(model, (3, 8, 8))

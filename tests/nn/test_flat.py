@@ -1,4 +1,4 @@
-"""A module is a row: layout, columns, added columns, buffers, and the batched forward pass of every operation."""
+"""FlatModel: layout of rows, columns, added columns, buffers, and batched forward passes of all operations."""
 
 import threading
 from pathlib import Path
@@ -25,7 +25,7 @@ K = 3
 
 # -- layout ----------------------------------------------------------------------------------------------
 class Mixed(nn.Module):
-    """A trained layer, a frozen one, a norm with buffers, a float buffer that is a constant, an integer one."""
+    """A module with a trained and a frozen layer, a norm, a constant float buffer and an integer buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Mixed(nn.Module):
         return self.head(self.norm(self.body(self.frozen(x))))
 
 
-def test_the_row_is_trained_then_buffers() -> None:
+def test_buffers_are_last_in_a_row() -> None:
     module = seeded(Mixed)
     model = FlatModel(module)
     assert list(model.spans) == [
@@ -63,7 +63,7 @@ def test_the_row_is_trained_then_buffers() -> None:
     equal(model.named(row.expand(4, -1))["head.weight"][2], module.head.weight.detach())
 
 
-def test_a_row_loads_into_plain_pytorch() -> None:
+def test_a_row_is_a_state_dict() -> None:
     module, other = seeded(Mixed, 0), seeded(Mixed, 1)
     model = FlatModel(module)
     missing, unexpected = other.load_state_dict(model.state_dict(model.init_row()), strict=False)
@@ -97,7 +97,7 @@ def test_an_empty_set_of_columns() -> None:
     assert (none & Columns([(0, 3)])).size == 0 and (none | Columns([(0, 3)])).size == 3
 
 
-def test_take_then_put_gives_the_rows_back() -> None:
+def test_put_is_the_inverse_of_take() -> None:
     rows = torch.randn(4, 30)
     for slices in ([(0, 30)], [(3, 9)], [(0, 2), (5, 6), (20, 30)], []):
         columns = Columns(slices)
@@ -145,7 +145,7 @@ def test_added_columns() -> None:
     assert set(model.state_dict(row)) == {"body.1.weight", "body.1.bias", "head.weight", "head.bias"}
 
 
-def test_added_columns_stand_before_the_buffers() -> None:
+def test_added_columns_are_before_the_buffers() -> None:
     model = FlatModel(seeded(Mixed), {"head": ["head.*"]})
     model.extend(head2="copy:head")
     assert model.trained.slices == [(0, 59)] and model.size == 69
@@ -184,7 +184,7 @@ class Tokens(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer used at two places."""
+    """A module that calls one layer twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ IMAGE, VECTOR = (2, 8, 8), (6,)
 
 
 class Attention(nn.Module):
-    """Tokens of an image, with positions of their own, that attend to one another, and are averaged."""
+    """A transformer block on the patches of an image, with position embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Attention(nn.Module):
 
 
 class Looked(nn.Module):
-    """Entries of a table, which attend to those that a mask shows."""
+    """Embeddings with masked attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Looked(nn.Module):
 
 
 class Joined(nn.Module):
-    """A U of two levels: down, up by a transposed convolution and by copying pixels, and side by side."""
+    """A U-Net of two levels, with a transposed convolution and an upsampling layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ MODULES = {
 
 
 def spread(model: FlatModel, k: int = K) -> Tensor:
-    """k different rows around the initialization; buffers stay valid variances."""
+    """Return k random rows near the initialization, with positive running variances."""
     noise = torch.randn(k, model.size, generator=torch.Generator().manual_seed(1))
     rows = model.init_row() + 0.2 * noise
     for name in model.buffer_names:
@@ -307,7 +307,7 @@ def spread(model: FlatModel, k: int = K) -> Tensor:
 
 
 def reference(module: nn.Module, model: FlatModel, row: Tensor, x: Tensor, train: bool) -> tuple[Tensor, Tensor]:
-    """The module itself with the row loaded: outputs, and the row after the pass (buffers updated)."""
+    """Return the outputs of the module with a row loaded, and the row after the pass."""
     module.load_state_dict(model.state_dict(row), strict=False)
     with torch.no_grad():
         out = module.train(train)(x)
@@ -318,7 +318,7 @@ def reference(module: nn.Module, model: FlatModel, row: Tensor, x: Tensor, train
 
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", MODULES)
-def test_every_operation_for_many_clients_is_the_module_for_each(name: str, train: bool) -> None:
+def test_batched_operations_equal_the_module_for_each_client(name: str, train: bool) -> None:
     make, shape = MODULES[name]
     module = seeded(make)
     model = FlatModel(module)
@@ -342,7 +342,7 @@ def test_every_operation_for_many_clients_is_the_module_for_each(name: str, trai
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_gradients_of_many_clients_are_each_clients_own(name: str) -> None:
+def test_batched_gradients_equal_those_of_each_client(name: str) -> None:
     make, shape = MODULES[name]
     module = seeded(make)
     model = FlatModel(module)
@@ -362,7 +362,7 @@ def test_gradients_of_many_clients_are_each_clients_own(name: str) -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 3], ids=["all but the head", "every second", "two in three"])
 @pytest.mark.parametrize("name", MODULES)
-def test_frozen_parameters_are_one_for_all(name: str, every: int) -> None:
+def test_frozen_parameters_are_shared_by_all_clients(name: str, every: int) -> None:
     """Some parameters frozen, biases and weights apart: logits and gradients are those of a loop over clients, the
     frozen ones are in no row, and no copy of them is made."""
     make, shape = MODULES[name]
@@ -403,7 +403,7 @@ def test_frozen_parameters_are_one_for_all(name: str, every: int) -> None:
 
 
 class Uncertain(nn.Module):
-    """[B, 2, 3] -> [B, 4]: arguments that the table does not know are no reason to compute something else."""
+    """[B, 2, 3] -> [B, 4] by operations with arguments that are not supported."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class Uncertain(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["keyword", "size", "whole", "constant"])
-def test_what_the_table_does_not_know_is_mapped(how: str) -> None:
+def test_unsupported_operations_use_vmap(how: str) -> None:
     module = Uncertain(how)
     model, x = FlatModel(module), torch.randn(K, 5, 2, 3)
     rows = spread(model)
@@ -432,7 +432,7 @@ def test_what_the_table_does_not_know_is_mapped(how: str) -> None:
         close(found[i], module(x[i]), 2e-5)
 
 
-def test_every_rule_is_covered_here() -> None:
+def test_every_operator_is_tested() -> None:
     used = {type(m) for make, _ in MODULES.values() for m in seeded(make).modules()}
     assert set(batched_operators.OPERATORS) - used == {nn.Dropout}
 
@@ -448,7 +448,7 @@ def test_features_then_head(name: str) -> None:
 
 
 # -- dropout ---------------------------------------------------------------------------------------------
-def test_dropout_is_keyed_by_client_and_only_in_training() -> None:
+def test_dropout_depends_on_the_client_and_only_in_training() -> None:
     model = FlatModel(seeded(lambda: nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.4), nn.Linear(50, 4))))
     rows, x, keys = spread(model), torch.randn(K, 200, 6), torch.tensor([5, 6, 7])
     named = model.named(rows)
@@ -468,8 +468,8 @@ def test_dropout_is_keyed_by_client_and_only_in_training() -> None:
     assert (out == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
 
 
-def test_every_dropout_layer_draws_by_itself() -> None:
-    """Two of them leave 0.6 x 0.6 of the units, not the same 0.6 twice."""
+def test_dropout_layers_have_different_masks() -> None:
+    """Two of them keep 0.6 x 0.6 of the units."""
     model = FlatModel(hidden_model(nn.Sequential(nn.Dropout(0.4), nn.Dropout(0.4))))
     out = model.apply(
         model.named(model.init_row()[None]), torch.ones(1, 400, 50), True, ForwardContext(True, torch.tensor([5]))
@@ -479,7 +479,7 @@ def test_every_dropout_layer_draws_by_itself() -> None:
 
 
 def hidden_model(layer: nn.Module) -> nn.Module:
-    """An identity layer before the given one, so that the module has parameters."""
+    """A linear layer of the identity before another layer, so that the module has parameters."""
     linear = nn.Linear(50, 50, bias=False)
     nn.init.eye_(linear.weight)
     return nn.Sequential(linear, *layer)
@@ -487,7 +487,7 @@ def hidden_model(layer: nn.Module) -> nn.Module:
 
 # -- modules outside the table ---------------------------------------------------------------------------
 class Untraceable(nn.Module):
-    """Control flow on data, a parameter used directly, a norm: nothing the table knows."""
+    """A module that cannot be traced: control flow, a parameter used directly, and a norm."""
 
     def __init__(self, norm: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -504,7 +504,7 @@ class Untraceable(nn.Module):
 
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch norm"])
-def test_a_module_outside_the_table_is_mapped(norm: bool, train: bool) -> None:
+def test_a_module_that_cannot_be_traced_uses_vmap(norm: bool, train: bool) -> None:
     module = seeded(lambda: Untraceable(norm))
     model = FlatModel(module)
     assert model.traced_graph is None
@@ -521,7 +521,7 @@ def test_a_module_outside_the_table_is_mapped(norm: bool, train: bool) -> None:
 
 
 @pytest.mark.parametrize("part", ["padding_mode", "string padding", "flatten", "view"])
-def test_options_the_rules_do_not_know_are_mapped_too(part: str) -> None:
+def test_unsupported_options_of_layers_use_vmap(part: str) -> None:
     class View(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -546,8 +546,8 @@ def test_options_the_rules_do_not_know_are_mapped_too(part: str) -> None:
             close(out[i], reference(module, model, rows[i], x[i], False)[0])
 
 
-def test_a_module_that_asks_whether_it_is_in_training_is_not_traced() -> None:
-    """Each mode has its own path, and neither is baked in; tracing leaves the module's own buffers alone."""
+def test_a_module_that_depends_on_its_mode_is_not_traced() -> None:
+    """Both modes are computed correctly, and tracing does not change the module's buffers."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -574,7 +574,7 @@ def test_a_module_that_asks_whether_it_is_in_training_is_not_traced() -> None:
             close(named["calls"], model.named(rows)["calls"] + train)
 
 
-def test_frozen_parameters_take_part_and_stay() -> None:
+def test_frozen_parameters_are_used_and_do_not_change() -> None:
     module = seeded(Mixed)
     model = FlatModel(module)
     assert model.traced_graph is not None
@@ -584,7 +584,7 @@ def test_frozen_parameters_take_part_and_stay() -> None:
             close(model.predict(rows, x)[i], reference(module, model, rows[i], x[i], False)[0])
 
 
-def test_a_frozen_backbone_is_held_once() -> None:
+def test_threads_share_a_frozen_backbone() -> None:
     class Backbone(Untraceable):
         def __init__(self) -> None:
             super().__init__()
@@ -597,7 +597,7 @@ def test_a_frozen_backbone_is_held_once() -> None:
 
 
 class Question(nn.Module):
-    """A dict of inputs: an image and tokens."""
+    """A module with two inputs, an image and tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -622,8 +622,8 @@ def test_inputs_may_be_a_dict() -> None:
             close(model.predict(rows[i], one), out[i])
 
 
-def test_threads_do_not_share_a_mapped_module() -> None:
-    """functional_call swaps parameters inside the module: each thread has its own copy."""
+def test_threads_do_not_share_a_module_with_vmap() -> None:
+    """Each thread has its own copy, because functional_call changes parameters of the module."""
     model = FlatModel(seeded(Untraceable))
     rows, x = spread(model, 2), torch.randn(2, 50, 6)
     expected, wrong = [model.predict(rows[i], x[i]) for i in range(2)], []
@@ -640,7 +640,7 @@ def test_threads_do_not_share_a_mapped_module() -> None:
     assert not wrong
 
 
-def test_the_users_module_is_left_as_it_was() -> None:
+def test_the_module_of_the_user_is_not_changed() -> None:
     module = seeded(lambda: Untraceable(norm=True))
     before = {n: v.clone() for n, v in module.state_dict().items()}
     model = FlatModel(module)
@@ -694,7 +694,7 @@ def test_tied_parameters() -> None:
             close(out[i], reference(module, model, rows[i], x[i], False)[0])
 
 
-def test_constant_tables_stay_outside_the_row() -> None:
+def test_constant_buffers_are_not_in_rows() -> None:
     """CLIP's causal mask is a float buffer of -inf, made anew with the module (persistent=False): averaging or
     measuring it would be meaningless."""
 
@@ -712,8 +712,8 @@ def test_constant_tables_stay_outside_the_row() -> None:
     assert (model.predict(spread(model), torch.randn(K, 5, 6))[..., 5] == 0).all()
 
 
-def test_dropout_of_a_mapped_module_is_keyed_too() -> None:
-    """No global generator: the same masks whatever ran before, and whoever else is computed."""
+def test_dropout_with_vmap_depends_on_the_client() -> None:
+    """Masks do not depend on the global generator or on other clients."""
     model = FlatModel(seeded(lambda: Untraceable(dropout=0.5)))
     assert model.traced_graph is None
     rows, x, keys = spread(model), torch.randn(K, 5, 6), torch.tensor([5, 6, 7])
@@ -729,7 +729,7 @@ def test_dropout_of_a_mapped_module_is_keyed_too() -> None:
     assert not torch.allclose(many, model.predict(rows, x))
 
 
-def test_random_state_is_left_alone() -> None:
+def test_global_random_state_does_not_change() -> None:
     model = FlatModel(seeded(lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5))))
     x, before = torch.randn(K, 5, 6), torch.random.get_rng_state()
     model.apply(model.named(spread(model)), x, True, ForwardContext(True, torch.arange(K)))

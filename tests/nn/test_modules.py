@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
 
 
 class Ways(Recurrent):
-    """Both ways, two layers."""
+    """Two bidirectional layers."""
 
     def __init__(self) -> None:
         super().__init__(nn.LSTM, 2, 0.3, bidirectional=True)
@@ -63,7 +63,7 @@ class Ways(Recurrent):
 
 
 class Packed(Recurrent):
-    """The same on sequences of different lengths."""
+    """The same on packed sequences."""
 
     def forward(self, x: Tensor) -> Tensor:
         lengths = torch.arange(len(x)) % 4 + 1
@@ -84,7 +84,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """[B, T, 6] -> [B, 3] by a Transformer, dropout everywhere."""
+    """[B, T, 6] -> [B, 3] by a Transformer with dropout."""
 
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Words(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Draws of other kinds: a residual branch that is left out at random, noise, channels and functional dropout."""
+    """Stochastic depth, noise, channel dropout and functional dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def make(name: str, plan: str | Plan = "loop", **options: Any) -> Engine:
 
 
 def drawn(network: Callable[[], nn.Module]) -> Any:
-    """A model with an initialization for everybody, as APPLE begins."""
+    """Return a model with an initialization for each client, which APPLE needs."""
     return FlatModel(seeded(network), new_module=lambda number=0: seeded(network, number))
 
 
@@ -172,8 +172,8 @@ PAIRS = [  # of module and method: every third by default
 
 
 @pytest.mark.parametrize("name, method", PAIRS)
-def test_every_module_under_every_kind_of_method(name: str, method: str) -> None:
-    """One by one and as auto chooses: the same rows, which have moved."""
+def test_modules_with_each_kind_of_method(name: str, method: str) -> None:
+    """The loop and the executor that auto selects have the same rows."""
     e = make(name)
     loop = results(e, method)
     close(results(auto(make(name)), method), loop, 1e-3 if method == "per_fedavg_hf" else 1e-5)
@@ -182,7 +182,7 @@ def test_every_module_under_every_kind_of_method(name: str, method: str) -> None
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", MODULES)
-def test_every_plan_that_can_gives_the_same_rows(name: str, plan: str) -> None:
+def test_plans_have_the_same_rows(name: str, plan: str) -> None:
     if name in ALONE and PLANS[plan].chunk != 1:
         with pytest.raises(ConfigError, match=r"the model \(Packed\) cannot be computed for several clients"):
             autotune.usable_plans(make(name), [PLANS[plan]])
@@ -192,8 +192,8 @@ def test_every_plan_that_can_gives_the_same_rows(name: str, plan: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_draws_are_the_clients_own(name: str) -> None:
-    """A function of the client's key: no global generator, no neighbour, no earlier pass takes part."""
+def test_random_numbers_depend_on_the_client(name: str) -> None:
+    """They do not depend on the global generator, on other clients or on earlier passes."""
     model = FlatModel(seeded(MODULES[name]))
     rows, x = model.init_row().repeat(3, 1), torch.randn(1, 5, 4, 6).expand(3, -1, -1, -1)
     keys, before = torch.tensor([5, 6, 5]), torch.random.get_rng_state()
@@ -213,8 +213,8 @@ def test_draws_are_the_clients_own(name: str) -> None:
     torch.random.set_rng_state(before)
 
 
-def test_a_pass_draws_anew_at_every_place() -> None:
-    """Two layers of one module have masks of their own."""
+def test_random_calls_of_a_pass_differ() -> None:
+    """Two layers of a module have different masks."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -251,7 +251,7 @@ MASKS: dict[str, dict] = {
 
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("kind", [{}, {"bias": False}, {"kdim": 3, "vdim": 5}], ids=str)
-def test_attention_is_torchs(masks: str, kind: dict) -> None:
+def test_attention_equals_torch(masks: str, kind: dict) -> None:
     layer = seeded(lambda: nn.MultiheadAttention(6, 2, batch_first=True, **kind))
     x = torch.randn(5, 4, 6)
     k, v = (torch.randn(5, 4, kind.get(n, 6)) for n in ("kdim", "vdim"))
@@ -264,7 +264,7 @@ def test_attention_is_torchs(masks: str, kind: dict) -> None:
         close(found[1], expected[1])
 
 
-def test_attention_without_a_batch_is_torchs() -> None:
+def test_attention_without_a_batch_axis_equals_torch() -> None:
     layer, x = seeded(lambda: nn.MultiheadAttention(6, 2)), torch.randn(4, 6)
     padding = torch.tensor([False, False, True, False])
     with ClientRandom(None, True):
@@ -273,7 +273,7 @@ def test_attention_without_a_batch_is_torchs() -> None:
         close(a, b)
 
 
-def test_attention_drops_weights_and_grows_the_others() -> None:
+def test_dropout_of_attention_weights() -> None:
     layer = seeded(lambda: nn.MultiheadAttention(6, 2, dropout=0.25, batch_first=True))
     x = torch.randn(40, 8, 6)
     with ClientRandom(torch.tensor(3), False):
@@ -295,7 +295,7 @@ def test_attention_drops_weights_and_grows_the_others() -> None:
     ],
     ids=str,
 )
-def test_products_of_attention_are_torchs(how: dict) -> None:
+def test_scaled_dot_product_attention_equals_torch(how: dict) -> None:
     q, k, v = torch.randn(3, 5, 2, 4, 3)
     with ClientRandom(None, True):
         found = F.scaled_dot_product_attention(q, k, v, **how)
@@ -309,8 +309,8 @@ def test_products_of_attention_are_torchs(how: dict) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"bidirectional": True}, {"bias": False}], ids=str)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_layers_with_dropout_between_them_are_torchs_layers(kind: type[nn.RNNBase], more: dict) -> None:
-    """At a probability of nearly 0 nothing is dropped; at 1 nothing but biases reaches the last layer."""
+def test_recurrent_layers_with_dropout_equal_torch(kind: type[nn.RNNBase], more: dict) -> None:
+    """With probability near 0, nothing is dropped.  With 1, only biases reach the last layer."""
     net = seeded(lambda: kind(6, 5, 3, dropout=1e-9, batch_first=True, **more))
     x = torch.randn(4, 7, 6)
     with ClientRandom(torch.tensor(3), False):
@@ -339,8 +339,8 @@ def test_layers_with_dropout_between_them_are_torchs_layers(kind: type[nn.RNNBas
 )
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, functools.partial(nn.RNN, nonlinearity="relu")])
 @pytest.mark.parametrize("batch", [True, False])
-def test_written_out_layers_are_torchs(kind: Callable[..., nn.RNNBase], more: dict, batch: bool) -> None:
-    """Outputs, last states and gradients, from a state of its own."""
+def test_unrolled_recurrent_layers_equal_torch(kind: Callable[..., nn.RNNBase], more: dict, batch: bool) -> None:
+    """Outputs, last states and gradients, from a random first state."""
     if "proj_size" in more and kind is not nn.LSTM:
         pytest.skip("an LSTM's alone")
     net = seeded(lambda: kind(6, 5, **{"batch_first": True, **more}))
@@ -363,7 +363,7 @@ def test_written_out_layers_are_torchs(kind: Callable[..., nn.RNNBase], more: di
 
 
 # -- what cannot be done ---------------------------------------------------------------------------------------
-def test_auto_leaves_out_what_a_module_cannot_do_and_says_so_once(caplog) -> None:
+def test_auto_excludes_vmap_with_one_message(caplog) -> None:
     caplog.set_level("INFO", "fedbench")
     e = auto(make("packed"))
     assert e.executor.plan.name == "threads"
@@ -375,7 +375,7 @@ def test_auto_leaves_out_what_a_module_cannot_do_and_says_so_once(caplog) -> Non
 
 
 class Wrong(nn.Module):
-    """[B, 4, 6] -> [B, 3] but for a layer that does not do what the others need."""
+    """[B, 4, 6] -> [B, 3] with a layer that may fail."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -397,15 +397,17 @@ class Branch(nn.Module):
         (nn.AlphaDropout(0.5), r"^the model's layer body.1 \(AlphaDropout\) cannot be trained: it draws from torch's"),
     ],
 )
-def test_what_no_plan_can_do_is_a_sentence(layer: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And comes before anything is timed."""
+def test_layers_that_no_executor_supports_are_refused(
+    layer: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is raised before plans are timed."""
     monkeypatch.setattr(autotune, "Trial", None)
     for candidates in (candidate_plans("auto", None, 2, CPU, 3), [PLANS["loop"]], [PLANS["vmap"]]):
         with pytest.raises(ConfigError, match=said):
             build.choose_executor(engine(*data("x"), Wrong(layer)), candidates)
 
 
-def test_a_branch_on_data_is_for_one_client_at_a_time() -> None:
+def test_control_flow_on_data_excludes_vmap() -> None:
     e = auto(engine(*data("x"), Wrong(Branch())))
     assert e.executor.plan.name == "threads"
     with pytest.raises(ConfigError, match=r"^hardware.executor=vmap: the model's layer body.1 \(Branch\) cannot"):
@@ -414,8 +416,8 @@ def test_a_branch_on_data_is_for_one_client_at_a_time() -> None:
         build.choose_executor(engine(*data("x"), Wrong(Branch())), [PLANS["threaded pairs"]])
 
 
-def test_a_layer_whose_gradient_is_another_for_several_clients_is_left_out(caplog) -> None:
-    """Whatever torch.vmap gets wrong without a word."""
+def test_a_wrong_gradient_of_vmap_excludes_it(caplog) -> None:
+    """torch.vmap may give wrong results without an error."""
 
     class Forgetful(torch.autograd.Function):
         @staticmethod
@@ -452,7 +454,7 @@ def test_dropout_in_attention_with_added_keys_is_refused() -> None:
         auto(engine(*data("x"), Added()))
 
 
-def test_a_trial_leaves_no_trace() -> None:
+def test_a_trial_does_not_change_states() -> None:
     e = make("transformer")
     start = e.model.init_row()
     assert autotune.try_training(e, True)[0] is None and autotune.try_training(e, False)[0] is None
@@ -460,7 +462,7 @@ def test_a_trial_leaves_no_trace() -> None:
     assert e.federation.num_clients == 3 and not e.rows.all
 
 
-def test_a_mistake_of_fedbench_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_fedbench_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_batch, "gradient", lambda engine: None)
     with pytest.raises(TypeError, match="positional"):
         autotune.try_training(make("transformer"), True)
@@ -468,7 +470,7 @@ def test_a_mistake_of_fedbench_is_not_blamed_on_the_model(monkeypatch: pytest.Mo
 
 # -- networks of torchvision and timm --------------------------------------------------------------------------
 class Three(nn.Module):
-    """A network for three channels on one."""
+    """Adapts a network for three channels to one channel."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

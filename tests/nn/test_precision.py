@@ -20,7 +20,7 @@ from fedbench.simulation import build, evaluate
 
 
 class Mapped(nn.Module):
-    """Shapes that depend on the data's: no program, but torch.vmap."""
+    """A module that cannot be traced and uses torch.vmap."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Taps, captures, extra losses and frozen layers: the same by a program, a batched module, torch.vmap and a loop."""
+"""Hooks, activations, additional losses and frozen layers give the same in each way of computing a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class BatchedNet(Net):
-    """The same, which computes many clients by itself."""
+    """The same network with its own batched forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class BatchedNet(Net):
 
 
 def flat(way: str, adapter: str = "none") -> FlatModel:
-    """Net, adapted, by one of the ways through a model."""
+    """Return the network with an adapter, computed in one of the ways."""
     module = seeded(BatchedNet if way == "batched" else Net, 0)
     if ADAPTERS[adapter] is not None:
         with torch.random.fork_rng():
@@ -79,7 +79,7 @@ def flat(way: str, adapter: str = "none") -> FlatModel:
 
 
 def rows_of(model: FlatModel) -> Tensor:
-    """[K, P], drawn by name, so that the order of parameters does not matter."""
+    """Return rows [K, P] whose values depend on parameter names, not on their order."""
     rows = model.init_row().repeat(K, 1)
     for number, name in enumerate(sorted(model.spans)):
         a, b = model.spans[name]
@@ -88,12 +88,12 @@ def rows_of(model: FlatModel) -> Tensor:
 
 
 def gate(y: Tensor, row: dict[str, Tensor]) -> Tensor:
-    """A client's own scale of a layer's output."""
+    """A hook that scales the output of a layer by a parameter of the client."""
     return y * row["gate"]
 
 
 def seen(way: str, adapter: str, tapped: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Logits, gradients, and what the layers gave, of three clients at once."""
+    """Return logits, gradients and activations of three clients."""
     model = flat(way, adapter)
     model.extend(gate=torch.ones(8))
     if tapped:
@@ -116,7 +116,7 @@ def seen(way: str, adapter: str, tapped: bool) -> tuple[Tensor, Tensor, dict[str
 
 @pytest.mark.parametrize("tapped", [False, True])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_program_batched_and_mapped_agree(adapter: str, tapped: bool) -> None:
+def test_traced_graph_batched_module_and_vmap_agree(adapter: str, tapped: bool) -> None:
     expected = seen("program", adapter, tapped)
     assert {"stem", "block"} <= expected[2].keys()
     for way in ("batched", "mapped"):
@@ -129,8 +129,8 @@ def test_program_batched_and_mapped_agree(adapter: str, tapped: bool) -> None:
             assert found[2].keys() == expected[2].keys()
 
 
-def test_the_chain_agrees_and_a_tap_switches_it_off() -> None:
-    """A plain network: its written-out gradient is autograd's; with a tap there is none."""
+def test_a_hook_disables_the_manual_backward_pass() -> None:
+    """Without hooks, its gradient is that of autograd."""
     model = FlatModel(mlp(), {})
     rows = model.init_row() + 0.3 * torch.randn(K, model.size, generator=torch.Generator().manual_seed(0))
     x = torch.randn(K, B, 16)
@@ -144,8 +144,8 @@ def test_the_chain_agrees_and_a_tap_switches_it_off() -> None:
     close(model.predict(rows, x), model.named(rows)["head.bias"][:, None].expand(-1, B, -1), 1e-6)
 
 
-def test_a_tap_by_hand() -> None:
-    """head(norm(h + 2 block(h))) of a gate of 2, and its gradient is the block's share."""
+def test_a_hook_by_hand() -> None:
+    """A gate of 2 gives head(norm(h + 2 block(h)))."""
     model, x = flat("program"), torch.randn(B, 6)
     model.extend(gate=torch.full((8,), 2.0))
     model.add_hook("block", gate)
@@ -154,7 +154,7 @@ def test_a_tap_by_hand() -> None:
     close(model.forward(model.init_row(), x), net.head(net.norm(h + 2 * net.block(h))), 1e-6)
 
 
-def test_features_stop_behind_taps() -> None:
+def test_features_include_hooks() -> None:
     for way in ("program", "batched", "mapped"):
         model, x = flat(way), torch.randn(K, B, 6)
         model.add_hook("norm", lambda y, row: y + 1)
@@ -163,14 +163,14 @@ def test_features_stop_behind_taps() -> None:
 
 
 class PassesOn(nn.Module):
-    """A layer that gives what it is given."""
+    """A layer that returns its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 class Around(Net):
-    """The block's input goes around it as well as through a layer that does nothing."""
+    """A residual block whose layer returns its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Around(Net):
         return self.head(h + self.nothing(h))
 
 
-def test_a_tap_on_a_layer_that_does_nothing_changes_its_output_alone() -> None:
+def test_a_hook_on_an_identity_layer_changes_only_its_output() -> None:
     model = FlatModel(seeded(Around, 0), {})
     assert model.traced_graph is not None
     x = torch.randn(K, B, 6)
@@ -192,7 +192,7 @@ def test_a_tap_on_a_layer_that_does_nothing_changes_its_output_alone() -> None:
     assert model.capture(rows, x, ["nothing"])[1]["nothing"].shape == (K, B, 8)
 
 
-def test_what_is_no_layer_is_one_sentence() -> None:
+def test_unknown_layers_are_refused() -> None:
     model = flat("program")
     with pytest.raises(ConfigError, match="no layer named 'blok'; its layers are stem, block,"):
         model.capture(model.init_row(), torch.randn(B, 6), ["blok"])
@@ -202,7 +202,7 @@ def test_what_is_no_layer_is_one_sentence() -> None:
 
 # -- an extra loss ---------------------------------------------------------------------------------------
 class Sparse(Net):
-    """Net with the mean square of its features as an extra loss."""
+    """The network with the mean square of its features as an additional loss."""
 
     def forward(self, x: Tensor) -> Any:
         features = self.norm(self.stem(x))
@@ -210,7 +210,7 @@ class Sparse(Net):
 
 
 @pytest.mark.parametrize("hooked", [False, True])
-def test_an_extra_loss_is_of_the_training_pass(hooked: bool) -> None:
+def test_additional_losses_of_a_training_pass(hooked: bool) -> None:
     module = seeded(Sparse, 0)
     if hooked:
         module.block.register_forward_hook(lambda *_: None)
@@ -229,8 +229,8 @@ def test_an_extra_loss_is_of_the_training_pass(hooked: bool) -> None:
 
 @pytest.mark.parametrize("custom", ["", "per sample", "per client"])
 @pytest.mark.parametrize("plan", ["vmap", "loop"])
-def test_training_descends_along_the_extra_loss(plan: str, custom: str) -> None:
-    """One step on all samples of three clients: the task's loss or a method's own, and the extra loss, by hand."""
+def test_training_minimizes_the_additional_loss(plan: str, custom: str) -> None:
+    """One step of three clients on all samples, with the loss of the task or of a method, by hand."""
     module, (arrays, split) = seeded(FlatSparse, 0), ragged(sizes=(4, 4, 4))
     e = engine(arrays, split, module, SGD(lr=0.5), plan=plan, batch_size=4, epochs=1)
 
@@ -278,7 +278,7 @@ class WrongExtra(Sparse):
         return logits, extra.mean()
 
 
-def test_an_extra_loss_of_another_shape_is_one_sentence() -> None:
+def test_an_additional_loss_of_another_shape_is_refused() -> None:
     federation = Federation.build(*ragged(), CPU)
     with pytest.raises(ConfigError, match=r"an extra loss \[\] of float32: the extra loss must be one float32"):
         check_outputs(FlatModel(WrongExtra(), {}), federation, "it")
@@ -298,8 +298,8 @@ class Normed(nn.Module):
 
 
 @pytest.mark.parametrize("hooked", [False, True])
-def test_frozen_layers_rest(hooked: bool) -> None:
-    """Their parameters and statistics are in no row, batches do not move them, and they do not drop anything out."""
+def test_frozen_layers_stay_in_evaluation_mode(hooked: bool) -> None:
+    """Their parameters and statistics are not in rows and do not change, and they have no dropout."""
     module = seeded(Normed, 0)
     if hooked:
         module.head.register_forward_hook(lambda *_: None)
@@ -318,7 +318,7 @@ def test_frozen_layers_rest(hooked: bool) -> None:
         equal(t, statistics[name])
 
 
-def test_a_pattern_that_freezes_nothing_or_all_is_refused() -> None:
+def test_patterns_that_freeze_nothing_or_everything_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.freeze=\['x'\]: the pattern 'x' matches none"):
         FlatModel(mlp(), {}, freeze=["x"])
     with pytest.raises(ConfigError, match=r"model\.freeze=\['\*'\] freezes all parameters"):

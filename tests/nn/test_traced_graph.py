@@ -1,4 +1,4 @@
-"""A traced module holds a layer's output as long as a later layer reads it, and no longer."""
+"""A traced graph frees the output of a layer after its last use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedbench.nn.traced_graph import trace
 
 
 class Residual(nn.Module):
-    """Six layers, the first of which is read twice."""
+    """Six layers.  The output of the first one is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,16 +27,16 @@ class Residual(nn.Module):
         return self.layers[5](self.layers[4](self.layers[3](y + first)))
 
 
-def test_outputs_that_nothing_reads_any_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref] = []
-    alive: list[int] = []  # earlier outputs, when a layer begins
+def test_outputs_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[weakref.ref] = []
+    num_alive: list[int] = []  # number of earlier outputs that exist when a layer begins
 
     def tanh(
         m: nn.Module, name: str, p: batched_operators.Params, x: Tensor, batched: bool, context: ForwardContext
     ) -> Tensor:
-        alive.append(sum(one() is not None for one in made))
+        num_alive.append(sum(output() is not None for output in outputs))
         y = x.tanh()
-        made.append(weakref.ref(y))
+        outputs.append(weakref.ref(y))
         return y
 
     module = Residual()
@@ -47,4 +47,4 @@ def test_outputs_that_nothing_reads_any_more_are_let_go(monkeypatch: pytest.Monk
     with torch.no_grad():
         got = traced.run({}, (x,), False, ForwardContext())
     assert torch.equal(got, module(x))
-    assert alive == [0, 1, 2, 0, 1, 1]  # the sum is no layer, and the two it was made of are gone
+    assert num_alive == [0, 1, 2, 0, 1, 1]  # the sum is not the output of a layer, and its terms are freed

@@ -95,7 +95,7 @@ def test_what_is_sent_and_what_is_remembered_is_what_was_due(
         assert (memory is not None) == (accumulates and self.compressor.error_feedback and not self._passes(value))
         if memory is not None:
             before = torch.zeros_like(value) if reference is None else reference
-            for sums, x in ((due, value), (sent, received.seen)):
+            for sums, x in ((due, value), (sent, received.value)):
                 total = sums.setdefault((name, call), torch.zeros(6, value[0].numel(), dtype=torch.float64))
                 total[cohort.ids] += (x.double() - before.double()).flatten(1)
             ids = cohort.ids
@@ -165,7 +165,7 @@ def test_what_is_sent_depends_on_what_privacy_released_alone(
     def spy(name: str) -> Any:
         def send(self: Compression, *args: Any) -> Received:
             received = real[name](self, *args)
-            sent.append(received.seen.clone())
+            sent.append(received.value.clone())
             return received
 
         return send
@@ -238,7 +238,7 @@ def test_every_method_says_what_its_messages_add_to(method: str, monkeypatch: py
     def tell(name: str) -> Any:
         def send(self: Compression, *args: Any) -> Received:
             received = real[name](self, *args)
-            told[name].append(received.seen)
+            told[name].append(received.value)
             return received
 
         return send

@@ -34,7 +34,7 @@ from fedbench.algorithms.base import (
 )
 from fedbench.core.linalg import dot
 from fedbench.core.options import Count, NonNegative, Probability, require
-from fedbench.core.rows import memory
+from fedbench.core.rows import free_memory
 from fedbench.engine.per_client import per_client
 
 
@@ -76,7 +76,7 @@ class APPLE(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Check that all versions of all cores fit in memory."""
         super().check(federation, model, optimizer)
-        n, have = federation.num_clients, memory(federation.device)
+        n, have = federation.num_clients, free_memory(federation.device)
         # with a bandwidth, each core has its newest version and up to one older version per client
         versions = n if self.bandwidth is None else n * (n + 1)
         need = 4 * (versions * model.size + n * n)
@@ -130,7 +130,7 @@ class APPLE(Algorithm):
         self.d[cohort.ids], self.theta[cohort.ids] = out.d, out.personal
         core = self.columns.put(out.personal, self.columns.take(out.theta))  # with w_i's BatchNorm buffers
         self.core[cohort.ids] = core
-        up = cohort.upload(core=core, replaces={"core": on_server})
+        up = cohort.upload(core=core, previous={"core": on_server})
         self.exchange.publish(cohort, versions, up.core)
 
     def mix(self, into: Tensor, core: Tensor, d: Tensor, cores: Tensor, versions: Tensor, i: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ class Algorithm:
         total = sum(float(c.client_weights.sum()) for c in cohorts)
         parts = []
         for c in cohorts:
-            up = c.upload(newcomer=self._rows(c), replaces={"newcomer": c.model.init_row()})
+            up = c.upload(newcomer=self._rows(c), previous={"newcomer": c.model.init_row()})
             share = torch.from_numpy(c.client_weights).float().to(c.device) / total
             parts.append(c.mean(up.newcomer, weights=share))
         return torch.stack(parts).sum(0)

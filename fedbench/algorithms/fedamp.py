@@ -105,8 +105,8 @@ class FedAMP(Algorithm):
         out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         # the upload is a difference from the last upload w_i, or from u_i if training starts there
-        relative_to, replaces = ({"w": "u"}, {}) if self.starts_from_cloud else ({}, {"w": w_i})
-        self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, replaces=replaces).w
+        relative_to, previous = ({"w": "u"}, {}) if self.starts_from_cloud else ({}, {"w": w_i})
+        self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, previous=previous).w
 
     def alpha(self, round: int) -> float:
         """Return alpha_k in a round."""

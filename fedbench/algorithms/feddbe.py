@@ -88,7 +88,7 @@ class FedDBE(Algorithm):
         once = LocalTraining(key="means", optimizer=everybody.engine.optimizer.fresh(), uploaded=False)
         r = self.g.new_zeros(len(everybody), len(self.g))  # [N, F]
         out = everybody.train(start, loss=self.plain_loss, columns=self.shared, how=once, r=r)
-        up = everybody.upload(r=out.r, replaces={"r": None})
+        up = everybody.upload(r=out.r, previous={"r": None})
         return everybody.broadcast(g=everybody.mean(up.r)).g
 
     def plain_loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:

@@ -68,7 +68,7 @@ class FedFomo(Algorithm):
         if self.reference == "aggregated":
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
-        up = cohort.upload(theta=out.theta, replaces={"theta": self.on_server(cohort)})
+        up = cohort.upload(theta=out.theta, previous={"theta": self.on_server(cohort)})
         if self.uploaded is not None:
             self.uploaded[cohort.ids] = up.theta
         self.last, self.prev = up.theta, cohort.index
@@ -98,7 +98,7 @@ class FedFomo(Algorithm):
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        uploaded = cohort.upload(omega=omega, replaces={"omega": None}, uncompressed=["omega"]).omega
+        uploaded = cohort.upload(omega=omega, previous={"omega": None}, uncompressed=["omega"]).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
         mixture = (omega[:, None] @ others)[:, 0]  # [K, P]
         return torch.where(total > 0, mixture, theta)

@@ -76,7 +76,7 @@ class FedNova(FedAvg):
             theta=out.theta,
             **counts,
             relative_to={"theta": "w"},
-            replaces=dict.fromkeys(counts),
+            previous=dict.fromkeys(counts),
             uncompressed=[*counts],
         )
         tau_eff = cohort.mean(up.T if self.mu else up.a)  # []

@@ -116,7 +116,7 @@ class FedPAC(Algorithm):
             means=after.means,
             counts=after.counts,
             relative_to={"u": "u", "h": "h"},
-            replaces={"V": None, "H": None, "means": None, "counts": None},
+            previous={"V": None, "H": None, "means": None, "counts": None},
             uncompressed=["V", "counts"],
         )
         self.u = cohort.mean(up.u, updates="u")

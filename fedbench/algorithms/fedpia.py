@@ -142,8 +142,8 @@ class FedPIA(Algorithm):
         self._note_losses(cohort, out.loss_sum)
         self.own[cohort.ids] = self.shared.put(out.theta, w)
         # the upload is a difference from the last upload, or from G if training starts there
-        relative_to, replaces = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.sent[cohort.ids]})
-        up = cohort.upload(w=w, relative_to=relative_to, replaces=replaces).w  # [K, A]
+        relative_to, previous = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.sent[cohort.ids]})
+        up = cohort.upload(w=w, relative_to=relative_to, previous=previous).w  # [K, A]
         if self.client != "none":
             self.sent[cohort.ids] = up
         self.G = self.merged(cohort, up)

@@ -97,7 +97,7 @@ class FedProto(Algorithm):
         self.theta[cohort.ids] = out.theta
         means = out.sums / out.counts.clamp_min(1)[..., None]  # [K, C, F]
         up = cohort.upload(
-            means=means, counts=out.counts, replaces={"means": None, "counts": None}, uncompressed=["counts"]
+            means=means, counts=out.counts, previous={"means": None, "counts": None}, uncompressed=["counts"]
         )
         self.G, self.has = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
 

@@ -72,7 +72,7 @@ class FedSLD(FedAvg):
     def upload_counts(self, clients: Cohort) -> Tensor:
         """Upload the label counts of all clients.  Negative values, from privacy noise, become 0.  # [N, C]"""
         counts = torch.from_numpy(self.true_counts).to(self.w)
-        up = clients.upload(counts=counts, replaces={"counts": None}, uncompressed=["counts"])
+        up = clients.upload(counts=counts, previous={"counts": None}, uncompressed=["counts"])
         return up.counts.clamp_min(0)
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.core.options import NonNegative, Positive, require
-from fedbench.core.rows import memory
+from fedbench.core.rows import free_memory
 
 
 class FPFC(Algorithm):
@@ -66,7 +66,7 @@ class FPFC(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Check that the vectors of all pairs of clients fit in memory."""
         super().check(federation, model, optimizer)
-        n, p, have = federation.num_clients, model.trained.size, memory(federation.device)
+        n, p, have = federation.num_clients, model.trained.size, free_memory(federation.device)
         need = 4 * p * (n * (n - 1) + 4 * n)  # the pairs twice, because a round computes new ones beside the old
         require(
             need <= have,
@@ -98,7 +98,7 @@ class FPFC(Algorithm):
 
         out = cohort.train(self.own[cohort.ids], extra_grad=pull, zeta=zeta)
         self.own[cohort.ids] = out.theta
-        w = cohort.upload(w=columns.take(out.theta), replaces={"w": self.W[cohort.index]}).w
+        w = cohort.upload(w=columns.take(out.theta), previous={"w": self.W[cohort.index]}).w
         self.W = self.W.index_copy(0, cohort.index, w)
         self.fuse(cohort.ids)
 

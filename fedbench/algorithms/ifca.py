@@ -58,7 +58,7 @@ class IFCA(Algorithm):
         pick = self.nearest(cohort, theta)  # k_i  [K]
         out = cohort.train(theta[pick])
         chosen = one_hot(pick, self.clusters).to(theta)  # [K, M]
-        choice = cohort.upload(k=chosen, replaces={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
+        choice = cohort.upload(k=chosen, previous={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
         change = out.theta - theta[pick]  # [K, P]
         change = cohort.upload(change=change, relative_to={"change": None}).change
         step = cohort.mean(change, groups=one_hot(choice, self.clusters).T)  # [M, P], 0 for a cluster without clients

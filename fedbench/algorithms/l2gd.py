@@ -61,7 +61,7 @@ class L2GD(Algorithm):
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
         uploaded = self.sent[cohort.ids]  # [K, P]
         if how.steps != 0:
-            uploaded = cohort.upload(x=x, replaces={"x": uploaded}).x
+            uploaded = cohort.upload(x=x, previous={"x": uploaded}).x
         xbar = cohort.sum(uploaded) / len(cohort)  # [P]
         if needs_download:
             received = cohort.broadcast(xbar=xbar).xbar  # differs from xbar if the download is lossy

@@ -119,7 +119,7 @@ class LCFed(Algorithm):
             body=self.body.take(out.theta),
             head=head,
             relative_to={"body": "body"},
-            replaces={"head": self.heads[cohort.index]},
+            previous={"head": self.heads[cohort.index]},
         )
         self.w = self.body.put(self.w, cohort.sum(up.body) / len(cohort))
         self.heads = self.heads.index_copy(0, cohort.index, up.head)

@@ -45,7 +45,7 @@ from fedbench.algorithms.base import (
     RowStore,
 )
 from fedbench.core.options import Count, NonNegative, NonNegativeInt, require
-from fedbench.core.rows import memory
+from fedbench.core.rows import free_memory
 
 MAX_SDWD = 1001  # maximum number of SDWD values recorded in matrices.npz
 ALL_COLUMNS = "all"  # value of `personal`
@@ -132,7 +132,7 @@ class PFedNet(Algorithm):
             f"algorithm.sketch=label_hist compares class counts, and task={federation.task.kind} has no classes: use "
             "feature_mean or another sketch of the inputs",
         )
-        n, d, have = federation.num_clients, self._columns(model)[1].size, memory(federation.device)
+        n, d, have = federation.num_clients, self._columns(model)[1].size, free_memory(federation.device)
         M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)
         width = min(d, n) if self.norm == "l2" else d  # dimension in which ADMM iterates
         need = 4 * n * d * 4 + 8 * (6 * n * n + 6 * M * width)
@@ -180,7 +180,7 @@ class PFedNet(Algorithm):
     def upload_sketches(self, clients: Cohort) -> Tensor:
         """Return the clients' sketches as the server receives them.  # [K, q]"""
         sketch = similarity.sketches(clients, self.compared, self.samples)
-        return clients.upload(sketch=sketch, replaces={"sketch": None}, uncompressed=["sketch"]).sketch
+        return clients.upload(sketch=sketch, previous={"sketch": None}, uncompressed=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
         """Return each client's (x_t, z_i).  # [K, P]

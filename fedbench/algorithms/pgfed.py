@@ -102,7 +102,7 @@ class PGFed(Algorithm):
         """Upload theta_i [K, P] and the linear model c_i + g_i . theta of f_i around it, g [K, P] and c [K]."""
         g, f = cohort.gradient(out.theta, drop_last=self.drop_last)  # [K, P], [K]
         c = f - dot(g, out.theta)
-        return cohort.upload(theta=out.theta, g=g, c=c, relative_to={"theta": "w"}, replaces={"g": None, "c": None})
+        return cohort.upload(theta=out.theta, g=g, c=c, relative_to={"theta": "w"}, previous={"g": None, "c": None})
 
     # -- auxiliary gradients and coefficients --------------------------------------------------------------
     def download_auxiliary(self, cohort: Cohort) -> Tensor:
@@ -125,7 +125,7 @@ class PGFed(Algorithm):
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
         """Upload a_ij [K, K'], and restore their bounds, which privacy noise may violate."""
-        up = cohort.upload(alpha=new, replaces={"alpha": old}, uncompressed=["alpha"])
+        up = cohort.upload(alpha=new, previous={"alpha": old}, uncompressed=["alpha"])
         self.store_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
     def store_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:

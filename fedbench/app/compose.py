@@ -21,7 +21,15 @@ from fedbench.app import cell_name  # noqa: F401  a resolver in conf/config.yaml
 from fedbench.app.loader import COMPLAINTS, VERSION_BASE, Loader, restore_hydra
 from fedbench.app.overrides import check_choice, check_key, check_swept, leaves, unreadable
 from fedbench.config.choices import with_choices
-from fedbench.config.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, includes_itself, menu, nearest
+from fedbench.config.conf_tree import (
+    GROUPS,
+    conf_dirs,
+    find_conf_dir,
+    group_options,
+    group_overview,
+    includes_itself,
+    nearest,
+)
 from fedbench.config.override_text import quoted, with_home
 from fedbench.core.options import ConfigError, require
 from fedbench.core.renamed import new_name
@@ -125,7 +133,10 @@ class Composer:
             return [item]
         names = group_options(group, self.folders)
         matched = fnmatch.filter(names, match[2].strip())
-        require(bool(matched), f"{group}={item} matches no option; the options are {', '.join(menu(names)) or 'none'}")
+        require(
+            bool(matched),
+            f"{group}={item} matches no option; the options are {', '.join(group_overview(names)) or 'none'}",
+        )
         return [f"{match[1]}{name}{match[3]}" for name in matched]
 
     def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.app import meanings
-from fedbench.config.conf_tree import GROUPS, conf_dirs, families, find_conf_dir, group_options, menu, option_files
+from fedbench.config.conf_tree import (
+    GROUPS,
+    conf_dirs,
+    families,
+    find_conf_dir,
+    group_options,
+    group_overview,
+    option_files,
+)
 
 WIDTH = 110  # columns of the help
 LONG = 40  # if key=default has more characters, its description is on the next line
@@ -170,7 +178,7 @@ def help_text() -> str:
 
 
 def _group(group: str, chosen: str | None) -> str:
-    names = [f"{name}*" if name == chosen else name for name in families(menu(group_options(group)))]
+    names = [f"{name}*" if name == chosen else name for name in families(group_overview(group_options(group)))]
     return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 
-from fedbench.config.conf_tree import GROUPS, group_options, menu, nearest
+from fedbench.config.conf_tree import GROUPS, group_options, group_overview, nearest
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import show
@@ -79,7 +79,7 @@ def check_choice(override: Override, folders: list[Path]) -> None:
         hint = nearest(str(value), options, f"{plus}{group}=")
         shown = value if isinstance(value, str) else show(value)
         same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
-        listed = ", ".join(same or menu(options)) or "none"
+        listed = ", ".join(same or group_overview(options)) or "none"
         advice = "" if hint or len(folders) > 1 else "; give the folder of your own options by --config-dir"
         raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{advice}")
     why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"

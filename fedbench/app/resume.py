@@ -26,7 +26,7 @@ from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.removed import refuse_removed
-from fedbench.core.settings import is_matched, load_config, plain, show, with_home
+from fedbench.core.settings import is_matched, load_config, show, to_dict, with_home
 from fedbench.simulation.resume_checks import ABSENT, FREE, KEPT_OR_FREE, check_rounds, requested_rounds
 from fedbench.simulation.run_folder import CHECKPOINTS, check_files, is_finished
 
@@ -155,7 +155,7 @@ def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, A
             check_choice(override, composer.folders)
             requested[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
             if is_matched(key, FREE):
-                requested[key] = plain(composer.compose([str(text)])[key])
+                requested[key] = to_dict(composer.compose([str(text)])[key])
         elif not override.is_hydra_override():
             resolved = OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)
             requested |= flatten({key: with_home(resolved)["value"]})

@@ -28,28 +28,30 @@ class Payload(NamedTuple):
 
     Attributes:
         ids: The clients.  # [k]
-        seen: The tensor that they received, shared or with one row per client.  None if the run does not need it.
-        value: The server's version of the tensor, which differs from `seen` if it was compressed.
+        received: The tensor that they received, shared or with one row per client.  None if the run does not need it.
+        value: The server's version of the tensor, which differs from `received` if it was compressed.
         by_client: Whether seen and value have one row per client.
     """
 
     ids: np.ndarray
-    seen: Tensor | None
+    received: Tensor | None
     value: Tensor | None
     by_client: bool
 
     @property
     def lag(self) -> Tensor | None:
         """The server's version minus the clients', or None if they are the same."""
-        return None if self.seen is None or self.value is None or self.seen is self.value else self.value - self.seen
+        if self.received is None or self.value is None or self.received is self.value:
+            return None
+        return self.value - self.received
 
     def of(self, ids: np.ndarray) -> Payload:
         """Return the payload of some of these clients."""
-        if self.seen is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
+        if self.received is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
             return self
-        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.seen.device)
-        seen = self.seen[rows]
-        return Payload(ids, seen, seen if self.seen is self.value else self.value[rows], True)
+        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)
+        received = self.received[rows]
+        return Payload(ids, received, received if self.received is self.value else self.value[rows], True)
 
 
 class Channel:
@@ -89,15 +91,15 @@ class Channel:
             The tensors [...] that the clients receive, as attributes.
         """
         _check_names("broadcast", tensors, uncompressed)
-        seen = dict(tensors)
+        received = dict(tensors)
         for name, value in tensors.items():
             dense = size = len(context) * num_bytes(value)
             if self.compression is not None and name not in uncompressed:
-                seen[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
+                received[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
-            self._remember(name, Payload(context.ids, seen[name], value, by_client=False))
+            self._remember(name, Payload(context.ids, received[name], value, by_client=False))
             self._count_download(context, size, dense)
-        return SimpleNamespace(**seen)
+        return SimpleNamespace(**received)
 
     def download(
         self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]
@@ -114,15 +116,15 @@ class Channel:
         """
         _check_rows("download", context, tensors)
         _check_names("download", tensors, uncompressed)
-        seen = dict(tensors)
+        received = dict(tensors)
         for name, value in tensors.items():
             size = num_bytes(value)
             if self.compression is not None and name not in uncompressed:
                 call = self._count_call("down", context, name)
-                seen[name], size = self.compression.download(context, name, value, call)
-            self._remember(name, Payload(context.ids, seen[name], value, by_client=True))
+                received[name], size = self.compression.download(context, name, value, call)
+            self._remember(name, Payload(context.ids, received[name], value, by_client=True))
             self._count_download(context, size, num_bytes(value))
-        return SimpleNamespace(**seen)
+        return SimpleNamespace(**received)
 
     def fetch(self, context: RoundContext, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
         """Send selected rows of tensors to the clients, uncompressed.
@@ -145,7 +147,7 @@ class Channel:
         context: RoundContext,
         tensors: dict[str, Tensor],
         relative_to: Mapping[str, str | None],
-        replaces: Mapping[str, Tensor | None],
+        previous: Mapping[str, Tensor | None],
         uncompressed: Collection[str],
         first_rate: FirstRate,
     ) -> SimpleNamespace:
@@ -158,7 +160,7 @@ class Channel:
             context: The clients.
             tensors: The tensors [K, ...] by name.
             relative_to: The name of the tensor from which a row was trained, by name (see `Cohort.upload`).
-            replaces: The earlier version of a tensor, by name (see `Cohort.upload`).
+            previous: The earlier version of a tensor, by name (see `Cohort.upload`).
             uncompressed: Names of tensors that are not compressed.
             first_rate: Returns the learning rate of the first local step.
 
@@ -170,28 +172,30 @@ class Channel:
             UnknownReference: The clients did not receive the tensor in relative_to.
         """
         _check_rows("upload", context, tensors)
-        _check_names("upload", tensors, {*relative_to, *replaces, *uncompressed})
-        _check_references(tensors, relative_to, replaces)
-        seen = dict(tensors)
+        _check_names("upload", tensors, {*relative_to, *previous, *uncompressed})
+        _check_references(tensors, relative_to, previous)
+        received = dict(tensors)
         for name, value in tensors.items():
             payload = self._payload(relative_to.get(name), context, name)
-            reference = replaces.get(name) if payload is None else payload.seen
+            reference = previous.get(name) if payload is None else payload.received
             size, call = num_bytes(value), self._count_call("up", context, name)
             if self.privacy is not None:
-                seen[name] = self.privacy.release(context, name, value, reference, call, first_rate)
+                received[name] = self.privacy.release(context, name, value, reference, call, first_rate)
             if self.compression is not None and context.changes_state and name not in uncompressed:
-                accumulates = name not in replaces
-                seen[name], size = self.compression.upload(context, name, seen[name], reference, call, accumulates)
+                accumulates = name not in previous
+                received[name], size = self.compression.upload(
+                    context, name, received[name], reference, call, accumulates
+                )
                 if payload is not None and (lag := payload.lag) is not None:
-                    seen[name] = seen[name] + lag
+                    received[name] = received[name] + lag
             self.cost.bytes_up += size
             self.cost.dense_up += num_bytes(value)
-        return SimpleNamespace(**seen)
+        return SimpleNamespace(**received)
 
     def _remember(self, name: str, payload: Payload) -> None:
         changes_uploads = self.privacy is not None or self.compression is not None
         if not changes_uploads:  # frees rows of clients; a server rule reads the value of a broadcast
-            payload = payload._replace(seen=None, value=None if payload.by_client else payload.value)
+            payload = payload._replace(received=None, value=None if payload.by_client else payload.value)
         self._payloads.setdefault(name, []).append(payload)
 
     def broadcast_value(self, name: str) -> Tensor:
@@ -257,14 +261,14 @@ def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) 
 
 
 def _check_references(
-    tensors: dict[str, Tensor], relative_to: Mapping[str, str | None], replaces: Mapping[str, Tensor | None]
+    tensors: dict[str, Tensor], relative_to: Mapping[str, str | None], previous: Mapping[str, Tensor | None]
 ) -> None:
     """Raise ValueError for a floating-point tensor without a reference, or with two."""
     for name, t in tensors.items():
-        if name in relative_to and name in replaces:
-            raise ValueError(f"upload({name}=...): {name} is in relative_to and in replaces; use only one of them")
-        if t.is_floating_point() and name not in relative_to and name not in replaces:
+        if name in relative_to and name in previous:
+            raise ValueError(f"upload({name}=...): {name} is in relative_to and in previous; use only one of them")
+        if t.is_floating_point() and name not in relative_to and name not in previous:
             raise ValueError(
                 f'upload({name}=...) needs a reference: relative_to={{"{name}": "w"}} for a row that was trained from '
-                f'w, relative_to={{"{name}": None}} for a difference, or replaces={{"{name}": ...}} for a new version'
+                f'w, relative_to={{"{name}": None}} for a difference, or previous={{"{name}": ...}} for a new version'
             )

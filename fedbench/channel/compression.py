@@ -40,11 +40,11 @@ class Received(NamedTuple):
     """A message as it is received.
 
     Attributes:
-        seen: Received tensor, in the shape that was sent.
+        value: Received tensor, in the shape of the original.
         num_bytes: Bytes of all clients together.
     """
 
-    seen: Tensor
+    value: Tensor
     num_bytes: int
 
 
@@ -98,16 +98,17 @@ class Compression:
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
         before = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)
         residual = x - before
-        memory = self._memory(path, context, x.shape[1]) if accumulates and self.compressor.error_feedback else None
-        if memory is not None:
-            residual = residual + memory[context.ids]
+        has_feedback = accumulates and self.compressor.error_feedback
+        residuals = self._residuals(path, context, x.shape[1]) if has_feedback else None
+        if residuals is not None:
+            residual = residual + residuals[context.ids]
         # A later upload repairs this one: by error feedback, or because it replaces it.
-        is_repaired = memory is not None or (reference is not None and not accumulates)
+        is_repaired = residuals is not None or (reference is not None and not accumulates)
         message, keys = self._message(path, name, x.shape[1], context), self._keys(path, context, context.ids)
-        sent, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
-        if memory is not None:
-            memory[context.ids] = residual - sent
-        return Received(self._with_running_statistics(before + sent, x).view(value.shape), in_bytes(bits))
+        decompressed, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
+        if residuals is not None:
+            residuals[context.ids] = residual - decompressed
+        return Received(self._with_running_statistics(before + decompressed, x).view(value.shape), in_bytes(bits))
 
     def broadcast(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
         """Compress one value [...] for all clients.  An evaluation leaves the state unchanged."""
@@ -117,13 +118,13 @@ class Compression:
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
         if last.used:
             message = self._message(path, name, x.shape[1], None)
-            seen, bits = self._difference(context, x, last[SERVER], message, SERVER)
+            received, bits = self._difference(context, x, last[SERVER], message, SERVER)
         else:
-            seen, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
+            received, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
         if not context.changes_state:
-            return Received(seen.view(value.shape), 0)
-        last[SERVER] = seen
-        return Received(seen.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
+            return Received(received.view(value.shape), 0)
+        last[SERVER] = received
+        return Received(received.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
 
     def _bits_missed(self, path: str, context: RoundContext, bits: Tensor, size: int) -> Tensor:
         """Return the bits that each client is sent with a broadcast of bits [1].  # [K]
@@ -131,10 +132,10 @@ class Compression:
         These are the broadcasts since its last one, or the row itself, of size numbers, if that is less.
         """
         in_all = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)
-        heard = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
+        last_bits = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
         now, whole = in_all[SERVER] + bits, torch.full_like(bits, FLOAT * size)  # [1, 1], [1]
-        missed = torch.where(heard.has(context.ids), (now - heard[context.ids])[:, 0], whole)
-        in_all[SERVER], heard[context.ids] = now, now.expand(len(context), 1)
+        missed = torch.where(last_bits.has(context.ids), (now - last_bits[context.ids])[:, 0], whole)
+        in_all[SERVER], last_bits[context.ids] = now, now.expand(len(context), 1)
         return missed.minimum(whole)
 
     def download(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
@@ -145,20 +146,20 @@ class Compression:
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
         message = self._message(path, name, x.shape[1], context, weighted=False)
         has_version = last.has(context.ids)  # [K]
-        seen, bits = self._difference(context, x, last[context.ids], message, context.ids)
-        seen = torch.where(has_version[:, None], seen, x)  # the first time the whole row
+        received, bits = self._difference(context, x, last[context.ids], message, context.ids)
+        received = torch.where(has_version[:, None], received, x)  # the first time the whole row
         bits = torch.where(has_version, bits, FLOAT * x.shape[1])
         if context.changes_state:
-            last[context.ids] = seen
-        return Received(seen.view(value.shape), in_bytes(bits))
+            last[context.ids] = received
+        return Received(received.view(value.shape), in_bytes(bits))
 
     def _difference(
         self, context: RoundContext, x: Tensor, before: Tensor, message: Message, ids: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Send rows x minus the rows before [k, n].  Return the rows that are seen [k, n] and the bits [k]."""
+        """Send rows x minus the rows before [k, n].  Return the rows that are received [k, n] and the bits [k]."""
         keys, keep = self._keys(message.name, context, ids), context.changes_state
-        sent, bits = self._send(self.contractive, x - before, message, keys, keep)
-        return self._with_running_statistics(before + sent, x), bits
+        decompressed, bits = self._send(self.contractive, x - before, message, keys, keep)
+        return self._with_running_statistics(before + decompressed, x), bits
 
     def observe(self, losses: Tensor) -> int:
         """Pass the clients' training losses [K] to the compressor, and return the bytes of their upload."""
@@ -179,18 +180,18 @@ class Compression:
     ) -> tuple[Tensor, Tensor]:
         """Compress rows [k, n].  Running statistics, which follow the parameters, stay uncompressed."""
         num_parameters = message.size
-        seen, bits = compressor(rows[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
+        decompressed, bits = compressor(rows[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
         if num_parameters == rows.shape[1]:
-            return seen, bits
+            return decompressed, bits
         rest = rows[:, num_parameters:]
-        return torch.cat([seen, rest], 1), bits + FLOAT * rest.shape[1]
+        return torch.cat([decompressed, rest], 1), bits + FLOAT * rest.shape[1]
 
-    def _with_running_statistics(self, seen: Tensor, x: Tensor) -> Tensor:
-        """Copy the running statistics of x into seen [k, n], because reference plus difference would round them."""
+    def _with_running_statistics(self, received: Tensor, x: Tensor) -> Tensor:
+        """Copy the running statistics of x into received [k, n], because reference plus difference would round them."""
         layout = self._layout(x.shape[1])
         if layout is not None and layout.parameters < x.shape[1]:
-            seen[:, layout.parameters :] = x[:, layout.parameters :]
-        return seen
+            received[:, layout.parameters :] = x[:, layout.parameters :]
+        return received
 
     def _message(self, path: str, name: str, size: int, context: RoundContext | None, weighted: bool = True) -> Message:
         """Describe a message.
@@ -222,7 +223,7 @@ class Compression:
             self._is_set_up.add(path)
         return message
 
-    def _memory(self, path: str, context: RoundContext, size: int) -> Rows:
+    def _residuals(self, path: str, context: RoundContext, size: int) -> Rows:
         """Return the residuals of all clients.  # [N, n]"""
         return self._rows(f"{path}/memory", torch.zeros(size, device=context.device))
 
@@ -233,7 +234,7 @@ class Compression:
             raise RunError(
                 f"compression: message {path.split('/')[1]!r} has {default.numel():,} values, and had "
                 f"{rows.default.numel():,} before, for which state is stored. Use another name for it, or declare an "
-                "upload in replaces"
+                "upload in previous"
             )
         return rows
 

@@ -123,8 +123,8 @@ class Privacy:
         )
         if self.calibration == "analytic" and self.clip is not None:
             value = clipped_towards(value, reference, self.clip)
-        counted = context.ids[context.ids < self.releases.num_clients]  # new clients are not in the table
-        self.releases[counted] = self.releases[counted] + 1
+        ids = context.ids[context.ids < self.releases.num_clients]  # new clients are not in the table
+        self.releases[ids] = self.releases[ids] + 1
         if self.ratio == 0:
             return value
         key = rng.key(context.seed, "privacy", name, context.round, call)

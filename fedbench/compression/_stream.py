@@ -96,5 +96,5 @@ class Reader:
 
     def floats(self, count: int) -> Tensor:
         """Read float32 values.  # [count]"""
-        words = np.array([self.fixed(32) for _ in range(count)], np.uint32)
-        return torch.from_numpy(words.view(np.float32).copy())
+        bit_patterns = np.array([self.fixed(32) for _ in range(count)], np.uint32)
+        return torch.from_numpy(bit_patterns.view(np.float32).copy())

@@ -47,8 +47,8 @@ def _program() -> Callable[..., None]:
 
 
 # compiled by numba; without numba, Python runs it
-def _solve(g, gamma, low, high, place, slope, intercept, v):  # type: ignore[no-untyped-def]
-    """Solve into v.  The knots are place[first .. last], which grows to both sides from the middle."""
+def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[no-untyped-def]
+    """Solve into v.  The knots are position[first .. last], which grows to both sides from the middle."""
     d = len(g)
     first, last = d, d - 1  # no knots
     for k in range(d):
@@ -56,18 +56,18 @@ def _solve(g, gamma, low, high, place, slope, intercept, v):  # type: ignore[no-
             left_slope, left_intercept, right_slope, right_intercept = 1.0, -g[0], 1.0, -g[0]
         else:  # the clipped ends -gamma and gamma, plus the new term
             left_slope, left_intercept, right_slope, right_intercept = 1.0, -gamma - g[k], 1.0, gamma - g[k]
-        while first <= last and left_slope * place[first] + left_intercept < -gamma:
+        while first <= last and left_slope * position[first] + left_intercept < -gamma:
             left_slope, left_intercept = left_slope + slope[first], left_intercept + intercept[first]
             first += 1
         low[k] = (-gamma - left_intercept) / left_slope
-        while last >= first and right_slope * place[last] + right_intercept > gamma:
+        while last >= first and right_slope * position[last] + right_intercept > gamma:
             right_slope, right_intercept = right_slope - slope[last], right_intercept - intercept[last]
             last -= 1
         high[k] = (gamma - right_intercept) / right_slope
         first -= 1
-        place[first], slope[first], intercept[first] = low[k], left_slope, left_intercept + gamma
+        position[first], slope[first], intercept[first] = low[k], left_slope, left_intercept + gamma
         last += 1
-        place[last], slope[last], intercept[last] = high[k], -right_slope, gamma - right_intercept
+        position[last], slope[last], intercept[last] = high[k], -right_slope, gamma - right_intercept
     b = 0.0
     for k in range(d - 1, -1, -1):
         b = min(max(b, low[k]), high[k])

@@ -42,13 +42,13 @@ class RandK(Compressor):
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
         """Return the values [k, m], the key [k, 1] and the positions that follow from it."""
-        key = draws.words(1)
+        key = draws.random_bits(1)
         where = self._positions(key, message)
         return Encoded(x.gather(1, where), {"key": key, "positions": where})
 
     def _positions(self, key: Tensor, message: Message) -> Tensor:
-        """Return the positions of the m largest of n random words.  # [k, m]"""
-        return positions.largest(RowRandom(key[:, 0]).words(message.size), self.num_values(message))
+        """Return the positions of the m largest of n random integers.  # [k, m]"""
+        return positions.largest(RowRandom(key[:, 0]).random_bits(message.size), self.num_values(message))
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the values at their positions, and zeros elsewhere.  # [k, n]"""

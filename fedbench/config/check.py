@@ -22,8 +22,8 @@ from fedbench.core.options import ConfigError, check_each, require
 from fedbench.core.settings import (
     check_cohort,
     clients_to_train,
-    plain,
     show,
+    to_dict,
 )
 
 
@@ -36,7 +36,7 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: A key or value is invalid; the message is about the first mistake.
     """
-    values = plain(cfg)
+    values = to_dict(cfg)
     _check_top(values)
     for group in RESERVED:
         _check_kind(group, values[group].get("_target_"))

@@ -204,7 +204,7 @@ def option_files(group: str, option: str, folders: Sequence[Path] | None = None)
     """
     options = group_options(group, folders)
     if option not in options:
-        hint = nearest(option, options) or f" {group} has {', '.join(menu(options))}"
+        hint = nearest(option, options) or f" {group} has {', '.join(group_overview(options))}"
         raise ConfigError(f"{group}={option} is not an option:{hint}")
     text = _text(f"{group}/{option}", folders)
     files: dict[str, str] = {}
@@ -252,7 +252,7 @@ def models_with(columns: str) -> list[str]:
     return [name for name, text in texts.items() if columns in (yaml.safe_load(text).get("columns") or {})]
 
 
-def menu(names: Iterable[str]) -> list[str]:
+def group_overview(names: Iterable[str]) -> list[str]:
     """Shorten a list of options: nested ones are replaced by their top folder, ``table/*``."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
 
@@ -261,23 +261,23 @@ def families(names: Iterable[str], least: int = 3) -> list[str]:
     """Shorten a list of options further: folders with the same first word are replaced by ``word_*/*``.
 
     Args:
-        names: The result of `menu`.
+        names: The result of `group_overview`.
         least: The smallest number of folders to replace.
     """
     names = list(names)
-    words = Counter(name.split("_")[0] for name in names if name.endswith("/*"))
-    short = (n.split("_")[0] + "_*/*" if n.endswith("/*") and words[n.split("_")[0]] >= least else n for n in names)
+    counts = Counter(name.split("_")[0] for name in names if name.endswith("/*"))
+    short = (n.split("_")[0] + "_*/*" if n.endswith("/*") and counts[n.split("_")[0]] >= least else n for n in names)
     return list(dict.fromkeys(short))
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+def nearest(name: str, valid_names: Iterable[str], prefix: str = "") -> str:
     """Return " did you mean a or b?" with similar names, or "" if there are none.
 
     Args:
         name: The misspelt name.
-        known: The valid names.
+        valid_names: The valid names.
         prefix: A text before each name.
     """
-    by_fold = {other.casefold(): other for other in known}
+    by_fold = {other.casefold(): other for other in valid_names}
     near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.6)
     return f" did you mean {' or '.join(prefix + by_fold[other] for other in near)}?" if near else ""

@@ -231,14 +231,14 @@ def _scope(target: type) -> dict[str, Any]:
 def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
     annotation = parameter.annotation
     if annotation is parameter.empty:
-        kind, words = BASIC.get(type(parameter.default), (Any, "any value"))
+        kind, description = BASIC.get(type(parameter.default), (Any, "any value"))
         if parameter.default is None:
-            kind, words = Any, "any value"
+            kind, description = Any, "any value"
     else:
-        kind, words = _kind(_evaluated(annotation, scope))
+        kind, description = _kind(_evaluated(annotation, scope))
     kind: Any = Annotated[kind, WrapValidator(lambda value, check: value if _is_target(value) else check(value))]
     default = ... if parameter.default is parameter.empty else None
-    return FieldInfo.from_annotated_attribute(kind, Field(default, alias=parameter.name, description=words))
+    return FieldInfo.from_annotated_attribute(kind, Field(default, alias=parameter.name, description=description))
 
 
 def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
@@ -258,24 +258,24 @@ def _kind(annotation: Any) -> tuple[Any, str]:
         model = options_of(annotation)
         return model, f"a group of keys ({', '.join(fields_of(model))})"
     if origin is Annotated:
-        kind, words = _kind(args[0])
+        kind, description = _kind(args[0])
         notes = [note.documentation for note in args[1:] if isinstance(note, DocInfo)]
-        return Annotated[kind, *args[1:]], " ".join([words, *notes])
+        return Annotated[kind, *args[1:]], " ".join([description, *notes])
     if origin is Literal:
         return annotation, f"{'one of ' if len(args) > 1 else ''}{', '.join(map(str, args))}"
     if origin in (Union, types.UnionType):
         kinds = sorted(map(_kind, args), key=lambda kind: kind[0] is None)  # null is last in messages
         union = Union[tuple(kind for kind, _ in kinds)]  # noqa: UP007
-        return union, " or ".join(dict.fromkeys(words for _, words in kinds))
+        return union, " or ".join(dict.fromkeys(description for _, description in kinds))
     if origin is tuple and Ellipsis not in args:
         kinds = [_kind(arg) for arg in args]
         items = Annotated[tuple[tuple(kind for kind, _ in kinds)], Field(strict=False)]  # YAML has only lists
-        return items, f"a list of {len(args)}: {', '.join(words for _, words in kinds)}"
+        return items, f"a list of {len(args)}: {', '.join(description for _, description in kinds)}"
     basic = BASIC.get(origin or annotation, (Any, "any value"))
     if basic is LIST and args:
-        kind, words = _kind(args[0])
-        return list[kind], "a list" if kind is Any else f"a list, each entry {words}"
+        kind, description = _kind(args[0])
+        return list[kind], "a list" if kind is Any else f"a list, each entry {description}"
     if basic is MAPPING and args:
-        kind, words = _kind(args[1])
-        return dict[Any, kind], "a mapping" if kind is Any else f"a mapping of names to {words}"
+        kind, description = _kind(args[1])
+        return dict[Any, kind], "a mapping" if kind is Any else f"a mapping of names to {description}"
     return basic

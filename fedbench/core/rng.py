@@ -98,7 +98,7 @@ class RowRandom:
     def __init__(self, keys: Tensor):
         self.keys, self.calls = keys, 0
 
-    def words(self, *shape: int) -> Tensor:
+    def random_bits(self, *shape: int) -> Tensor:
         """Return tensors of 64 random bits each, as int64.  # [K, *shape]"""
         self.calls += 1
         n = math.prod(shape)
@@ -108,7 +108,7 @@ class RowRandom:
 
     def uniform(self, *shape: int) -> Tensor:
         """Return uniform numbers in [0, 1), float32 with 24 random bits.  # [K, *shape]"""
-        return _shift(self.words(*shape), 40).float() / (1 << 24)
+        return _shift(self.random_bits(*shape), 40).float() / (1 << 24)
 
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal numbers, by the Box-Muller transform.  # [K, *shape]"""

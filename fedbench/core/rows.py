@@ -35,7 +35,7 @@ class Rows:
         num_clients: N.
         default: The initial value of each row.  # [...]
         device: The compute device.
-        place: Where rows are stored: "device", "host" (memory) or "disk".
+        location: Where rows are stored: "device", "host" (memory) or "disk".
         most: The number of rows that the run is expected to write.  None: N.
     """
 
@@ -45,10 +45,10 @@ class Rows:
         num_clients: int,
         default: Tensor,
         device: torch.device,
-        place: str = "device",
+        location: str = "device",
         most: int | None = None,
     ):
-        self.name, self.num_clients, self.device, self.place = name, num_clients, device, place
+        self.name, self.num_clients, self.device, self.location = name, num_clients, device, location
         self.most = min(most or num_clients, num_clients)
         self.default = default.detach().clone()
         self.slot = np.full(num_clients, -1, np.int32)  # index of each client's row in the store; -1: never written
@@ -63,7 +63,7 @@ class Rows:
 
     def _allocate(self, capacity: int) -> Tensor:
         shape = (capacity, *self.default.shape)
-        if self.place == "disk" and capacity and self.default.numel():
+        if self.location == "disk" and capacity and self.default.numel():
             handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-", dir=scratch_folder())
             os.close(handle)
             store = torch.from_file(
@@ -71,14 +71,14 @@ class Rows:
             ).view(shape)
             os.unlink(path)  # the file exists until its mapping is closed
             return store
-        where = self.device if self.place == "device" else torch.device("cpu")
+        where = self.device if self.location == "device" else torch.device("cpu")
         return torch.empty(shape, dtype=self.default.dtype, device=where)
 
     def _grow(self, needed: int) -> None:
         if needed <= len(self.store):
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.num_clients)
-        if needed <= self.most and (self.place == "disk" or capacity * self.row_bytes > BIG):
+        if needed <= self.most and (self.location == "disk" or capacity * self.row_bytes > BIG):
             capacity = self.most  # pages of a file or of host memory are allocated when first written
         bigger = self._allocate(capacity)
         bigger[: self.used] = self.store[: self.used]
@@ -97,7 +97,7 @@ class Rows:
     def _read(self, slots: np.ndarray) -> Tensor:
         """Return the stored rows at indices [K] of the store, on the device.  # [K, ...]"""
         where = torch.from_numpy(slots.astype(np.int64)).to(self.store.device)
-        if self.device.type != "cuda" or self.place == "device":
+        if self.device.type != "cuda" or self.location == "device":
             return self.store[where].to(self.device)
         return torch.index_select(self.store, 0, where, out=self._pinned(len(where))).to(self.device)
 
@@ -114,7 +114,7 @@ class Rows:
         self.used += len(new)
         where = torch.from_numpy(self.slot[ids].astype(np.int64)).to(self.store.device)
         values = values.detach()
-        if values.device.type == "cuda" and self.place != "device" and values.dim() > self.default.dim():
+        if values.device.type == "cuda" and self.location != "device" and values.dim() > self.default.dim():
             values = self._pinned(len(where)).copy_(values)
         self.store[where] = values.to(self.store)
 
@@ -175,7 +175,7 @@ class Rows:
             )
 
 
-def memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Return the free memory of a GPU, or the physical memory of the machine for other devices, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -239,8 +239,8 @@ class RowStore:
             raise ValueError(f"rows named {name!r} exist already: give each state of a method another name")
         most = self.most if count is None else count
         total = most * default.numel() * default.element_size()
-        place = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
-        if place == "disk":
+        location = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
+        if location == "disk":
             free = self.left.setdefault("disk", disk_space())
             require(
                 total <= free,
@@ -248,8 +248,8 @@ class RowStore:
                 f"memory is full and the disk of {scratch_folder()} has {free / 2**30:,.1f} GiB left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
-        self.left[place] -= total
-        self.all[name] = rows = Rows(name, count or self.num_clients, default, self.device, place, most)
+        self.left[location] -= total
+        self.all[name] = rows = Rows(name, count or self.num_clients, default, self.device, location, most)
         if not self.setting_up:
             self.late.add(name)
         if name in self._waiting:
@@ -258,7 +258,7 @@ class RowStore:
 
     def plan(self) -> list[str]:
         """Return one line per state, with its largest size and where it is stored, for the log before round 1."""
-        return [f"{self.size(r.name, r.default, r.num_clients)}, {r.place}" for r in self.all.values()]
+        return [f"{self.size(r.name, r.default, r.num_clients)}, {r.location}" for r in self.all.values()]
 
     def size(self, name: str, default: Tensor, count: int | None = None) -> str:
         """Describe the largest size of a state, as in "c_i: 100 x 650 numbers, 0.2 MiB at most"."""

@@ -68,7 +68,7 @@ FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}
 MISSING: Any = object()
 
 
-def plain(cfg: DictConfig) -> dict[str, Any]:
+def to_dict(cfg: DictConfig) -> dict[str, Any]:
     """Return a configuration as dicts and lists, with interpolations and ``~/`` resolved.
 
     Args:
@@ -123,7 +123,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     Args:
         cfg: The configuration, or its values.
     """
-    values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
+    values = to_dict(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
         values.pop("privacy", None)
     for group, (_, neutral) in LATER_GROUPS.items():
@@ -133,8 +133,8 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     flat = {
         key: value for key, value in flatten(with_removed(values)).items() if LATER_OPTIONS.get(key, MISSING) != value
     }
-    counted = {old_name(key): _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
-    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+    hashed = {old_name(key): _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def _is_left_out(key: str) -> bool:
@@ -151,8 +151,8 @@ def _canonical(key: str, value: Any, root: str) -> Any:
     if isinstance(value, list | tuple):
         return [_canonical(key, item, root) for item in value]
     if key == "adapter.places":
-        place = str(value).removeprefix("optional:")
-        return FORMER_PLACES.get(place, place)
+        layer = str(value).removeprefix("optional:")
+        return FORMER_PLACES.get(layer, layer)
     if isinstance(value, str) and value.startswith((f"{root}/", f"{root}\\")):
         return f"<data_dir>{value[len(root) :]}"
     return moved.original(value) if key.endswith("_target_") and isinstance(value, str) else value
@@ -208,7 +208,7 @@ def save_config(cfg: DictConfig | Mapping[str, Any], path: Path) -> None:
         cfg: The configuration, or its values.
         path: The file.
     """
-    values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
+    values = to_dict(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     with replacing(path) as partial:
         OmegaConf.save(OmegaConf.create(values), partial)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def preserved() -> Iterator[None]:
     """Restore torch's number of threads and the precision of matrix products after the block.
 
     Otherwise the next run in this process could differ in the last digits.

@@ -258,13 +258,13 @@ class Cohort:
         self,
         *,
         relative_to: Mapping[str, str | None] | None = None,
-        replaces: Mapping[str, Tensor | None] | None = None,
+        previous: Mapping[str, Tensor | None] | None = None,
         uncompressed: Collection[str] = (),
         **tensors: Tensor,
     ) -> SimpleNamespace:
         """Send each client's row of the tensors to the server.
 
-        Each floating-point tensor needs a reference, in `relative_to` or in `replaces`.  Privacy clips the row minus
+        Each floating-point tensor needs a reference, in `relative_to` or in `previous`.  Privacy clips the row minus
         its reference, and compression sends that difference.
 
         Args:
@@ -273,7 +273,7 @@ class Cohort:
                 theta was trained from w.  If clients received a compressed w, the difference between both versions
                 of w is added to the row.  With compression.error_feedback, the residual of an upload is added to the
                 client's next upload.
-            replaces: For each tensor, the server's previous version, which the row replaces.  None if the server has
+            previous: For each tensor, the server's previous version, which the row replaces.  None if the server has
                 no version, as for gradients, coefficients and counts.  No error feedback is applied.  If a client
                 keeps the row and trains it further, its next upload contains the residual of this one.  The version
                 must not depend on values that the server does not have.  # [...] or [K, ...]
@@ -287,7 +287,7 @@ class Cohort:
             UnknownReference: A name in relative_to was not sent to these clients in this round.
         """
         return self._channel.upload(
-            self.context, tensors, relative_to or {}, replaces or {}, uncompressed, first_rate=self.rate
+            self.context, tensors, relative_to or {}, previous or {}, uncompressed, first_rate=self.rate
         )
 
     # -- aggregation -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.mapped import EntryReader, blocks, can_read_entries, is_read_only_file
-from fedbench.core.rows import memory
+from fedbench.core.rows import free_memory
 from fedbench.data.base import Arrays
 
 MAX_DEVICE_FRACTION = 0.5  # of the device's free memory, for inputs with hardware.data=auto
@@ -75,7 +75,7 @@ def stay_on_host(arrays: Arrays, where: Literal["auto", "device", "host"], devic
     parts = arrays.parts().values()
     if device.type == "cpu":
         return any(map(is_read_only_file, parts))
-    return sum(values.nbytes for values in parts) > MAX_DEVICE_FRACTION * memory(device)
+    return sum(values.nbytes for values in parts) > MAX_DEVICE_FRACTION * free_memory(device)
 
 
 def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:

@@ -44,7 +44,7 @@ class CsvTable:
         """
         for row in rows:
             self._check_columns(row)
-            self._write([",".join(cell(row.get(name)) for name in self.columns) + "\n"])
+            self._write([",".join(csv_text(row.get(name)) for name in self.columns) + "\n"])
         self._file.flush()
 
     def extend(self, columns: Mapping[str, np.ndarray]) -> None:
@@ -96,7 +96,7 @@ def _texts(values: np.ndarray) -> Iterable[str]:
     return map(str, array.astype(np.int64).tolist())
 
 
-def cell(value: Any) -> str:
+def csv_text(value: Any) -> str:
     """Return a value as text for a CSV file.  Floats have the fewest digits that identify them."""
     if value is None:
         return ""

@@ -6,7 +6,7 @@ import torch
 from omegaconf import DictConfig
 
 from fedbench.core.options import require
-from fedbench.core.rows import disk_space, memory
+from fedbench.core.rows import disk_space, free_memory
 from fedbench.engine import ranks as processes
 
 MANY_OUTPUTS = 1024  # outputs per sample from which on they are those of pixels
@@ -67,8 +67,8 @@ def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int, int]:
         device: The compute device.
         ranks: The number of processes on this machine.
     """
-    host, disk = memory(torch.device("cpu")) // 2 // ranks, disk_space() // ranks
-    return (memory(device) // 2, host, disk) if device.type == "cuda" else (host, 0, disk)
+    host, disk = free_memory(torch.device("cpu")) // 2 // ranks, disk_space() // ranks
+    return (free_memory(device) // 2, host, disk) if device.type == "cuda" else (host, 0, disk)
 
 
 def cuda_graphs(setting: bool | str, device: torch.device) -> bool | None:

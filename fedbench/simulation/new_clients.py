@@ -142,9 +142,10 @@ def summary(curves: dict[str, np.ndarray], num_test: np.ndarray, primary: str = 
     curve = [mean[primary] for mean in means]
     best_of = np.nanargmax if scores.direction(primary).higher_is_better else np.nanargmin
     best = int(best_of(curve)) if not np.isnan(curve).all() else 0
+    num_averaged = scores.defined_counts(means[best]).get(primary)
     return {
         "count": len(num_test),
-        **({"counted": counted} if (counted := scores.defined_counts(means[best]).get(primary)) is not None else {}),
+        **({} if num_averaged is None else {"counted": num_averaged}),
         "epochs": len(curve) - 1,
         "epoch0": curve[0],
         "best": curve[best],

@@ -89,7 +89,7 @@ def _described(split: Split, arrays: Arrays) -> dict[str, Any]:
         width = max(arrays.num_classes, int(labels.max())) + 1  # multi-label: C means no label
         table = np.bincount(train.owners() * width + labels, minlength=split.num_clients * width)
         are_classes = width == arrays.num_classes + 1  # else they are bins of a regression's targets
-        counted = table.reshape(split.num_clients, -1)[:, : arrays.num_classes if are_classes else width]
-        facts["label_counts"] = counted.tolist()
+        label_counts = table.reshape(split.num_clients, -1)[:, : arrays.num_classes if are_classes else width]
+        facts["label_counts"] = label_counts.tolist()
         facts["class_names"] = arrays.class_names
     return facts

@@ -40,7 +40,7 @@ def take_part(command: Callable[[], int]) -> int:
 
     ranks = connect()
     if not ranks.is_first:
-        return _follow(ranks)
+        return _run_as_worker(ranks)
     status = 1
     try:
         status = command()
@@ -65,7 +65,7 @@ def broadcast_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
     current().gather("beginning of a run", message)
 
 
-def _follow(ranks: Ranks) -> int:
+def _run_as_worker(ranks: Ranks) -> int:
     """Take part in every run of rank 0, print only warnings, and return the exit status."""
     from fedbench.engine.ranks import disconnect
     from fedbench.simulation.simulator import run

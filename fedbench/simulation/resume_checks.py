@@ -18,9 +18,9 @@ from fedbench.core.settings import (
     config_hash,
     is_matched,
     load_config,
-    plain,
     renewed,
     show,
+    to_dict,
     updated_flat,
 )
 
@@ -42,7 +42,7 @@ def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
     Raises:
         ConfigError: The checkpoint is of another configuration.
     """
-    values, done = plain(cfg), saved["round"]
+    values, done = to_dict(cfg), saved["round"]
     stored = updated_flat(renewed(json.loads(saved["config"]))) if "config" in saved else {}
     candidates = [stored["rounds"]] if stored else [cfg.rounds, *requested_rounds(run_dir)]
     rounds_before = next((r for r in candidates if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)

@@ -16,7 +16,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.channel.cost import RoundCost
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import config_hash, plain
+from fedbench.core.settings import config_hash, to_dict
 from fedbench.core.split import Split
 from fedbench.engine.engine import Engine
 from fedbench.simulation import checkpoint
@@ -47,7 +47,7 @@ class Simulation:
         is_last_round: Whether this process runs no further round.
         is_sound: Whether checkpoint.pt is intact, so that it may become the previous checkpoint.
         ranks_differ: Whether a difference between processes was reported.
-        counted: Metrics whose number of clients was logged.
+        reported_counts: Metrics whose number of clients was logged.
         origin: Entries for summary.json about the command (see ``simulator.run``).
         started: The time at which this process began the run, ISO 8601.
         cost: Totals over the rounds, in seconds, steps, samples and bytes.
@@ -69,7 +69,7 @@ class Simulation:
     is_last_round: bool = False
     is_sound: bool = True
     ranks_differ: bool = False
-    counted: set[str] = field(default_factory=set)
+    reported_counts: set[str] = field(default_factory=set)
     origin: Mapping[str, Any] = field(default_factory=dict)
     started: str = field(default_factory=now)
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
@@ -87,7 +87,7 @@ class Simulation:
     @functools.cached_property
     def config_text(self) -> str:
         """The whole configuration as JSON, with dotted keys."""
-        return json.dumps(flatten(plain(self.cfg)))
+        return json.dumps(flatten(to_dict(self.cfg)))
 
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint: everything that later rounds depend on, as tensors, numbers and text."""

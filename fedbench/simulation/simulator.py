@@ -67,7 +67,7 @@ def run(
             stops at once.
     """
     try:
-        with torch_settings.kept():
+        with torch_settings.preserved():
             return _run(cfg, run_dir, resume, origin or {}, output)
     except PeerLost:
         raise
@@ -160,11 +160,11 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
     while sim.done < cfg.rounds:
         costs = run_round(sim, callbacks)
         sim.cost["total_s"] = earlier + time.monotonic() - began
-        stopping = stop.requested()
-        sim.is_last_round = stopping or sim.done == cfg.rounds
+        stop_requested = stop.requested()
+        sim.is_last_round = stop_requested or sim.done == cfg.rounds
         for callback in callbacks:
             callback.on_round_end(sim, costs)
-        if stopping and sim.done < cfg.rounds:
+        if stop_requested and sim.done < cfg.rounds:
             raise KeyboardInterrupt
     write_measured(sim.run_dir, sim.algorithm, sim.engine, _evaluated(sim))
     if cfg.new_clients.count:
@@ -263,8 +263,8 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
 
 def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:
     """Log once for each metric that is undefined for some clients, which its mean then omits."""
-    new = {name: n for name, n in scores.defined_counts(values).items() if name not in sim.counted}
-    sim.counted.update(new)
+    new = {name: n for name, n in scores.defined_counts(values).items() if name not in sim.reported_counts}
+    sim.reported_counts.update(new)
     if not sim.engine.executor.ranks.is_first:
         return
     for n in sorted(set(new.values())):

@@ -96,9 +96,9 @@ def how_to_resume(folder: Path) -> str:
 
 def resume_command(folder: Path) -> str:
     """Return the command that resumes the run in a folder."""
-    options, words = needed_to_resume(folder)
-    flags = [] if options is None else ["--config-dir", options]
-    return suggested(f"{started_by()} {shlex.join([*flags, f'resume={folder}', *words])}")
+    config_dir, overrides = needed_to_resume(folder)
+    flags = [] if config_dir is None else ["--config-dir", config_dir]
+    return suggested(f"{started_by()} {shlex.join([*flags, f'resume={folder}', *overrides])}")
 
 
 def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:

@@ -91,16 +91,16 @@ def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -
     from fedbench.tasks.scores import COUNT_SUFFIX  # NumPy
 
     num_clients = summary.get("num_clients")
-    counted = values.get(f"{metric}{COUNT_SUFFIX}", summary.get("evaluated_clients", num_clients))
-    return "" if counted == num_clients else f"{counted:.0f} of {num_clients}"
+    num_averaged = values.get(f"{metric}{COUNT_SUFFIX}", summary.get("evaluated_clients", num_clients))
+    return "" if num_averaged == num_clients else f"{num_averaged:.0f} of {num_clients}"
 
 
 def _client_row(
     summary: dict[str, Any], last: dict[str, float], best: dict[str, float], metric: str
 ) -> list[tuple[str, str, str]]:
     """Return a table row with the number of clients in the means, if some clients are omitted."""
-    counted = [clients_of(summary, values, metric) for values in (last, best)]
-    return [("  clients in these means", counted[0] or "all", counted[1] or "all")] if any(counted) else []
+    counts = [clients_of(summary, values, metric) for values in (last, best)]
+    return [("  clients in these means", counts[0] or "all", counts[1] or "all")] if any(counts) else []
 
 
 def kib(total: int, s: dict[str, Any]) -> str:

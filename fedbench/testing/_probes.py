@@ -123,7 +123,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
     """Replace uploads by random values, and append all tensors that clients receive or request to `messages`."""
 
     def upload(
-        self: Cohort, *, relative_to: Any = None, replaces: Any = None, uncompressed: Any = (), **tensors: Tensor
+        self: Cohort, *, relative_to: Any = None, previous: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
         def sample(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))

@@ -20,7 +20,7 @@ from fedbench.adapters.parameters import Parameters
 from fedbench.adapters.prompt import Prompt
 from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain
+from fedbench.core.settings import config_hash, to_dict
 from fedbench.engine.federation import Federation
 from fedbench.models.vit_tiny import ViTTiny
 from fedbench.nn.batched_operators import ForwardContext
@@ -272,7 +272,7 @@ def test_what_need_not_be_there_may_be_missing() -> None:
 
 def test_words_of_places_have_the_hash_of_the_patterns_before() -> None:
     cfg = compose(["algorithm=fedavg", *TINY, "adapter=houlsby"])
-    stored = plain(cfg)
+    stored = to_dict(cfg)
     assert stored["adapter"]["places"] == ["attention", "mlp"]
     stored["adapter"]["places"] = ["*.attn", "*.mlp"]
     assert config_hash(stored) == config_hash(cfg)
@@ -315,7 +315,7 @@ def test_an_adapter_of_ones_own() -> None:
 
 def test_a_lora_run_from_before_convolutions_has_the_same_hash() -> None:
     cfg = compose(["algorithm=fedavg", *TINY, "adapter=lora"])
-    stored = plain(cfg)
+    stored = to_dict(cfg)
     del stored["adapter"]["convolutions"], stored["model"]["freeze"]
     assert config_hash(stored) == config_hash(cfg)
     assert config_hash(stored) != config_hash(

@@ -16,7 +16,7 @@ from fedbench.adapters.base import Adapter
 from fedbench.adapters.compacter import Compacter, PHMLinear
 from fedbench.adapters.prompt import Prompt
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain
+from fedbench.core.settings import config_hash, to_dict
 from fedbench.engine.federation import Federation
 from fedbench.models.vilt import ViLT
 from fedbench.nn.flat import FlatModel
@@ -312,7 +312,7 @@ def test_prompts_take_no_list_and_nothing_empty() -> None:
 @pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel"])
 def test_a_run_from_before_init_has_the_same_hash(name: str) -> None:
     cfg = compose(["model=vit_tiny", f"adapter={name}"])
-    stored = plain(cfg)
+    stored = to_dict(cfg)
     assert stored["adapter"].pop("init") == "zero_up"
     assert config_hash(stored) == config_hash(cfg)
     assert config_hash(stored) != config_hash(compose(["model=vit_tiny", f"adapter={name}", "adapter.init=normal"]))

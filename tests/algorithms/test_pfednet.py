@@ -486,7 +486,7 @@ def test_labels_are_compared_where_there_are_some() -> None:
 
 
 def test_memory_is_asked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedbench.algorithms.pfednet.memory", lambda device: 4 << 10)
+    monkeypatch.setattr("fedbench.algorithms.pfednet.free_memory", lambda device: 4 << 10)
     with pytest.raises(ConfigError, match="algorithm=pfednet stores z of all clients at the server: 6 times 27"):
         play(six_clients(), PFedNet())
 

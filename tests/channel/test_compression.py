@@ -83,10 +83,10 @@ def test_what_an_upload_lacks_is_added_to_the_next_one() -> None:
     equal(untouched[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))  # client 1 had sent nothing
 
 
-@pytest.mark.parametrize("compressor", [top2(error_feedback=False), top2()], ids=["error_feedback=false", "replaces"])
+@pytest.mark.parametrize("compressor", [top2(error_feedback=False), top2()], ids=["error_feedback=false", "previous"])
 def test_nothing_is_remembered_where_nothing_accumulates(compressor: TopK) -> None:
     e = net(compressor)
-    kind = "replaces" if compressor.error_feedback else "relative_to"
+    kind = "previous" if compressor.error_feedback else "relative_to"
     for r in range(2):
         seen = Cohort(e, IDS, r).upload(d=rows(1, 1, 1), **{kind: {"d": None}}).d
         equal(seen[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))
@@ -132,13 +132,13 @@ def test_a_message_that_changes_its_size_is_refused() -> None:
     ):
         with pytest.raises(RunError, match=r"message '[dw]' has \d values, and had 8 before"):
             send()
-    second.upload(d=torch.ones(3, 9), replaces={"d": None})
+    second.upload(d=torch.ones(3, 9), previous={"d": None})
 
 
 def test_tensors_of_any_shape_are_rows() -> None:
     e = net(top2())
     cohort = Cohort(e, IDS, 0)
-    up = cohort.upload(d=rows(1, 2, 3).view(3, 2, 4), replaces={"d": torch.zeros(2, 4)}).d
+    up = cohort.upload(d=rows(1, 2, 3).view(3, 2, 4), previous={"d": torch.zeros(2, 4)}).d
     assert up.shape == (3, 2, 4) and ((up != 0).flatten(1).sum(1) == 2).all()
 
 
@@ -146,14 +146,14 @@ def test_an_upload_that_says_no_reference_is_refused() -> None:
     cohort = Cohort(net(None), IDS, 0)
     with pytest.raises(ValueError, match=r'upload\(theta=\.\.\.\) needs a reference: .*relative_to=\{"theta": "w"\}'):
         cohort.upload(theta=rows(1, 2, 3))
-    with pytest.raises(ValueError, match=r"upload\(theta=\.\.\.\): theta is in relative_to and in replaces"):
-        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, replaces={"theta": None})
+    with pytest.raises(ValueError, match=r"upload\(theta=\.\.\.\): theta is in relative_to and in previous"):
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, previous={"theta": None})
     with pytest.raises(ValueError, match=r"upload\(reference=\.\.\.\): expected a tensor .* got a dict"):
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, reference={"theta": ROW})
     with pytest.raises(ValueError, match="x is not among these tensors"):
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None, "x": None})
     with pytest.raises(ValueError, match="y is not among these tensors"):
-        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, replaces={"y": None})
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, previous={"y": None})
 
 
 # -- to all ----------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_what_is_made_up_for_later_is_scaled() -> None:
         cohort = Cohort(e, IDS, r)
         told = cohort.broadcast(w=torch.zeros(N) if r == 0 else w).w
         mine = cohort.download(u=torch.zeros(3, N) if r == 0 else w.expand(3, -1)).u
-        known = cohort.upload(c=w.expand(3, -1), replaces={"c": known}).c
+        known = cohort.upload(c=w.expand(3, -1), previous={"c": known}).c
     for seen in (told, mine, known):
         close(seen, w.expand(seen.shape), 1e-3)
     plain = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), relative_to={"d": None}).d
@@ -270,7 +270,7 @@ def test_what_is_made_up_for_later_is_scaled() -> None:
     cohort.broadcast(w=torch.zeros(N))
     moved = cohort.upload(theta=w.expand(3, -1), relative_to={"theta": "w"}).theta  # no later upload repairs it
     equal((moved != 0) * (moved.abs() - w.norm()).abs() < 1e-3, torch.ones(3, N, dtype=torch.bool))
-    replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), replaces={"d": None}).d
+    replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), previous={"d": None}).d
     equal(replaced != 0, plain != 0)  # nothing is to be made up for
     e, sent = half(error_feedback=True), torch.zeros(3, N)
     for r in range(200):
@@ -289,7 +289,7 @@ def test_what_was_trained_from_a_lagging_row_is_moved_onto_the_servers_own() -> 
         equal(w.expand(3, -1)[0], torch.tensor([8.0, -7, 0, 0, 0, 0, 0, 0]))
         step = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])  # which top2 sends whole
         theta = (w + step).expand(3, -1)
-        kept = cohort.upload(theta=theta, replaces={"theta": w}).theta
+        kept = cohort.upload(theta=theta, previous={"theta": w}).theta
         equal(kept, theta)  # a row as its client has it
         equal(cohort.upload(theta=theta, relative_to={"theta": "w"}).theta, (ROW + step).expand(3, -1))
         equal(cohort.upload(d=step.expand(3, -1), relative_to={"d": None}).d, step.expand(3, -1))
@@ -373,7 +373,7 @@ def test_an_exact_operator_changes_no_bit_and_keeps_nothing() -> None:
         x = torch.randn(3, N) / 3
         equal(cohort.broadcast(w=x[0]).w, x[0])
         equal(cohort.download(u=x).u, x)
-        equal(cohort.upload(d=x, replaces={"d": x[0] / 7}).d, x)
+        equal(cohort.upload(d=x, previous={"d": x[0] / 7}).d, x)
         assert cohort.cost.bytes_up == cohort.cost.dense_up == 3 * 4 * N
     assert not e.rows.all and e.compression is not None and e.compression.acted
 

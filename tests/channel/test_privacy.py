@@ -211,7 +211,7 @@ def test_uploads_are_measured_from_the_reference() -> None:
     cohort.broadcast(ten=ten)
     cohort.download(six=six)
     up = cohort.upload(
-        a=far, b=far, c=far, d=far, relative_to={"a": "ten", "b": "six", "c": None}, replaces={"d": far - 0.1}
+        a=far, b=far, c=far, d=far, relative_to={"a": "ten", "b": "six", "c": None}, previous={"d": far - 0.1}
     )
     for found, center in ((up.a, ten), (up.b, six), (up.c, torch.zeros(3))):
         close((found - center).norm(dim=1), torch.ones(4))
@@ -223,7 +223,7 @@ def test_releases_are_counted_for_those_who_made_them() -> None:
     e = private(net(), math.inf, clip=1.0, calibration="analytic")
     cohort, own = Cohort(e, np.arange(4), 0), torch.arange(4.0)[:, None].expand(4, 3) * 10
     some = cohort.subset(np.array([False, True, False, True]))
-    equal(some.upload(u=own[[1, 3]], replaces={"u": own[[1, 3]]}).u, own[[1, 3]])
+    equal(some.upload(u=own[[1, 3]], previous={"u": own[[1, 3]]}).u, own[[1, 3]])
     cohort.all_clients().upload(u=torch.full((6, 3), 9.0), relative_to={"u": None})
     assert e.privacy.releases.whole()[:, 0].tolist() == [1, 2, 1, 2, 1, 1]
 
@@ -603,7 +603,7 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
 
     def upload(self: Cohort, **tensors: Any) -> SimpleNamespace:
         up = real(self, **tensors)
-        tensors = {name: t for name, t in tensors.items() if name not in ("relative_to", "replaces", "uncompressed")}
+        tensors = {name: t for name, t in tensors.items() if name not in ("relative_to", "previous", "uncompressed")}
         seen.extend(tensors)
         for name, t in tensors.items():
             got = getattr(up, name)

@@ -11,7 +11,7 @@ from tiny import CPU, equal
 from fedbench.core.options import ConfigError
 from fedbench.core.rows import Rows, RowStore
 
-PLACES = ("device", "host", "disk")
+LOCATIONS = ("device", "host", "disk")
 DEFAULT = torch.tensor([1.0, 2.0, 3.0])
 
 
@@ -19,13 +19,13 @@ def ids(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def rows(place: str = "device", num_clients: int = 50) -> Rows:
-    return Rows("x", num_clients, DEFAULT, CPU, place)
+def rows(location: str = "device", num_clients: int = 50) -> Rows:
+    return Rows("x", num_clients, DEFAULT, CPU, location)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_untouched_rows_are_the_default_and_written_ones_stay(place: str) -> None:
-    r = rows(place)
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_untouched_rows_are_the_default_and_written_ones_stay(location: str) -> None:
+    r = rows(location)
     equal(r[ids(3, 49)], DEFAULT.expand(2, -1))
     r[ids(7, 2)] = torch.tensor([[7.0, 0, 0], [2.0, 0, 0]])
     equal(r[ids(2, 3, 7)], torch.stack([torch.tensor([2.0, 0, 0]), DEFAULT, torch.tensor([7.0, 0, 0])]))
@@ -36,9 +36,9 @@ def test_untouched_rows_are_the_default_and_written_ones_stay(place: str) -> Non
     equal(r[ids(2)], torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_growing_keeps_what_was_written(place: str) -> None:
-    r, expected = rows(place), torch.full((50, 3), float("nan"))
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_growing_keeps_what_was_written(location: str) -> None:
+    r, expected = rows(location), torch.full((50, 3), float("nan"))
     expected[:] = DEFAULT
     random = np.random.default_rng(0)
     for step in range(20):
@@ -76,17 +76,17 @@ def test_one_value_for_many_clients() -> None:
 
 
 @pytest.mark.parametrize("default", [torch.tensor(0.0), torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64)])
-@pytest.mark.parametrize("place", PLACES)
-def test_any_shape_and_type(default: torch.Tensor, place: str) -> None:
-    r = Rows("x", 6, default, CPU, place)
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_any_shape_and_type(default: torch.Tensor, location: str) -> None:
+    r = Rows("x", 6, default, CPU, location)
     assert r[ids(0, 1)].shape == (2, *default.shape) and r[ids(0)].dtype == default.dtype
     r[ids(1)] = torch.ones_like(default)[None]
     equal(r[ids(1, 0)], torch.stack([torch.ones_like(default), default]))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_rows_without_numbers_live_anywhere(place: str) -> None:
-    r = Rows("x", 9, torch.empty(0), CPU, place)
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_rows_without_numbers_live_anywhere(location: str) -> None:
+    r = Rows("x", 9, torch.empty(0), CPU, location)
     r[ids(4, 2)] = torch.empty(2, 0)
     assert r[ids(2, 3)].shape == (2, 0) and r.touched().tolist() == [2, 4]
 
@@ -98,8 +98,8 @@ def test_no_ids() -> None:
     assert r.used == 0
 
 
-@pytest.mark.parametrize("before", PLACES)
-@pytest.mark.parametrize("after", PLACES)
+@pytest.mark.parametrize("before", LOCATIONS)
+@pytest.mark.parametrize("after", LOCATIONS)
 def test_state_survives_a_change_of_place(before: str, after: str) -> None:
     old, new = rows(before), rows(after)
     old[ids(9, 3, 30)] = torch.arange(9.0).view(3, 3)
@@ -111,19 +111,19 @@ def test_state_survives_a_change_of_place(before: str, after: str) -> None:
     assert old[ids(3)].sum() > 0
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("default", [DEFAULT, torch.tensor(2.0), torch.zeros(2, 2, dtype=torch.int64)])
 def test_saving_takes_neither_memory_nor_what_was_not_written(
-    place: str, default: torch.Tensor, tmp_path: Path
+    location: str, default: torch.Tensor, tmp_path: Path
 ) -> None:
     """The state shows the store itself, and a file of it has no more than the rows that were written."""
-    r = Rows("x", 5000, default, CPU, place)
+    r = Rows("x", 5000, default, CPU, location)
     r[ids(30, 3)] = torch.stack([default, default + 1])
     state = r.state_dict()
     assert state["rows"].data_ptr() == r.store.data_ptr() and state["ids"].tolist() == [30, 3]
     torch.save(state, tmp_path / "state")
     assert (tmp_path / "state").stat().st_size < 4000
-    new = Rows("x", 5000, default, CPU, place)
+    new = Rows("x", 5000, default, CPU, location)
     new.load_state_dict(torch.load(tmp_path / "state", mmap=True))
     new[ids(30)] = default[None] + 5
     equal(r[ids(30, 3, 4)], torch.stack([default, default + 1, default]))
@@ -163,22 +163,22 @@ def test_disk_files_are_gone_when_the_store_is(tmp_path, monkeypatch: pytest.Mon
 
 def test_the_place_follows_the_full_size() -> None:
     """50 clients x 3 float32 = 600 bytes."""
-    for device, host, place in [(600, 0, "device"), (599, 600, "host"), (599, 599, "disk")]:
+    for device, host, location in [(600, 0, "device"), (599, 600, "host"), (599, 599, "disk")]:
         store = RowStore(50, CPU, device, host)
-        assert store("x", DEFAULT).place == place
-        assert place in store.plan()[0] and "50 x 3 numbers" in store.plan()[0]
+        assert store("x", DEFAULT).location == location
+        assert location in store.plan()[0] and "50 x 3 numbers" in store.plan()[0]
 
 
 def test_stores_share_the_limits() -> None:
     store = RowStore(50, CPU, 1300, 700)
-    assert [store(name, DEFAULT).place for name in "abcd"] == ["device", "device", "host", "disk"]
+    assert [store(name, DEFAULT).location for name in "abcd"] == ["device", "device", "host", "disk"]
 
 
 def test_rows_that_are_no_clients() -> None:
     """3 clusters among 50 clients of whom 5 are ever drawn: all 3 rows count, and can be written."""
     store = RowStore(50, CPU, 36, 0, most=5)
     r = store("clusters", DEFAULT, count=3)
-    assert r.place == "device" and store.plan() == ["clusters: 3 x 3 numbers, 0.0 MiB at most, device"]
+    assert r.location == "device" and store.plan() == ["clusters: 3 x 3 numbers, 0.0 MiB at most, device"]
     r[ids(2)] = torch.ones(1, 3)
     assert r.whole().shape == (3, 3)
     with pytest.raises(ConfigError, match="9 x 3 numbers"):
@@ -216,22 +216,22 @@ def test_no_more_rows_count_than_the_rounds_can_write() -> None:
     """5 of 50 clients: 60 bytes.  A method that writes everybody's rows nevertheless can."""
     store = RowStore(50, CPU, 60, 0, most=5)
     r = store("x", DEFAULT)
-    assert r.place == "device" and store.plan() == ["x: 5 of 50 x 3 numbers, 0.0 MiB at most, device"]
-    for place in PLACES:
-        r = Rows("x", 50, DEFAULT, CPU, place, most=5)
+    assert r.location == "device" and store.plan() == ["x: 5 of 50 x 3 numbers, 0.0 MiB at most, device"]
+    for location in LOCATIONS:
+        r = Rows("x", 50, DEFAULT, CPU, location, most=5)
         for i in range(50):
             r[ids(i)] = torch.full((1, 3), float(i))
         equal(r.whole(), torch.arange(50.0)[:, None].expand(-1, 3))
 
 
-@pytest.mark.parametrize("place", ["disk", "host"])
+@pytest.mark.parametrize("location", ["disk", "host"])
 def test_a_big_store_has_room_for_what_the_rounds_can_write_and_no_more(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All the rows that are expected at once, where the first write is of all of them, too."""
     monkeypatch.setattr("fedbench.core.rows.BIG", 0)
     for first in (1, 4, 5):
-        r = Rows("x", 50, DEFAULT, CPU, place, most=5)
+        r = Rows("x", 50, DEFAULT, CPU, location, most=5)
         r[ids(*range(first))] = torch.zeros(first, 3)
         assert len(r.store) == 5
     r[ids(40)] = torch.ones(1, 3)  # one more than expected
@@ -258,35 +258,35 @@ def test_what_fits_nowhere_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch
         r"has 100.0 GiB left; lower partition.num_clients",
     ):
         store("A", torch.zeros(1_000_000))
-    assert store("theta", torch.zeros(1000)).place == "device"
+    assert store("theta", torch.zeros(1000)).location == "device"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("place", PLACES)
-def test_rows_of_a_gpu_wherever_they_live(place: str) -> None:
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_rows_of_a_gpu_wherever_they_live(location: str) -> None:
     """Host memory is reached through page-locked memory, kept from one call to the next."""
     cuda = torch.device("cuda")
-    r = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
+    r = Rows("x", 50, DEFAULT.to(cuda), cuda, location)
     for some in (ids(3, 40), ids(7), ids(3, 8, 40, 9), ids()):
         r[some] = torch.full((len(some), 3), float(len(some)), device=cuda)
     four = torch.full((3,), 4.0)
     equal(r[ids(40, 7, 5, 9)].cpu(), torch.stack([four, torch.ones(3), DEFAULT, four]))
     assert r[ids()].shape == (0, 3) and r[ids(1)].device.type == "cuda"
-    new = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
+    new = Rows("x", 50, DEFAULT.to(cuda), cuda, location)
     new.load_state_dict(r.state_dict())
     equal(new.whole(), r.whole())
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_big_stores_get_their_room_at_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_big_stores_get_their_room_at_once(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Growing would copy them; room that nobody writes to costs nothing."""
     monkeypatch.setattr("fedbench.core.rows.BIG", 12 * 16)
-    r = Rows("x", 1000, DEFAULT, CPU, place, most=400)
+    r = Rows("x", 1000, DEFAULT, CPU, location, most=400)
     sizes = []
     for i in range(40):
         r[ids(i)] = torch.full((1, 3), float(i))
         sizes.append(len(r.store))
-    assert sorted(set(sizes)) == ([400] if place == "disk" else [8, 16, 400])
+    assert sorted(set(sizes)) == ([400] if location == "disk" else [8, 16, 400])
     equal(r[np.arange(40)], torch.arange(40.0)[:, None].expand(-1, 3))
 
 
@@ -305,7 +305,7 @@ def test_the_store_saves_every_row() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    """Two states of one name would share a place in checkpoints."""
+    """Two states of one name would share an entry in checkpoints."""
     store = RowStore(5, CPU, 1 << 20, 1 << 20)
     store("theta", DEFAULT)
     with pytest.raises(ValueError, match="rows named 'theta' exist already"):

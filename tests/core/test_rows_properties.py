@@ -1,4 +1,4 @@
-"""Rows of clients are a matrix: whatever is written, in whatever order and place, is read back, and saved whole."""
+"""Rows of clients are a matrix: whatever is written, in whatever order and location, is read back, and saved whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedbench.core import rng
 from fedbench.core.rows import Rows, RowStore
 
 N = 9
-PLACES = st.sampled_from(["device", "host", "disk"])
+LOCATIONS = st.sampled_from(["device", "host", "disk"])
 SHAPES = st.sampled_from([(), (3,), (2, 2)])
 IDS = st.lists(st.integers(0, N - 1), unique=True, max_size=N)
 WRITES = st.lists(st.tuples(IDS, st.integers(-100, 100)), max_size=6)
@@ -32,9 +32,9 @@ def written(rows: Rows, writes: list) -> tuple[torch.Tensor, set[int]]:
 
 
 @the_same_every_time
-@given(PLACES, SHAPES, WRITES, IDS)
-def test_what_is_written_is_read(place: str, shape: tuple, writes: list, ids: list) -> None:
-    rows = Rows("x", N, torch.full(shape, 0.5), CPU, place)
+@given(LOCATIONS, SHAPES, WRITES, IDS)
+def test_what_is_written_is_read(location: str, shape: tuple, writes: list, ids: list) -> None:
+    rows = Rows("x", N, torch.full(shape, 0.5), CPU, location)
     matrix, touched = written(rows, writes)
     equal(rows[np.array(ids, np.int64)], matrix[ids])
     equal(rows.whole(), matrix)
@@ -43,10 +43,10 @@ def test_what_is_written_is_read(place: str, shape: tuple, writes: list, ids: li
 
 
 @the_same_every_time
-@given(PLACES, PLACES, SHAPES, WRITES, WRITES)
-def test_what_is_saved_is_loaded(place: str, other: str, shape: tuple, writes: list, later: list) -> None:
+@given(LOCATIONS, LOCATIONS, SHAPES, WRITES, WRITES)
+def test_what_is_saved_is_loaded(location: str, other: str, shape: tuple, writes: list, later: list) -> None:
     """Also into rows that live elsewhere and held something else, which can be written again."""
-    first, second = (Rows("x", N, torch.zeros(shape), CPU, p) for p in (place, other))
+    first, second = (Rows("x", N, torch.zeros(shape), CPU, p) for p in (location, other))
     matrix, _ = written(first, writes)
     written(second, later)
     second.load_state_dict(first.state_dict())
@@ -65,8 +65,8 @@ def test_a_store_puts_rows_where_there_is_room(widths: list[int], device: int, h
         store(f"state {i}", torch.zeros(width))
     taken = {"device": 0, "host": 0}
     for rows in store.all.values():
-        if rows.place != "disk":
-            taken[rows.place] += N * rows.default.numel() * 4
+        if rows.location != "disk":
+            taken[rows.location] += N * rows.default.numel() * 4
     assert taken["device"] <= device and taken["host"] <= host
 
 

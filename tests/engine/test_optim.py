@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import plain
+from fedbench.core.settings import to_dict
 from fedbench.engine.optim import SGD, Adam, Optimizer, ParameterIndex, Schedule
 from fedbench.nn.columns import Columns
 
@@ -167,7 +167,7 @@ def test_the_rates_of_clients() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_optimizer_yaml(name: str) -> None:
-    built = instantiate(plain(compose([f"optimizer={name}"]))["optimizer"])
+    built = instantiate(to_dict(compose([f"optimizer={name}"]))["optimizer"])
     assert isinstance(built, SGD if name == "sgd" else Adam)
     assert getattr(built, "decoupled", False) == (name == "adamw")
 

@@ -10,7 +10,7 @@ import pytest
 from tiny import compose
 
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain, save_config
+from fedbench.core.settings import config_hash, save_config, to_dict
 from fedbench.core.split import Split
 from fedbench.data.base import EXTRA, TRAIN, Arrays
 from fedbench.partition._folds import hold_out_fold
@@ -80,7 +80,7 @@ def test_mistakes_are_one_sentence() -> None:
 
 def test_without_folds_a_run_has_the_hash_that_it_had() -> None:
     cfg, cut = compose(["dataset=digits"]), compose(["dataset=digits", "folds=5", "fold=1"])
-    older = {key: value for key, value in plain(cfg).items() if key not in ("folds", "fold")}
+    older = {key: value for key, value in to_dict(cfg).items() if key not in ("folds", "fold")}
     assert config_hash(cfg) == config_hash(older) != config_hash(cut)
     assert len({config_hash(compose(["folds=5", f"fold={f}"])) for f in range(3)}) == 3
 

@@ -13,7 +13,7 @@ from fedbench.app.compose import compose
 from fedbench.config.check import check
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain, save_config
+from fedbench.core.settings import config_hash, save_config, to_dict
 from fedbench.simulation.resume_checks import changed, check_rounds, check_saved, requested_rounds
 
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_an_older_version_is_known_by_the_rounds_that_were_asked
     (tmp_path / ".hydra/overrides.resume-1.yaml").write_text("[seed=1, rounds=6]")
     assert sorted(requested_rounds(tmp_path)) == [4, 6]
     check_saved(config(values, rounds=9), tmp_path, old)
-    assert plain(config(values))["rounds"] == 4
+    assert to_dict(config(values))["rounds"] == 4
 
 
 def test_overrides_that_cannot_be_read_are_told(tmp_path: Path) -> None:

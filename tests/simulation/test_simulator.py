@@ -26,7 +26,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.config.choices import named_classes
 from fedbench.core.options import ConfigError, RunError
-from fedbench.core.settings import plain
+from fedbench.core.settings import to_dict
 from fedbench.core.split import Split
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort
@@ -102,8 +102,8 @@ def test_global_scores_are_the_servers_whatever_clients_deploy(tmp_path: Path) -
         (tmp_path / name).mkdir()
         same[name] = run(cfg, tmp_path / name)["personal_is_global"]
     assert same == {"FedAvg": True, "Adapted": False, "Late": False}
-    plain, adapted, late = (table(tmp_path / name / "clients.csv") for name in same)
-    for row, other in zip(plain, adapted, strict=True):
+    original, adapted, late = (table(tmp_path / name / "clients.csv") for name in same)
+    for row, other in zip(original, adapted, strict=True):
         assert row["global/loss"] == row["personal/loss"] == other["global/loss"] != other["personal/loss"]
     assert [row["global/loss"] == row["personal/loss"] for row in late] == [row["round"] == "2" for row in late]
 
@@ -538,7 +538,7 @@ def test_the_summary_names_the_classes_that_ran(whole: Path, tmp_path: Path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "classes" not in json.loads((whole / "summary.json").read_text())
     cfg = config("algorithm._target_=ones_method.Mine", "rounds=1", "tracking=disabled")
-    found = run(cfg, tmp_path, origin={"classes": named_classes(plain(cfg))})
+    found = run(cfg, tmp_path, origin={"classes": named_classes(to_dict(cfg))})
     assert (found["name"], found["algorithm"], found["model"]) == ("Mine", "Mine", cfg.choices.model)
     assert found["classes"] == {"algorithm": "ones_method.Mine"}
 

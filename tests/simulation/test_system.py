@@ -16,7 +16,7 @@ from tiny import compose
 from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain, update_stored
+from fedbench.core.settings import config_hash, to_dict, update_stored
 from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.training import LocalTraining
@@ -216,7 +216,7 @@ def test_a_killed_run_and_another_executor_lose_the_same(method: str, tmp_path: 
 # -- keys ------------------------------------------------------------------------------------------------
 def test_old_runs_keep_their_hash_and_go_on() -> None:
     cfg = config()
-    old = plain(cfg)
+    old = to_dict(cfg)
     del old["system"]
     assert config_hash(old) == config_hash(cfg) != config_hash(config(*LOST))
     update_stored(old)

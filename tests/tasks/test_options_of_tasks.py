@@ -14,7 +14,7 @@ from tiny import compose
 from torch import Tensor
 
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain
+from fedbench.core.settings import config_hash, to_dict
 from fedbench.tasks.auto import Auto
 from fedbench.tasks.base import Task, task_for, task_kinds
 from fedbench.tasks.classification import Classification
@@ -100,7 +100,7 @@ def test_micro_f1_is_scikit_learns() -> None:
 
 def test_a_run_from_before_summed_labels_has_the_same_hash() -> None:
     cfg = compose(["algorithm=fedavg", "task=multilabel"])
-    stored = plain(cfg)
+    stored = to_dict(cfg)
     assert stored["task"].pop("loss") == "bce_mean"
     assert config_hash(stored) == config_hash(cfg)
     assert config_hash(stored) != config_hash(compose(["algorithm=fedavg", "task=multilabel", "task.loss=bce_sum"]))

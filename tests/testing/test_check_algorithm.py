@@ -136,7 +136,7 @@ class InPlace(FedAvg):
     def round(self, cohort):
         super().round(cohort)
         store = self.theta.store
-        store[: self.theta.used] += 0.01 * (store.device.type == "cpu" and self.theta.place == "disk")
+        store[: self.theta.used] += 0.01 * (store.device.type == "cpu" and self.theta.location == "disk")
 
 
 class Meagre(FedAvg):

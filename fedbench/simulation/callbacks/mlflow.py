@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import plain, show
+from fedbench.core.settings import show, to_dict
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.wandb_names import run_names
 
@@ -75,7 +75,7 @@ class MLflow(Callback):
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
         tags = {"run_dir": str(run.run_dir.absolute()), "job_type": names["job_type"]}
         id = self._client.create_run(experiment_id, run_name=names["name"], tags=tags).info.run_id
-        params = [Param(key, show(value)[:LONGEST_PARAM]) for key, value in flatten(plain(run.cfg)).items()]
+        params = [Param(key, show(value)[:LONGEST_PARAM]) for key, value in flatten(to_dict(run.cfg)).items()]
         for start in range(0, len(params), MOST_IN_A_BATCH):
             self._client.log_batch(id, params=params[start : start + MOST_IN_A_BATCH])
         return id

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from fedbench.core.options import ConfigError
 
 MODES = ("auto", "online", "offline", "disabled")
-LONGEST_NAME, LONGEST_CELL, LONGEST_TAG = 128, 100, 64  # characters; W&B limits names and tags
+LONGEST_NAME, LONGEST_FOLDER, LONGEST_TAG = 128, 100, 64  # characters; W&B limits names and tags
 
 
 def wandb_mode(setting: str) -> tuple[str, str]:
@@ -77,8 +77,8 @@ def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
     dataset, partition, experiment = choices.dataset, choices.partition, choices.get("experiment")
     method, seed = cfg.get("name") or choices.algorithm, f"-s{cfg.seed}"
     table = [experiment.split("/")[0]] if experiment else []
-    cell = folder_in_sweep(cfg, run_dir)
-    end = f"{seed} {shortened(cell, LONGEST_CELL)}" if cell else seed
+    subfolder = folder_in_sweep(cfg, run_dir)
+    end = f"{seed} {shortened(subfolder, LONGEST_FOLDER)}" if subfolder else seed
     return {
         "project": tracking.project,
         "entity": tracking.entity,
@@ -91,10 +91,11 @@ def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 def folder_in_sweep(cfg: DictConfig, run_dir: Path) -> str:
     """Return the folder of a run relative to that of its sweep; "" for a single run."""
-    sweep, cell = Path(cfg.sweep_dir).expanduser().absolute(), run_dir.absolute()
-    if sweep == cell or not cell.is_relative_to(sweep):
+    sweep_dir = Path(cfg.sweep_dir).expanduser().absolute()
+    run_dir = run_dir.absolute()
+    if run_dir == sweep_dir or not run_dir.is_relative_to(sweep_dir):
         return ""
-    return cell.relative_to(sweep).as_posix()
+    return run_dir.relative_to(sweep_dir).as_posix()
 
 
 def shortened(text: str, max_length: int) -> str:

@@ -62,7 +62,7 @@ def test_compacters_weights_are_the_written_out_sum() -> None:
         model.module.load_state_dict(model.state_dict(row[1]), strict=False)
         H = model.module.get_submodule(f"{site.name}.adapter.down").weight()  # [in, 6]
         found = alignment.incoming(model, row, site)[1]  # [3, 2 in]
-        assert found.shape == (3, 2 * len(H)) and site.units.blocks == 2
+        assert found.shape == (3, 2 * len(H)) and site.units.num_blocks == 2
         for c in range(3):
             close(found[c].sort().values, torch.cat([H[:, c], H[:, 3 + c]]).sort().values, 1e-5)
 

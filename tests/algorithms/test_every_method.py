@@ -222,7 +222,7 @@ def test_one_client_is_centralized_training(name: str, limit: type[Algorithm], o
     a: Any = play(e, method(name, **options), rounds=0)
     if name == "apple":  # its only core starts where Local does
         a.exchange.cores = e.model.init_row()[None]
-    f.federation.splits["train"] = e.federation.splits.get("kept", f.federation.splits["train"])
+    f.federation.splits["train"] = e.federation.splits.get("remaining", f.federation.splits["train"])
     b = play(f, limit(), rounds=0)
     for r in range(3):
         again(e, a, r)

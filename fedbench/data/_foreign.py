@@ -26,7 +26,7 @@ def refuse_foreign(path: Path, reader: str) -> None:
 
     Args:
         path: Path of the data set; nothing happens if it does not exist.
-        reader: The option that was to read it, as in "dataset=npz".
+        reader: The data set that reads it, as in "dataset=npz".
 
     Raises:
         ConfigError: The file starts with the first bytes of a foreign format.

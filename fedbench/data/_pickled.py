@@ -136,7 +136,7 @@ def not_plain(file: str, refused: NotPlainError, trust: str) -> str:
     """Return the sentence that refuses a pickle."""
     return (
         f"{file} holds more than arrays (its pickle asks for {refused}), which may run code when it is "
-        f"read: say {trust} if you know who wrote it"
+        f"read: set {trust} if you trust its author"
     )
 
 

@@ -1,8 +1,8 @@
-"""What every data source returns: plain numpy arrays, checked once, before anything is partitioned.
+"""The NumPy arrays that every data source returns, with their checks.
 
-A source is a class whose constructor takes the options of its YAML and whose ``load()`` returns
-``Arrays``.  Adding one touches two files: ``x.py`` in the folder of
-its kind (images, tables, scans, questions, text, arrays) and ``conf/dataset/x.yaml``.
+A source is a class whose constructor takes the options of its YAML and whose ``load()`` returns ``Arrays``.  A new
+source needs two files: ``x.py`` in the folder of its kind (images, tables, scans, questions, text, arrays) and
+``conf/dataset/x.yaml``.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
-NOT_DATA = ("fit", "shared")  # fields that the digest leaves out; shared where it is None
+NOT_DATA = ("fit", "shared")  # fields without influence on the digest; shared only if it is None
 
 
 @dataclass
 class Arrays:
-    """A whole data set of n samples, in memory or (inputs alone, as np.memmap) in a file.
+    """A data set of n samples in memory; inputs may also be an np.memmap.
 
     Attributes:
         inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such arrays (image
@@ -36,19 +36,19 @@ class Arrays:
         targets: int64 labels [n] in [0, C), float32 multi-hot rows [n, C], masks [n, height, width] (uint8 or int64),
             or float32 numbers [n] or [n, R], of which R is num_classes.
         task: The kind of targets, by the name of its file in fedbench/tasks.
-        split: The published split, [n] int8: 0 train, 1 validation, 2 test (all 0 without a split); 3 extra, for
-            training only and beside the set proper (synthesized images), which needs domain.
-        domain: The natural silo (hospital, user, style) of each sample, [n] int64, or None.
+        split: The published split, [n] int8: 0 train, 1 validation, 2 test (all 0 without a split); 3 extra,
+            such as synthesized images, for training only, which needs domain.
+        domain: The natural client (hospital, user, style) of each sample, [n] int64, or None.
         mean, std: Per channel, of x/255, for uint8 images.  None leaves inputs as they are.
         published_scaling: The mean and std per channel of the papers, where they differ from mean and std.
-        class_mask: The classes that exist in each natural silo, [domains, C] bool, or None for all of them.
-        template: The sentence that names a class to a vision-language model; {} is the name.
+        class_mask: The classes of each natural client, [domains, C] bool, or None for all classes.
+        template: The sentence with a class name for a vision-language model; {} is the name.
         subject: The patient of each sample, [n] int64 >= 0, or None.  No patient is both in training and in test data.
-        shared: Inputs that several samples show (an image with nine questions) are stored once.  By the input's name
-            ("inputs" if there is one), the entry of it that each sample shows, [n] int64.
-        fit: fit(arrays, split, normalize) returns the arrays that clients train on once the split is drawn, for
-            example standardized by the training parts.  It gets these arrays without fit.  Before that, inputs may be
-            anything [n, ...].  None: these arrays.  See ``for_split``.
+        shared: For inputs that several samples share (an image with nine questions), the index of each sample's entry,
+            [n] int64, by the name of the input ("inputs" if there is one).
+        fit: fit(arrays, split, normalize) returns the arrays that clients train on, for example standardized by the
+            training parts.  Its argument is these arrays without fit, whose inputs may be any [n, ...].  None: these
+            arrays.  See ``for_split``.
     """
 
     inputs: np.ndarray | dict[str, np.ndarray]
@@ -73,14 +73,14 @@ class Arrays:
 
     @cached_property
     def digest(self) -> str:
-        """Of all that the samples are, so that changed values or labels are noticed."""
+        """A hash of all values and labels."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
-        if self.targets.dtype == np.uint8:  # masks have one digest, however they are kept
+        if self.targets.dtype == np.uint8:  # masks have the same digest with any dtype
             facts["targets"] = digests.Widened(self.targets, np.int64)
         return digests.digest(facts if self.shared is None else {**facts, "shared": self.shared})
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Return the inputs by name; one alone is called "inputs"."""
+        """Return the inputs by name; an input without a name is called "inputs"."""
         return wrap_inputs(self.inputs)
 
     @property
@@ -90,48 +90,50 @@ class Arrays:
 
     @property
     def nbytes(self) -> int:
-        """What inputs and targets take in memory."""
+        """The bytes of inputs and targets."""
         return sum(values.nbytes for values in self.parts().values()) + self.targets.nbytes
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
-        """Shape of one sample (of each input)."""
+        """The shape of one sample, or of each of its inputs by name."""
         return map_inputs(lambda x: tuple(x.shape[1:]), self.inputs)
 
     @property
     def num_domains(self) -> int:
-        """How many natural silos the samples come from (0 where the set knows none)."""
+        """The number of natural clients, 0 if there are none."""
         return 0 if self.domain is None else int(self.domain.max()) + 1
 
     def labels(self) -> np.ndarray:
-        """One label per sample, what partitions look at; the task for such targets says which.  # [n] int64"""
-        return self._asks().labels(self.targets, self.num_classes)
+        """Return one label per sample [n] int64, defined by the task, by which partitions divide the samples."""
+        return self._task().labels(self.targets, self.num_classes)
 
-    def _asks(self) -> "Task":
-        from fedbench.tasks.base import task_for  # brings torch, which reading a data set does without
+    def _task(self) -> "Task":
+        from fedbench.tasks.base import task_for  # imports torch, which reading a data set does not need
 
         return task_for(self.task)()
 
     def for_split(self, split: "Split", normalize: bool = True) -> "Arrays":
-        """The arrays that the clients of a split train on: these, or what ``fit`` makes of them, checked.
+        """Return the checked arrays that the clients of a split train on: these, or the result of ``fit``.
 
-        normalize: whether features are standardized, as dataset.normalize says.
+        Args:
+            split: The samples of each client.
+            normalize: Whether features are standardized (dataset.normalize).
         """
         if self.fit is None:
             return self
         return self.fit(replace(self, fit=None), split, normalize).check()
 
     def expanded(self) -> "Arrays":
-        """With one entry of each input per sample: what is shared is copied."""
+        """Return the arrays with one entry of each input per sample; shared entries are copied."""
         if self.shared is None:
             return self
         parts = {name: v[self.shared[name]] if name in self.shared else v for name, v in self.parts().items()}
         return replace(self, inputs=unwrap_inputs(parts, self.inputs), shared=None)
 
     def check(self) -> "Arrays":
-        """Return self, or raise ConfigError with one sentence about the first thing that does not fit."""
+        """Return the arrays; raise ConfigError for the first field that does not fit."""
         self._check_lengths()
-        if self.fit is None:  # inputs may be of another kind before it
+        if self.fit is None:  # before it, inputs may be anything
             self._check_inputs()
         self._check_targets()
         self._check_domains()
@@ -182,7 +184,7 @@ class Arrays:
         )
 
     def _check_targets(self) -> None:
-        self._asks().check(self.targets, self.num_classes)
+        self._task().check(self.targets, self.num_classes)
         require(
             self.class_names is None or len(self.class_names) == self.num_classes,
             f"{len(self.class_names or ())} class names for {self.num_classes} classes",
@@ -211,8 +213,8 @@ class Arrays:
 
 
 class Source(Protocol):
-    """A data source: constructed from its YAML, loaded once per run."""
+    """A data source, constructed from its YAML."""
 
     def load(self) -> Arrays:
-        """Read (or download, convert, generate) the whole data set; ConfigError where it cannot be had."""
+        """Read, download, convert or generate the data set; raise ConfigError if that fails."""
         ...

@@ -1,4 +1,4 @@
-"""What a model's constructor may ask about the data that it is built for."""
+"""Properties of the data that a model's constructor can receive."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A constructor is given those of these that it names, or, by the name `spec`, all of them.
+    """Properties of the data.  A constructor receives those that it names, or all of them as `spec`.
 
-    input_shape: of one sample's inputs, or by name where there are several.  num_classes: outputs of the model for one
-    sample (or pixel).  class_names: None where the data have none.  template: the sentence that names a class to a
-    vision-language model, {} being the name.  reads: what the algorithm reads of the inputs ("tokens").  num_clients:
-    that take part in the rounds; None before the data are divided.
+    Attributes:
+        input_shape: Shape of one sample, or of each of its inputs by name.
+        num_classes: Outputs of the model for one sample (or pixel).
+        class_names: None if classes have no names.
+        template: The sentence with a class name for a vision-language model; {} is the name.
+        reads: Further inputs that the algorithm reads ("tokens").
+        num_clients: Clients that train; None before the data are partitioned.
     """
 
     input_shape: tuple[int, ...] | dict[str, tuple[int, ...]]

@@ -189,7 +189,7 @@ class Told(list):
         (
             "lists.pkl",
             Told(),
-            r"asks for builtins\.print\), which may run code when it is read: say partition\.trust=lists\.pkl",
+            r"asks for builtins\.print\), which may run code when it is read: set partition\.trust=lists\.pkl",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_pickle_builds_arrays_alone_unless_it_is_trusted(folder: Path, capsys:
     for trust in (None, "Other"):
         with pytest.raises(ConfigError, match=r"0\.npz holds more than arrays \(its pickle asks for builtins\.print\)"):
             PFLlib(str(folder), trust).load()
-        with pytest.raises(ConfigError, match=r"say dataset\.trust=Digits if you know who wrote it"):
+        with pytest.raises(ConfigError, match=r"set dataset\.trust=Digits if you trust its author"):
             PFLlib(str(folder), trust).load()
     assert "it ran" not in capsys.readouterr().out
     assert len(PFLlib(str(folder), "Digits").load()) == sum(map(sum, SIZES.values()))

@@ -130,6 +130,18 @@ class PrivacyConfig:
 
 
 @dataclass
+class StopConfig:
+    """Early stopping.
+
+    Attributes:
+        patience: Evaluations without a better validation score after which the run stops and returns to its best
+            round; null: all rounds run.
+    """
+
+    patience: Count | None
+
+
+@dataclass
 class CheckpointConfig:
     """Checkpoints.
 
@@ -295,6 +307,7 @@ class RunConfig:
     eval: EvalConfig
     finetune: FinetuneConfig
     new_clients: NewClientsConfig
+    stop: StopConfig
     checkpoint: CheckpointConfig
     resume: str | None
     data_dir: Folder

@@ -20,6 +20,7 @@ from fedbench.core.settings import config_hash, to_dict
 from fedbench.core.split import Split
 from fedbench.engine.engine import Engine
 from fedbench.simulation import checkpoint
+from fedbench.simulation.early_stopping import EarlyStopping, copied, restore, state_of
 from fedbench.simulation.environment import now, peak_memory
 from fedbench.tasks import scores
 
@@ -50,6 +51,7 @@ class Simulation:
         reported_counts: Metrics whose number of clients was logged.
         origin: Entries for summary.json about the command (see ``simulator.run``).
         started: The time at which this process began the run, ISO 8601.
+        early_stopping: Decides when to stop, with stop.patience; else None.
         cost: Totals over the rounds, in seconds, steps, samples and bytes.
     """
 
@@ -72,6 +74,7 @@ class Simulation:
     reported_counts: set[str] = field(default_factory=set)
     origin: Mapping[str, Any] = field(default_factory=dict)
     started: str = field(default_factory=now)
+    early_stopping: EarlyStopping | None = None
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
 
     @property
@@ -97,9 +100,8 @@ class Simulation:
             "partition_hash": self.split.hash,
             "config": self.config_text,
             "data_hash": self.data_hash,
-            "algorithm": self.algorithm.state_dict(),
-            "compression": self.engine.compression.compressor.state_dict() if self.engine.compression else {},
-            "rows": self.engine.rows.state_dict(),
+            **state_of(self.algorithm, self.engine),
+            **({"early_stopping": self.early_stopping.state_dict()} if self.early_stopping else {}),
             "late_rows": json.dumps(sorted(self.engine.rows.late)),
             "record": json.dumps(
                 {
@@ -156,11 +158,41 @@ class Simulation:
         self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
         if self.engine.compression is not None:
             self.engine.compression.compressor.load_state_dict(state["compression"])
+        if self.early_stopping is not None:
+            self.early_stopping.load_state_dict(state["early_stopping"])
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
         self.personal_is_global = record.get("personal_is_global")  # not in checkpoints of older versions
         self.is_sound = state.get("file", checkpoint.NAME) == checkpoint.NAME
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether the run stopped before its last round, because validation scores did not improve."""
+        return self.early_stopping is not None and self.early_stopping.stopped_at is not None
+
+    def keep_best_state(self) -> None:
+        """Store the state of server and clients, if this round has the best validation score so far."""
+        if self.early_stopping is not None and self.best_val is not None and self.best_val["round"] == self.done:
+            self.early_stopping.best_state = copied(state_of(self.algorithm, self.engine))
+
+    def return_to_best(self) -> bool:
+        """Restore the state of the round with the best validation score, if the run ends after this round.
+
+        Returns:
+            Whether the state was restored.  It is not if the run goes on, or if this round is the best one.
+        """
+        early, best = self.early_stopping, self.best_val
+        if early is None or early.best_state is None or best is None:
+            return False
+        if early.is_due(self.done, best["round"], self.cfg.eval.every):
+            early.stopped_at = self.done
+        elif self.done < self.cfg.rounds:
+            return False
+        if best["round"] == self.done:
+            return False
+        restore(early.best_state, self.algorithm, self.engine)
+        return True
 
     def record_metrics(self, values: dict[str, float]) -> None:
         """Store the metrics of an evaluation as the last ones and, if they are, as the best ones."""

@@ -25,6 +25,7 @@ from fedbench.engine.cohort import Cohort
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.build import build as build_callbacks
+from fedbench.simulation.early_stopping import EarlyStopping, require_validation
 from fedbench.simulation.environment import synchronize
 from fedbench.simulation.log import Output
 from fedbench.simulation.measured import write_measured
@@ -129,11 +130,15 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
     ranks.require_equal("data set", arrays.digest)
     split = build.partition(cfg, arrays)
     ranks.require_equal("partition", split.hash)
+    if cfg.stop.patience is not None:
+        require_validation(cfg.stop.patience, split)
     if write:
         log_run(cfg, split, 0 if saved is None else saved["round"])
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
-    sim = Simulation(cfg, run_dir, engine, algorithm, split, data_hash=arrays.digest)
+    patience = cfg.stop.patience
+    early_stopping = None if patience is None else EarlyStopping(patience)
+    sim = Simulation(cfg, run_dir, engine, algorithm, split, data_hash=arrays.digest, early_stopping=early_stopping)
     if saved is not None:
         sim.load(saved)
         if write:
@@ -157,14 +162,14 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
         KeyboardInterrupt: A stop signal arrived.
     """
     cfg, earlier = sim.cfg, sim.cost["total_s"]
-    while sim.done < cfg.rounds:
+    while sim.done < cfg.rounds and not sim.is_stopped_early:
         costs = run_round(sim, callbacks)
         sim.cost["total_s"] = earlier + time.monotonic() - began
         stop_requested = stop.requested()
-        sim.is_last_round = stop_requested or sim.done == cfg.rounds
+        sim.is_last_round = stop_requested or sim.done == cfg.rounds or sim.is_stopped_early
         for callback in callbacks:
             callback.on_round_end(sim, costs)
-        if stop_requested and sim.done < cfg.rounds:
+        if stop_requested and sim.done < cfg.rounds and not sim.is_stopped_early:
             raise KeyboardInterrupt
     write_measured(sim.run_dir, sim.algorithm, sim.engine, _evaluated(sim))
     if cfg.new_clients.count:
@@ -194,6 +199,11 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
         values, clients = evaluate_round(sim, cohort.cost)
         seconds["eval_s"] = time.perf_counter() - began
         sim.record_metrics(values)
+        sim.keep_best_state()
+        if sim.return_to_best():
+            log_return(sim)
+            values, clients = evaluate_round(sim, cohort.cost)
+            sim.last = values
         report_counts(sim, values, len(clients["client"]))
         for callback in callbacks:
             callback.on_evaluation(sim, values, clients)
@@ -245,7 +255,7 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
         The metrics over clients, by name, and the columns of clients.csv [n].
     """
     engine, ids, round = sim.engine, _evaluated(sim), sim.done - 1
-    final = sim.done == sim.cfg.rounds
+    final = sim.done == sim.cfg.rounds or sim.is_stopped_early
     sizes = {part: engine.federation.splits[part].sizes_of(ids) for part in ("train", "val", "test")}
     values: dict[str, float] = {"train/loss": cost.loss}
     names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
@@ -259,6 +269,20 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
         values |= {f"{scope}/{n}": v for n, v in scores.summarize_clients(per_client, sizes[part]).items()}
         columns |= {f"{scope}/{n}": v for n, v in per_client.items()}
     return values, columns
+
+
+def log_return(sim: Simulation) -> None:
+    """Log that the run returned to the round with the best validation score."""
+    if not sim.engine.executor.ranks.is_first:
+        return
+    best, metric = sim.best_val["round"], f"val/{sim.engine.task.primary}"  # type: ignore[index]
+    reason = f"no better {metric} in {sim.cfg.stop.patience} evaluations" if sim.is_stopped_early else "last round"
+    log.info(
+        "round %d: %s, so the run ends with the model of round %d; the last line of the tables has its scores",
+        sim.done,
+        reason,
+        best,
+    )
 
 
 def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:

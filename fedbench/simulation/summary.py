@@ -154,6 +154,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         "last": sim.last,
         "best": sim.best,
         "best_val": sim.best_val,
+        **({"stopped_early": sim.early_stopping.stopped_at} if sim.is_stopped_early else {}),
         **({"new_clients": sim.new_clients} if sim.new_clients else {}),
         **({"privacy": engine.privacy.summary()} if engine.privacy else {}),
         "cost": cost,

@@ -48,7 +48,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     last, best, name = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}, primary_of(s)
     table = [
         ("", "last", "best"),
-        ("round", str(s["rounds"]), str(best["round"])),
+        ("round", str(s["rounds_done"]), str(best["round"])),
         (f"mean personalized {name}", *last_and_best(last, best, f"personal/{name}")),
         *_client_row(s, last, best["values"], f"personal/{name}"),
         ("  spread over clients (std)", *last_and_best(last, best, f"personal/{name}_std")),
@@ -105,7 +105,7 @@ def _client_row(
 
 def kib(total: int, s: dict[str, Any]) -> str:
     """Return the bytes of a run per client and round, in KiB."""
-    return f"{total / max(1, s['rounds'] * s['cohort']) / 1024:,.1f} KiB"
+    return f"{total / max(1, s['rounds_done'] * s['cohort']) / 1024:,.1f} KiB"
 
 
 def global_note(summary: dict[str, Any]) -> str:

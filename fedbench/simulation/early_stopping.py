@@ -1,0 +1,95 @@
+"""Early stopping on validation scores (stop.patience)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.core.options import require
+from fedbench.core.split import Split
+from fedbench.engine.engine import Engine
+
+
+class EarlyStopping:
+    """Stores the state of the round with the best validation score, and decides when to stop.
+
+    Args:
+        patience: Evaluations without a better validation score after which the run stops.
+
+    Attributes:
+        best_state: State of server and clients after the best round (`state_of`).  None before the first evaluation.
+        stopped_at: Round after which the run stopped.  None while it runs.
+    """
+
+    def __init__(self, patience: int):
+        self.patience = patience
+        self.best_state: dict[str, Any] | None = None
+        self.stopped_at: int | None = None
+
+    def is_due(self, round: int, best_round: int, every: int) -> bool:
+        """Return whether the run stops.
+
+        Args:
+            round: The evaluated round, from 1.
+            best_round: The round with the best validation score, from 1.
+            every: Rounds between evaluations.
+        """
+        return -(-(round - best_round) // every) >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the content for a checkpoint: tensors and text."""
+        return {"state": self.best_state or {}, "record": json.dumps({"stopped_at": self.stopped_at})}
+
+    def load_state_dict(self, stored: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self.best_state = stored["state"] or None
+        self.stopped_at = json.loads(stored["record"])["stopped_at"]
+
+
+def require_validation(patience: int, split: Split) -> None:
+    """Require validation samples.
+
+    Raises:
+        ConfigError: No client has any.
+    """
+    require(
+        bool(split.val.sizes.any()),
+        f"stop.patience={patience} needs validation samples, and there are none: set dataset.val_fraction, for example "
+        "to 0.2, or folds",
+    )
+
+
+def state_of(algorithm: Algorithm, engine: Engine) -> dict[str, Any]:
+    """Return the state of server and clients.  Tensors are not copied."""
+    return {
+        "algorithm": algorithm.state_dict(),
+        "compression": engine.compression.compressor.state_dict() if engine.compression else {},
+        "rows": engine.rows.state_dict(),
+    }
+
+
+def copied(state: Any) -> Any:
+    """Return a copy of nested dicts of tensors, in host memory."""
+    if isinstance(state, dict):
+        return {name: copied(value) for name, value in state.items()}
+    return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
+
+
+def restore(state: dict[str, Any], algorithm: Algorithm, engine: Engine) -> None:
+    """Restore the state of server and clients.
+
+    Args:
+        state: The result of `state_of`.  States of clients that were created later return to their initial values.
+        algorithm: The method.
+        engine: The engine.
+    """
+    for name, rows in engine.rows.all.items():
+        empty = {"ids": torch.empty(0, dtype=torch.int64), "rows": rows.default[None][:0].cpu()}
+        rows.load_state_dict(state["rows"].get(name, empty))
+    algorithm.load_state_dict({name: t.to(engine.device, copy=True) for name, t in state["algorithm"].items()})
+    if engine.compression is not None:
+        engine.compression.compressor.load_state_dict(state["compression"])

@@ -25,6 +25,7 @@ def summary(**changes) -> dict:
         "model": "mlp",
         "seed": 3,
         "rounds": 30,
+        "rounds_done": 30,
         "num_clients": 20,
         "cohort": 5,
         "last": values,

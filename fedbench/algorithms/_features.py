@@ -55,6 +55,29 @@ def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
     return s.model.features(rows.expand(s.k, -1), batch.x)
 
 
+BANDWIDTHS = (10, 15, 20, 50)  # a of the kernels exp(-d^2 / 2a)
+
+
+def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    """Return the squared maximum mean discrepancy between two sets of features, of a sum of Gaussian kernels.
+
+    Args:
+        z: Features of a batch.  # [k, B, F]
+        other: Other features of the same batch.  # [k, B, F]
+        weight: Weights of the samples, of sum 1 and 0 for padding.  # [k, B]
+
+    Returns:
+        The discrepancy of each client.  # [k]
+    """
+
+    def mean(a: Tensor, b: Tensor) -> Tensor:  # [k]
+        d2 = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None] - 2 * a @ b.mT  # [k, B, B]
+        kernels = torch.stack([(d2 / (-2 * bandwidth)).exp() for bandwidth in BANDWIDTHS]).sum(0)
+        return torch.einsum("kbc,kb,kc->k", kernels, weight, weight)
+
+    return mean(z, z) + mean(other, other) - 2 * mean(z, other)
+
+
 # -- statistics of the features of all training samples --------------------------------------------------
 @dataclass(frozen=True)
 class ClassStatistics:

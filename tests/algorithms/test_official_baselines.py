@@ -19,12 +19,13 @@ from tiny import HEAD, all_clients, engine
 from torch import Tensor, nn
 
 from fedbench.algorithms._features import ClassStatistics, class_statistics, features_of_samples
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Federation, FlatModel, Inputs, RowStore, Step
 from fedbench.algorithms.fedadagrad import FedAdagrad
 from fedbench.algorithms.fedadam import FedAdam
 from fedbench.algorithms.fedala import FedALA
 from fedbench.algorithms.fedavgm import FedAvgM
 from fedbench.algorithms.fedbn import FedBN
+from fedbench.algorithms.fedcp import FedCP
 from fedbench.algorithms.feddbe import FedDBE
 from fedbench.algorithms.fedexp import FedExP
 from fedbench.algorithms.fedlc import FedLC
@@ -34,6 +35,7 @@ from fedbench.algorithms.fedpac import FedPAC
 from fedbench.algorithms.fedproto import FedProto
 from fedbench.algorithms.fedsam import FedSAM
 from fedbench.algorithms.fedyogi import FedYogi
+from fedbench.algorithms.gpfl import GPFL
 from fedbench.algorithms.knn_per import KNNPer
 from fedbench.algorithms.moon import Moon
 from fedbench.core import rng
@@ -97,7 +99,7 @@ def deployed(algorithm: Algorithm, e: Engine, round: int) -> Found:
     rows = algorithm.personalized(all_clients(e, round, "evaluation"), False)
     rows = rows["theta"] if isinstance(rows, dict) else rows
     accuracy = evaluate.personal(algorithm, e, EVERYBODY, round, False)["accuracy"]
-    return {"rows": rows.expand(6, -1)[:, e.model.trained.slices[0][0] : e.model.trained.size : 34], "acc": accuracy}
+    return {"rows": rows.expand(6, -1)[:, : e.model.spans["head.bias"][1] : 34], "acc": accuracy}
 
 
 def norm_layers(algorithm: Algorithm, e: Engine, round: int) -> Found:
@@ -128,6 +130,24 @@ def shifts(algorithm: Algorithm, e: Engine, round: int) -> Found:
 def heads(algorithm: Algorithm, e: Engine, round: int) -> Found:
     found = {"base": algorithm.u[::34], "A": algorithm.a, "V": algorithm.V}
     return prototypes(algorithm, e, round) | found
+
+
+def valves(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    named = {name: e.model.columns[name] for name in ("embeddings", "valve")}
+    row = algorithm.shared.put(e.model.init_row(), algorithm.w)
+    found = {"base": row[:2080:34], "conditions": algorithm.q}
+    return (
+        deployed(algorithm, e, round)
+        | found
+        | {released: named[ours].take(row)[::34] for released, ours in (("embeddings", "embeddings"), ("cov", "valve"))}
+    )
+
+
+def policies(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    rows = algorithm.personalized(all_clients(e, round, "evaluation"), False)["theta"]
+    gate, head_g = (e.model.columns[name].take(rows)[:, ::34] for name in ("policy", "head_g"))
+    found = {"base": rows[0, :2080:34], "gate": gate, "head_g": head_g, "context": algorithm.v}
+    return deployed(algorithm, e, round) | found
 
 
 # -- what is given from outside --------------------------------------------------------------------------
@@ -210,6 +230,92 @@ class ReleasedPAC(FedPAC):
         return a
 
 
+def drawn_linear(key: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Return the initial weight and bias of a further layer with 32 inputs."""
+    draw = np.random.default_rng([300, key])
+    weight, bias = draw.standard_normal((outputs, 32)) / np.sqrt(32), 0.1 * draw.standard_normal(outputs)
+    return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
+
+
+class ReleasedGPFL(GPFL):
+    """GPFL as its released codes: conditions are those of the class embeddings that a client had before."""
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        super().setup(federation, model, rows)
+        row = self.shared.put(model.init_row(), self.w)
+        named = model.named(row)
+        named["embeddings"].copy_(torch.from_numpy(np.random.default_rng(310).standard_normal((10, 32))))
+        for key, part in ((1, "gamma"), (2, "beta")):
+            for name, t in zip(("weight", "bias"), drawn_linear(key, 32)):
+                named[f"valve.{part}.0.{name}"].copy_(t)
+        self.w, self.q = self.shared.take(row).clone(), torch.zeros(6, 2, 32)
+
+    def round(self, cohort: Cohort) -> None:
+        before = self.w
+        super().round(cohort)
+        trained = dict(zip(cohort.ids.tolist(), self.trained))
+        for i in range(6):
+            row = trained.get(i, self.shared.put(self.trained[0], before))
+            M = cohort.model.named(row)["embeddings"]
+            y = cohort.federation.targets[cohort.federation.splits["train"][i]]
+            labels = y[full_batches(i, 0, 0, cohort.engine.batch_size)]
+            counts = torch.bincount(labels, minlength=10).float()
+            self.q[i] = torch.stack([M.mean(0), counts / counts.sum() @ M])
+
+    def train(self, cohort: Cohort, w: Tensor) -> Tensor:
+        self.trained = super().train(cohort, w)
+        return self.trained
+
+    def conditions(self, cohort: Cohort, M: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q[cohort.index, 0], self.q[cohort.index, 1]
+
+
+class ReleasedCP(FedCP):
+    """FedCP as PFLlib: contexts are random before a client's first round; only the cohort gets the new head and policy.
+
+    The policy, the contexts and the noise are those of the released run.
+    """
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        super().setup(federation, model, rows)
+        row = self.shared.put(model.init_row(), self.w)
+        for name, t in zip(("weight", "bias"), drawn_linear(3, 64)):
+            model.named(row)[f"policy.0.{name}"].copy_(t)
+        self.w = self.shared.take(row).clone()
+        draws = [np.random.default_rng([311, i]).random(32) for i in range(6)]
+        self.v = torch.from_numpy(np.stack(draws)).float()
+        self.received = row.repeat(6, 1)
+
+    def round(self, cohort: Cohort) -> None:
+        self.now = cohort.round
+        super().round(cohort)
+        rows = super().rows_of(cohort, self.w, self.g)
+        self.received[cohort.index] = rows
+        self.v[cohort.index] = cohort.model.named(rows)["head.weight"].sum(1)
+
+    def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
+        old = self.head_g | cohort.model.columns["policy"]
+        return old.put(super().rows_of(cohort, w, g), old.take(self.received[cohort.index]))
+
+    def contexts(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return nn.functional.normalize(self.v[cohort.index], dim=1)
+
+    def noise(self, s: Step, z: Tensor) -> Tensor:
+        out = torch.zeros(*z.shape[:2], 2, z.shape[2])
+        for noise, client in zip(out, s._chunk.ids.tolist()):
+            n, size = problem.TRAIN[client], min(s.engine.batch_size, problem.TRAIN[client])
+            draw = np.random.default_rng([312, client, self.now, *divmod(s.t, n // size)]).random((size, 2, 32))
+            noise[:size] = torch.from_numpy(-np.log(-np.log(draw)))
+        return out
+
+    def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
+        theta = super().personalized(cohort, final)
+        return {"theta": theta, "v": self.contexts(cohort, theta)}
+
+    def predict(self, model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
+        return self.logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["v"], 0.0)
+
+
 @dataclass(frozen=True)
 class Case:
     """A method with its options.
@@ -260,6 +366,8 @@ CASES = {
     "ala": Case(partial(FedALA, who="all"), mixing, before=initialized, patch=ala_windows),
     "dbe": Case(partial(FedDBE, kappa=5.0, m=0.3), shifts, order=dbe_order),
     "paccopy": Case(partial(ReleasedPAC, weights="uniform"), heads, order=pac_order),
+    "gpfl": Case(partial(ReleasedGPFL, lam=0.1, mu=0.01), valves),
+    "cp": Case(ReleasedCP, policies, tolerance=2e-4),
     "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
     "ntd": Case(partial(FedNTD, tau=2.0), weights="uniform"),
     "lcown": Case(FedLC),

@@ -1,0 +1,147 @@
+"""FedCP: a policy splits each sample's features between a global and a personal head.
+
+Zhang et al., KDD 2023, Algorithm 1.  With features z of the base u, the client's head h_i, the global head g, which is
+not trained, the policy network r, and z0 the features of the received base:
+
+    v_i = sum over classes of the weight of h_i                                        [F]
+    s, 1 - s = softmax of relu(LayerNorm(linear(z v_i / |v_i|))) + Gumbel noise        [2, F], over the two
+    loss = task loss of h_i(z s) + g(z (1 - s)) + lam MMD(z, z0)
+
+MMD has Gaussian kernels exp(-d^2 / 2a), a = 10, 15, 20, 50.  v_i is that of the head before training.  u, h_i and r
+train.  The client uploads u, r and (h_i + g) / 2, of which the server takes means.
+Deployed: [u, h_i, g, r] without noise.
+Departs from the paper: released codes draw noise at test time, too, and start v_i at random.
+Reduces to: FedPer with s = 1 and lam = 0.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbench.algorithms._features import frozen_features, mmd, num_features
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import NonNegative, require
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FedCP(Algorithm):
+    """FedCP.
+
+    Args:
+        lam: Weight of the distance between the features of the trained and the received base, >= 0, or a list with one
+            per client.
+
+    State:
+        w: Shared columns: base u and policy r, [|w|].
+        g: Global head, [|head|].
+        h: Personal heads as last trained, [N, |head|].
+    """
+
+    requires = ("head",)
+    has_base = True
+
+    def __init__(self, lam: NonNegative | list[NonNegative] = 5.0):
+        self.lam: float | PerClient = per_client(lam)
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require a linear head."""
+        super().check(federation, model, optimizer)
+        require(
+            isinstance(getattr(model.module, "head", None), nn.Linear),
+            "algorithm=fedcp selects features of a sample: it needs a model whose module named head is a linear layer",
+        )
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial model and policy, with the initial head as global head."""
+        size = num_features(model)
+        model.extend(head_g="copy:head", policy=model.seeded(lambda: policy(size), "fedcp"))
+        self.head, self.head_g = model.columns["head"], model.columns["head_g"]
+        self.shared = (self.head | self.head_g).rest(model.size)
+        row = model.init_row()
+        self.w = self.shared.take(row).clone()  # [|w|]
+        self.g = self.head_g.take(row).clone()  # [|head|]
+        self.h = rows("h", default=self.head.take(row))  # lazy [N, |head|]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        server = cohort.broadcast(w=self.w, g=self.g)
+        theta = self.train(cohort, self.rows_of(cohort, server.w, server.g))  # [K, P]
+        h = self.head.take(theta)
+        up = cohort.upload(
+            w=self.shared.take(theta), g=(h + self.head_g.take(theta)) / 2, relative_to={"w": "w", "g": "g"}
+        )
+        self.w, self.g = cohort.mean(up.w, updates="w"), cohort.mean(up.g, updates="g")
+        self.h[cohort.ids] = h
+
+    def train(self, cohort: Cohort, start: Tensor) -> Tensor:
+        """Train base, personal head and policy from rows [K, P].  # [K, P]"""
+        received = start[0]  # its base is that of all clients
+
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
+            logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))  # [k, B, C]
+            distance = mmd(z, z0, batch.weight)[:, None]  # [k, 1]
+            return s.task_loss(logits, batch) + s.value(self.lam) * distance
+
+        trained = self.head_g.rest(cohort.model.size)
+        v = self.contexts(cohort, start)  # [K, F]
+        return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
+
+    def contexts(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        """Return v_i / |v_i| of rows [K, P].  # [K, F]"""
+        return context(cohort.model, rows)
+
+    def noise(self, s: Step, z: Tensor) -> Tensor:
+        """Return Gumbel noise for features z.  # [k, B, 2, F]"""
+        u = s.rng.uniform(z.shape[1], 2, z.shape[2]).clamp_min(2**-25)
+        return -(-u.log()).log()
+
+    def logits(self, model: FlatModel, rows: Tensor, z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:
+        """Return h_i(z s) + g(z (1 - s)) for features z [k, B, F] and contexts v [k, F].  # [k, B, C]"""
+        s = split(model.named(rows), z, v, noise)  # [k, B, 2, F]
+        return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], "head_g")
+
+    def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
+        """Return the shared columns joined with the global and each client's head.  # [K, P]"""
+        rows = w.new_empty(len(cohort), cohort.model.size)
+        return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return [u, h_i, g, r]."""
+        server = cohort.broadcast(w=self.w, g=self.g)
+        return self.rows_of(cohort, server.w, server.g)
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Return the logits without noise.  # [k, b, C]"""
+        return self.logits(model, rows, model.features(rows, inputs), context(model, rows), 0.0)
+
+
+def policy(size: int) -> nn.Module:
+    """Return the policy network."""
+    return nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU())
+
+
+def context(model: FlatModel, rows: Tensor) -> Tensor:
+    """Return v_i of rows [k, P], of unit length.  # [k, F]"""
+    return F.normalize(model.named(rows)["head.weight"].sum(1), dim=1)
+
+
+def split(named: dict[str, Tensor], z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:
+    """Return the shares of features z [k, B, F] that the personal and the global head read.  # [k, B, 2, F]"""
+    hidden = (z * v[:, None]) @ named["policy.0.weight"].mT + named["policy.0.bias"][:, None]  # [k, B, 2 F]
+    hidden = F.layer_norm(hidden, hidden.shape[2:])
+    hidden = torch.relu(hidden * named["policy.1.weight"][:, None] + named["policy.1.bias"][:, None])
+    return (hidden.unflatten(2, (2, -1)) + noise).softmax(2)

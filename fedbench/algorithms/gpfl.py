@@ -1,0 +1,142 @@
+"""GPFL: a conditional valve turns features into global and personal ones, for class embeddings and for the head.
+
+Zhang et al., ICCV 2023, Algorithm 1.  The valve and the class embeddings M [C, F] are shared, the head h_i is personal:
+
+    valve(z, q) = relu(z (gamma(q) + 1) + beta(q)),   gamma(q), beta(q) = LayerNorm(relu(linear(q)))
+    q_g = mean of M over classes,   q_p = sum over classes of pi_ic M[c],   pi_i the label shares of client i
+    loss = CE(h_i(valve(z, q_p))) + CE(cos(valve(z, q_g), M)) + lam |valve(z, q_g) - M0[y]|
+
+M0, q_g and q_p are those of the received M and have no gradient.  The norm is over all samples of the batch.  M and the
+valve have weight decay mu.  Clients upload the base u, M and the valve.  Deployed: h_i(valve(z, q_p)).
+Departs from the paper: q_g and q_p follow the received M.  Released codes compute them from the M that a client had
+before, and use 0 in the first round.
+Reduces to: FedPer, beside a cosine classifier, with lam = 0 and a valve of gamma = beta = 0.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbench.algorithms._features import num_features, require_features, require_labels
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import NonNegative
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class GPFL(Algorithm):
+    """GPFL.
+
+    Args:
+        lam: Weight of the distance to the class embeddings, >= 0, or a list with one per client.
+        mu: Weight decay of the class embeddings and the valve, >= 0.
+
+    State:
+        w: Shared columns: base u, class embeddings M and valve, [|w|].
+        h: Personal heads as last trained, [N, |head|].
+    """
+
+    requires = ("head",)
+    has_base = True
+
+    def __init__(self, lam: NonNegative | list[NonNegative] = 0.01, mu: NonNegative = 0.1):
+        self.lam: float | PerClient = per_client(lam)
+        self.mu = mu
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial model, class embeddings and valve."""
+        size = num_features(model)
+        model.extend(
+            embeddings=model.seeded(lambda: torch.randn(federation.num_classes, size), "gpfl", "embeddings"),
+            valve=model.seeded(lambda: valve(size), "gpfl", "valve"),
+        )
+        self.head, self.shared = model.columns["head"], model.without("head")
+        decayed = model.columns["embeddings"] | model.columns["valve"]
+        w = model.init_row()
+        self.w = self.shared.take(w).clone()  # [|w|]
+        self.h = rows("h", default=self.head.take(w))  # lazy [N, |head|]
+        self.decay = decayed.put(torch.zeros_like(w), torch.full_like(decayed.take(w), self.mu))  # [P]
+        self.counts = federation.label_counts  # [N, C] on the host; each client knows its own
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        theta = self.train(cohort, cohort.broadcast(w=self.w).w)  # [K, P]
+        up = cohort.upload(w=self.shared.take(theta), relative_to={"w": "w"})  # [K, |w|]
+        self.w = cohort.mean(up.w, updates="w")
+        self.h[cohort.ids] = self.head.take(theta)
+
+    def train(self, cohort: Cohort, w: Tensor) -> Tensor:
+        """Train the clients from the received w.  # [K, P]"""
+        start = self.with_heads(cohort, w)  # [K, P]
+        M0 = cohort.model.named(start[0])["embeddings"]  # [C, F]
+
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            z, named = s.features(rows, batch), s.model.named(rows)  # [k, B, F]
+            personal = s.model.head(rows, conditioned(named, z, s.state.q_p))  # [k, B, C]
+            z_g = conditioned(named, z, s.state.q_g)  # [k, B, F]
+            cosines = F.normalize(z_g, dim=2) @ F.normalize(named["embeddings"], dim=2).mT  # [k, B, C]
+            distance = ((z_g - M0[batch.y]) * batch.real[..., None]).flatten(1).norm(dim=1, keepdim=True)  # [k, 1]
+            return s.task_loss(personal, batch) + s.task_loss(cosines, batch) + s.value(self.lam) * distance
+
+        q_g, q_p = self.conditions(cohort, M0)  # [K, F] each
+        decay = (lambda s: self.decay * s.theta) if self.mu else None
+        how = LocalTraining(uploaded=self.shared)
+        return cohort.train(start, loss=loss, extra_grad=decay, how=how, q_g=q_g, q_p=q_p).theta
+
+    def conditions(self, cohort: Cohort, M: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q_g and q_p of the received class embeddings [C, F].  # [K, F] each"""
+        counts = torch.from_numpy(self.counts[cohort.ids]).to(M)  # [K, C]
+        q_p = counts / counts.sum(1, keepdim=True).clamp_min(1) @ M
+        return M.mean(0).expand_as(q_p), q_p
+
+    def with_heads(self, cohort: Cohort, w: Tensor) -> Tensor:
+        """Return the shared columns joined with each client's head.  # [K, P]"""
+        rows = w.new_empty(len(cohort), self.shared.size + self.head.size)
+        return self.head.put(self.shared.put(rows, w), self.h[cohort.ids])
+
+    def personalized(self, cohort: Cohort, final: bool) -> Any:
+        """Return [w, h_i] and q_p."""
+        theta = self.with_heads(cohort, cohort.broadcast(w=self.w).w)
+        return {"theta": theta, "q_p": self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])[1]}
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Return the logits of the personal features.  # [k, b, C]"""
+        theta = rows["theta"]
+        z = model.features(theta, inputs)  # [k, b, F]
+        return model.head(theta, conditioned(model.named(theta), z, rows["q_p"]))
+
+
+def valve(size: int) -> nn.Module:
+    """Return the two networks of the conditional valve."""
+    parts = {name: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size)) for name in ("gamma", "beta")}
+    return nn.ModuleDict(parts)
+
+
+def conditioned(named: dict[str, Tensor], z: Tensor, q: Tensor) -> Tensor:
+    """Return valve(z, q) for features z and conditions q [k, F], by the parameters of the valve.  # [k, B, F]"""
+    gamma, beta = (affine(named, f"valve.{name}", q)[:, None] for name in ("gamma", "beta"))  # [k, 1, F] each
+    return torch.relu(z * (gamma + 1) + beta)
+
+
+def affine(named: dict[str, Tensor], name: str, q: Tensor) -> Tensor:
+    """Return LayerNorm(relu(linear(q))) for each client.  # [k, F]"""
+    hidden = torch.relu((named[f"{name}.0.weight"] @ q[..., None])[..., 0] + named[f"{name}.0.bias"])
+    return F.layer_norm(hidden, hidden.shape[1:]) * named[f"{name}.2.weight"] + named[f"{name}.2.bias"]

@@ -25,9 +25,11 @@ from fedbench.algorithms.fedadam import FedAdam
 from fedbench.algorithms.fedala import FedALA
 from fedbench.algorithms.fedavgm import FedAvgM
 from fedbench.algorithms.fedbn import FedBN
+from fedbench.algorithms.fedcac import FedCAC
 from fedbench.algorithms.fedcp import FedCP
 from fedbench.algorithms.feddbe import FedDBE
 from fedbench.algorithms.fedexp import FedExP
+from fedbench.algorithms.fedgh import FedGH
 from fedbench.algorithms.fedlc import FedLC
 from fedbench.algorithms.fednova import FedNova
 from fedbench.algorithms.fedntd import FedNTD
@@ -150,6 +152,17 @@ def policies(algorithm: Algorithm, e: Engine, round: int) -> Found:
     return deployed(algorithm, e, round) | found
 
 
+def server_head(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    """An unsampled client has the head that was sent in this round."""
+    rows = algorithm.head.put(algorithm.theta.whole(), algorithm.sent)
+    rows[algorithm.sampled] = algorithm.theta[algorithm.sampled]
+    return {"rows": rows[:, ::34], "head": algorithm.h[::34]}
+
+
+def both_models(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    return deployed(algorithm, e, round) | global_model(algorithm, e, round)
+
+
 # -- what is given from outside --------------------------------------------------------------------------
 def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int, int], np.ndarray]) -> None:
     """Let clients take their samples in a given order.
@@ -228,6 +241,26 @@ class ReleasedPAC(FedPAC):
 
     def normalized(self, a: np.ndarray) -> np.ndarray:
         return a
+
+
+class ReleasedGH(FedGH):
+    """FedGH with class means of full batches, in the order of the released run."""
+
+    def round(self, cohort: Cohort) -> None:
+        self.sent, self.sampled = self.h, cohort.ids
+        super().round(cohort)
+
+    def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
+        chosen = [full_batches(i, cohort.round, 0, cohort.engine.batch_size) for i in cohort.ids.tolist()]
+        z, y = ([a[i] for a, i in zip(values, chosen)] for values in features_of_samples(cohort, theta))
+        return class_statistics(z, y, 10)
+
+    def train_head(self, cohort: Cohort, means: Tensor, classes: Tensor) -> Tensor:
+        order = np.random.default_rng([314, cohort.round]).permutation(len(means))
+        return super().train_head(cohort, means[order], classes[order])
+
+    def order(self, cohort: Cohort) -> Tensor:
+        return torch.arange(10.0 * len(cohort)).view(-1, 10)
 
 
 def drawn_linear(key: int, outputs: int) -> tuple[Tensor, Tensor]:
@@ -368,6 +401,8 @@ CASES = {
     "paccopy": Case(partial(ReleasedPAC, weights="uniform"), heads, order=pac_order),
     "gpfl": Case(partial(ReleasedGPFL, lam=0.1, mu=0.01), valves),
     "cp": Case(ReleasedCP, policies, tolerance=2e-4),
+    "ghsep": Case(ReleasedGH, server_head),
+    "cacfirst": Case(partial(FedCAC, beta=5), both_models),
     "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
     "ntd": Case(partial(FedNTD, tau=2.0), weights="uniform"),
     "lcown": Case(FedLC),

@@ -1,0 +1,95 @@
+"""FedCAC: each client keeps its critical parameters, and averages them with clients that have similar ones.
+
+Wu et al., ICCV 2023, Algorithm 1.  Client i trains theta_i from its start b_i.  In each tensor of n parameters the
+int(tau n) with the largest sensitivity |(theta_i - b_i) theta_i| are critical, m_i = 1.  In round t = 1, 2, ...
+
+    w = sum p_i theta_i
+    O_ij = 1 - |m_i - m_j|_1 / (2 |m_i|_1)                          overlap of two clients of the round
+    threshold = mean O + t / beta (max O - mean O)                  over pairs i != j
+    c_i = mean of theta_j over i and all j with O_ij >= threshold
+    b_i <- m_i c_i + (1 - m_i) w
+
+Deployed: b_i with the newest w.  From round beta + 1 on the threshold exceeds all O_ij, and c_i = theta_i.
+Departs from the paper: the server computes m_i from the uploaded theta_i and sends b_i.  In the paper clients compute
+m_i and receive w and c_i.  The result is equal if nothing is compressed and no noise is added.  If all O_ij are equal,
+c_i = theta_i from round beta + 1 on, too.
+Reduces to: FedAvg with tau = 0; Local with tau = 1 and beta < 1.
+"""
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, RowStore
+from fedbench.core.linalg import products
+from fedbench.core.options import Positive, Probability
+
+TINY, TINIEST = 1e-10, 1e-20  # a threshold below TINY is replaced by the smallest sensitivity above TINIEST
+
+
+class FedCAC(Algorithm):
+    """FedCAC.
+
+    Args:
+        tau: Fraction of critical parameters in each tensor, in [0, 1].
+        beta: Number of rounds in which clients share critical parameters, > 0.
+
+    State:
+        w: Server model, [P].
+        c: Means over similar clients, [N, P].  m: Whether a parameter is critical, [N, P].
+    """
+
+    def __init__(self, tau: Probability = 0.5, beta: Positive = 100.0):
+        self.tau, self.beta = tau, beta
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial model, without critical parameters."""
+        self.w = model.init_row()  # [P]
+        self.c = rows("c", default=self.w)  # lazy [N, P]
+        self.m = rows("m", default=torch.zeros_like(self.w, dtype=torch.bool))  # lazy [N, P]
+        self.spans = [span for name, span in model.spans.items() if name not in model.buffer_names]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        b = self.start(cohort)  # [K, P]
+        out = cohort.train(cohort.download(b=b).b)
+        theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]
+        m = self.critical((theta - b) * theta)  # [K, P]
+        self.w = cohort.mean(theta)
+        self.c[cohort.ids] = cohort.mean(theta, "uniform", groups=self.similar(m, cohort.round + 1))
+        self.m[cohort.ids] = m
+
+    def start(self, cohort: Cohort) -> Tensor:
+        """Return b_i.  # [K, P]"""
+        return torch.where(self.m[cohort.ids], self.c[cohort.ids], self.w)
+
+    def critical(self, sensitivity: Tensor) -> Tensor:
+        """Return which parameters are critical, of sensitivities with any sign [K, P].  # [K, P] bool"""
+        m = torch.zeros_like(sensitivity, dtype=torch.bool)
+        for a, b in self.spans:
+            s = sensitivity[:, a:b].abs()
+            if count := int(self.tau * (b - a)):
+                smallest = s.topk(count, sorted=False).values.amin(1, keepdim=True)  # [K, 1]
+                above = torch.where(s > TINIEST, s, torch.inf).amin(1, keepdim=True)
+                m[:, a:b] = s >= torch.where(smallest <= TINY, above, smallest)
+        return m
+
+    def similar(self, m: Tensor, t: int) -> Tensor:
+        """Return whether client j enters c_i in round t, by the critical parameters m [K, P].  # [K, K] bool"""
+        m = m.float()
+        size = m.sum(1)  # [K]
+        differing = size[:, None] + size - 2 * products(m, m)  # |m_i - m_j|_1
+        overlap = 1 - differing / (2 * size[:, None]).clamp_min(1)  # [K, K]
+        itself = torch.eye(len(m), dtype=torch.bool, device=m.device)
+        if len(m) == 1:
+            return itself
+        pairs = overlap[~itself]  # O_ij
+        threshold = pairs.mean() + t / self.beta * (pairs.max() - pairs.mean())
+        return (overlap >= threshold) & (t <= self.beta) | itself
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return b_i."""
+        return cohort.download(b=self.start(cohort)).b
+
+    def global_row(self) -> Tensor:
+        """Return w."""
+        return self.w

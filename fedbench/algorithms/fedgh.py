@@ -1,0 +1,114 @@
+"""FedGH: the server trains the shared head on class means of the clients' features; bases are personal.
+
+Yi et al., ACM MM 2023, Algorithm 1.  Client i trains [u_i, h] from the received head h, and uploads the mean of its
+features of each of its classes.  The server descends the cross-entropy of h on these means, in one pass of batches:
+
+    h <- h - eta_s grad CE(h(mean_ic), c)
+
+Deployed: u_i with the newest h.
+Departs from the paper: nowhere.  In PFLlib the server's head is also that of client 0, whose training moves it.
+An upload shows which classes a client has.
+Reduces to: LG-FedAvg (update="joint") with a fixed head, for eta_s = 0.
+"""
+
+from collections.abc import Collection
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedbench.algorithms._features import (
+    ClassStatistics,
+    class_statistics,
+    features_of_samples,
+    require_features,
+    require_labels,
+)
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, Optimizer, RowStore
+from fedbench.core.options import Positive, require
+
+
+class FedGH(Algorithm):
+    """FedGH.
+
+    Args:
+        head_lr: Learning rate eta_s of the head at the server.  None: that of the clients.
+
+    State:
+        h: Shared head, [|head|].
+        theta: Client models as last trained, [N, P].
+    """
+
+    requires = ("head",)
+    has_base = True
+
+    def __init__(self, head_lr: Positive | None = None):
+        self.head_lr = head_lr
+
+    def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        """Require one learning rate for the head."""
+        super().check_settings(num_clients, groups, optimizer)
+        require(
+            self.head_lr is not None or not isinstance(optimizer.lr, list),
+            "algorithm.head_lr must be a number if optimizer.lr lists one value per client",
+        )
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial base and head."""
+        self.head = model.columns["head"]
+        self.num_classes = federation.num_classes
+        w = model.init_row()
+        self.h = self.head.take(w).clone()  # [|h|]
+        self.theta = rows("theta", default=w)  # lazy [N, P]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        start = self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)  # [K, P]
+        theta = cohort.train(start, how=LocalTraining(uploaded=False)).theta
+        self.theta[cohort.ids] = theta
+        of = self.statistics(cohort, theta)
+        has = (of.counts > 0).float()  # [K, C]
+        up = cohort.upload(means=of.means, has=has, previous={"means": None, "has": None}, uncompressed=["has"])
+        sent = up.has > 0.5  # [K, C]
+        classes = torch.arange(self.num_classes, device=cohort.device).expand(len(cohort), -1)
+        order = self.order(cohort)[sent].argsort()
+        self.h = self.train_head(cohort, up.means[sent][order], classes[sent][order])
+
+    def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
+        """Return the statistics of the features of all training samples."""
+        return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
+
+    def train_head(self, cohort: Cohort, means: Tensor, classes: Tensor) -> Tensor:
+        """Train h for one pass over the class means.
+
+        Args:
+            cohort: The clients.
+            means: Class means of all clients, in the order of the pass.  # [m, F]
+            classes: Their classes.  # [m]
+
+        Returns:
+            The head.  # [|h|]
+        """
+        row, lr = cohort.model.init_row(), cohort.rate() if self.head_lr is None else self.head_lr
+        h, size = self.h, cohort.engine.batch_size
+        for z, c in zip(means.split(size), classes.split(size)):
+            with torch.enable_grad():
+                leaf = h.detach().requires_grad_()
+                loss = F.cross_entropy(cohort.model.head(self.head.put(row, leaf), z), c)
+                (gradient,) = torch.autograd.grad(loss, leaf)
+            h = h - lr * gradient
+        return h
+
+    def order(self, cohort: Cohort) -> Tensor:
+        """Return random numbers by which the server sorts the class means.  # [K, C]"""
+        return cohort.random("class means").uniform(self.num_classes)
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return each client's base with the newest head."""
+        return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

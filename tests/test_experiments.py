@@ -244,9 +244,9 @@ def test_glob_stands_for_every_row_of_a_table() -> None:
         "+experiment=" + ",".join(f"[{row},reduced/tenth]" for row in rows), "seed=0"
     ]  # fmt: skip
     assert composer.expand(["+experiment=glob(fedsld_practical/fedsld)"]) == ["+experiment=fedsld_practical/fedsld"]
-    assert len(composer.cells(composer.expand([text]))) == 3
+    assert len(composer.run_overrides(composer.expand([text]))) == 3
     both = composer.expand(["+experiment=[glob(fedsld_practical/*),debug],glob(pgfed_gain/*),debug"])
-    assert len(composer.cells(both)) == 3 + 8 + 1
+    assert len(composer.run_overrides(both)) == 3 + 8 + 1
     with pytest.raises(ConfigError, match="matches no option; the options are apple_bandwidth"):
         composer.expand(["+experiment=glob(nothing/*)"])
 

@@ -103,11 +103,11 @@ class Adapter:
         names = [name for name, _ in model.named_modules()]
         adapted = self._adapt_all(model, list(itertools.chain.from_iterable(patterns.values())))
         reached = [name for name in names if any(name == a or name.startswith(f"{a}.") for a in adapted)]
-        for place, place_patterns in patterns.items():
+        for entry, entry_patterns in patterns.items():
             require(
-                place.startswith(OPTIONAL) or any(_matches(name, place_patterns) for name in reached),
-                f"adapter.places={self.places}: the model has no layer {place!r} that this adapter can adapt; its "
-                f"layers are {listed(layers)}. Write {OPTIONAL}{place} if the layer need not exist",
+                entry.startswith(OPTIONAL) or any(_matches(name, entry_patterns) for name in reached),
+                f"adapter.places={self.places}: the model has no layer {entry!r} that this adapter can adapt; its "
+                f"layers are {listed(layers)}. Write {OPTIONAL}{entry} if the layer need not exist",
             )
         require(
             bool(adapted),
@@ -117,9 +117,9 @@ class Adapter:
 
     def _patterns(self, model: nn.Module) -> dict[str, list[str]]:
         """Return the patterns of layer names of each entry of `places`."""
-        words = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
-        bare = {place: place.removeprefix(OPTIONAL) for place in self.places}
-        return {place: [name, *words.get(name, ())] for place, name in bare.items()}
+        sublayers = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
+        bare = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
+        return {entry: [name, *sublayers.get(name, ())] for entry, name in bare.items()}
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
         """Adapt every matching layer and return the names.

@@ -49,10 +49,10 @@ class Compacter(Bottleneck):
         self.neutral = False  # only biases are initialized to 0
         require(width % n == 0, f"adapter.n={n} must divide adapter.width={width}")
         self.n, self.rank = n, rank
-        self.rules: dict[str, Rule] = {}  # A of the model being adapted, for "adapter" and for "twin"
+        self.shared_rules: dict[str, Rule] = {}  # A of the model being adapted, for "adapter" and for "twin"
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
-        self.rules = {}
+        self.shared_rules = {}
         return super()._adapt_all(model, patterns)
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
@@ -61,8 +61,8 @@ class Compacter(Bottleneck):
             require(
                 size % self.n == 0, f"adapter.n={self.n} must divide {size}, the width of a layer in adapter.places"
             )
-        is_first = name not in self.rules
-        rule = self.rules.setdefault(name, Rule(self.n)) if is_first else self.rules[name]
+        is_first = name not in self.shared_rules
+        rule = self.shared_rules.setdefault(name, Rule(self.n)) if is_first else self.shared_rules[name]
         down, up = PHMLinear(rule, read, self.width, self.rank), PHMLinear(rule, self.width, written, self.rank)
         if is_first:
             down.add_module("rule", rule)

@@ -112,11 +112,11 @@ class Fusion(Bottleneck):
             )
         return {n: t.clone() for n, t in unwrapped.items() if ".adapter." in n or ".twin." in n}
 
-    def _of_file(self, path: Path, network: nn.Sequential, place: str) -> nn.Sequential:
+    def _of_file(self, path: Path, network: nn.Sequential, layer_name: str) -> nn.Sequential:
         """Load a file's parameters of one layer into a bottleneck, and freeze it."""
         state = self.files[path]
         for name, p in network.named_parameters():
-            full = f"{place}.adapter.{name}"
+            full = f"{layer_name}.adapter.{name}"
             require(
                 full in state,
                 f"{self._key}: {path} has no {full}; its adapter parameters are {listed(state) or 'none'}",

@@ -4,7 +4,7 @@ Singh and Jaggi, NeurIPS 2020.  With m units of weight 1/m in both networks, opt
 T = P / m for a permutation P, which SciPy finds faster than a general solver.  A bottleneck is one hidden layer between
 layers that the frozen network fixes, so every bottleneck is aligned independently.
 
-Letters: K clients, S bottlenecks (sites), m units of a bottleneck, d values that describe a unit.
+Letters: K clients, S bottlenecks, m units of a bottleneck, d values that describe a unit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ STAY = 1e-7  # cost of moving a unit, relative to the largest cost, so ties keep
 
 
 @dataclass(frozen=True)
-class Site:
+class Bottleneck:
     """A bottleneck of the model.
 
     Attributes:
         name: Name of the layer.
-        units: Its hidden units.
+        hidden_units: Its hidden units.
         columns: Columns of its parameters in a row.
     """
 
     name: str
-    units: HiddenUnits
+    hidden_units: HiddenUnits
     columns: Columns
 
     @property
@@ -43,22 +43,22 @@ class Site:
         return f"{self.name}." if self.name else ""
 
 
-def sites_of(model: FlatModel, within: Columns) -> list[Site]:
+def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
     """Return the bottlenecks of the model whose parameters are all within the given columns."""
-    sites = []
+    bottlenecks = []
     for name, module in model.module.named_modules():
-        units = module.hidden_units() if isinstance(module, HasHiddenUnits) else None
-        if units is None:
+        hidden_units = module.hidden_units() if isinstance(module, HasHiddenUnits) else None
+        if hidden_units is None:
             continue
-        names = [f"{name}.{member}" if name else member for member in units.parameter_names]
+        names = [f"{name}.{member}" if name else member for member in hidden_units.parameter_names]
         if all(n in model.spans for n in names):
             columns = Columns([model.spans[n] for n in names])
             if (columns & within).size == columns.size:
-                sites.append(Site(name, units, columns))
-    return sites
+                bottlenecks.append(Bottleneck(name, hidden_units, columns))
+    return bottlenecks
 
 
-# -- one site --------------------------------------------------------------------------------------------
+# -- one bottleneck --------------------------------------------------------------------------------------
 def costs(mover: Tensor, anchor: Tensor) -> Tensor:
     """Return the distances between the units of two bottlenecks, described by mover and anchor [..., m, d].
 
@@ -74,32 +74,32 @@ def assign(cost: np.ndarray) -> np.ndarray:
     if not largest:
         return np.arange(m)
     cost = cost + STAY * largest * (1 - np.eye(m))
-    units, positions = linear_sum_assignment(cost)
+    mover_units, positions = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
-    order[positions] = units
+    order[positions] = mover_units
     return order
 
 
 # -- rows ------------------------------------------------------------------------------------------------
-def incoming(model: FlatModel, rows: Tensor, site: Site) -> Tensor:
+def incoming(model: FlatModel, rows: Tensor, bottleneck: Bottleneck) -> Tensor:
     """Return the incoming weights of each unit of rows [K, P].  # [K, m, d]"""
-    return site.units.incoming_weights(model.named(rows), site.prefix)
+    return bottleneck.hidden_units.incoming_weights(model.named(rows), bottleneck.prefix)
 
 
-def renumber(model: FlatModel, rows: Tensor, site: Site, orders: Tensor) -> None:
+def renumber(model: FlatModel, rows: Tensor, bottleneck: Bottleneck, orders: Tensor) -> None:
     """Reorder the units of each row of rows [K, P] in place: unit orders[k, j] moves to position j.
 
     Args:
         model: The model.
         rows: Rows, which are changed.  # [K, P]
-        site: The bottleneck.
+        bottleneck: The bottleneck.
         orders: Order of the units of each row.  # [K, m] int64
     """
     named = model.named(rows)
-    for parameter, (shape, axis) in site.units.axes.items():
-        values = named[site.prefix + parameter].view(len(rows), *shape)  # a view of rows
+    for parameter, (shape, axis) in bottleneck.hidden_units.axes.items():
+        values = named[bottleneck.prefix + parameter].view(len(rows), *shape)  # a view of rows
         ones = [1] * len(shape)
-        ones[axis] = site.units.size
+        ones[axis] = bottleneck.hidden_units.size
         index = orders.to(rows.device).view(len(rows), *ones).expand_as(values)
         values.copy_(values.gather(axis + 1, index))
 
@@ -121,27 +121,27 @@ class Alignment:
     after: Tensor
 
 
-def align(model: FlatModel, rows: Tensor, sites: list[Site], cost: list[Tensor]) -> Alignment:
+def align(model: FlatModel, rows: Tensor, bottlenecks: list[Bottleneck], cost: list[Tensor]) -> Alignment:
     """Reorder the units of rows at every bottleneck so that their total cost is minimal.
 
     Args:
         model: The model.
         rows: Rows, which are not changed.  # [K, P]
-        sites: The bottlenecks.
+        bottlenecks: The bottlenecks.
         cost: For each bottleneck, the cost of moving unit i to position j.  # [K, m, m] each
 
     Returns:
         The aligned rows, and statistics.
     """
     rows = rows.clone()
-    shape = (len(rows), len(sites))
+    shape = (len(rows), len(bottlenecks))
     moved, before, after = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
-    for s, (site, site_cost) in enumerate(zip(sites, cost, strict=True)):
-        table = site_cost.numpy()  # [K, m, m]
+    for s, (bottleneck, costs_of_bottleneck) in enumerate(zip(bottlenecks, cost, strict=True)):
+        table = costs_of_bottleneck.numpy()  # [K, m, m]
         orders = np.stack([assign(c) for c in table])  # [K, m]
-        position = np.arange(site.units.size)
+        position = np.arange(bottleneck.hidden_units.size)
         moved[:, s] = torch.from_numpy((orders != position).mean(1))
         before[:, s] = torch.from_numpy(table[:, position, position].mean(1))
         after[:, s] = torch.from_numpy(np.take_along_axis(table, orders[:, None], 1)[:, 0].mean(1))
-        renumber(model, rows, site, torch.from_numpy(orders))
+        renumber(model, rows, bottleneck, torch.from_numpy(orders))
     return Alignment(rows, moved, before, after)

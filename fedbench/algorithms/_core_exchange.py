@@ -89,25 +89,25 @@ class LimitedCoreExchange(CoreExchange):
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
         """Select M of the other clients' cores for each client.  # [K, N] bool"""
-        is_self, seen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
+        is_self, was_chosen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
         # the M largest of log p_j + Gumbel noise are M draws without replacement with probabilities p_j
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
         turn = 2 * is_self.int()  # a client's own core comes last
         if self.selection == "intended":
             base = max(1.5, cohort.round * self.bandwidth / n)
-            score = score + seen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
-            turn = turn + seen.int()  # cores never chosen come first
+            score = score + was_chosen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
+            turn = turn + was_chosen.int()  # cores never chosen come first
         return torch.zeros_like(is_self).scatter_(1, by_turn(turn, score)[:, : self.bandwidth], True)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
         """Add the cohort's cores, and drop the versions that no client has any more."""
-        held = self.held.index_copy(0, cohort.index, versions)
+        all_versions = self.held.index_copy(0, cohort.index, versions)  # [N, N]
         added = torch.arange(len(cohort), device=core.device) + len(self.cores)
         newest = self.newest.index_copy(0, cohort.index, added)
-        used = torch.cat([held[held >= 0], newest]).unique()  # ascending
+        used = torch.cat([all_versions[all_versions >= 0], newest]).unique()  # ascending
         self.cores = torch.cat([self.cores, core])[used]
         self.newest = torch.searchsorted(used, newest)
-        self.held = torch.where(held >= 0, torch.searchsorted(used, held), held)
+        self.held = torch.where(all_versions >= 0, torch.searchsorted(used, all_versions), all_versions)
 
 
 def by_turn(turn: Tensor, score: Tensor) -> Tensor:

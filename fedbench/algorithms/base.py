@@ -201,11 +201,11 @@ class Algorithm:
             parts.append(c.mean(up.newcomer, weights=share))
         return torch.stack(parts).sum(0)
 
-    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the initial model of each new client.  The default is `initial_row_for_new_clients` for all.
 
         Args:
-            newcomers: M clients that took no part in training.  Whatever the server learns of them they must upload.
+            new_clients: M clients that took no part in training.  Whatever the server learns of them they must upload.
             cohorts: All training clients, split into cohorts.
 
         Returns:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedbench.algorithms._twins import columns_of_twins
+from fedbench.algorithms._paired_adapters import columns_of_pairs
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -55,14 +55,14 @@ class FedDAT(Algorithm):
         """Require paired bottlenecks."""
         super().check(federation, model, optimizer)
         require(
-            bool(columns_of_twins(model)[1]),
+            bool(columns_of_pairs(model)[1]),
             "algorithm=feddat gives every client two adapters: use adapter=houlsby, pfeiffer, parallel or compacter "
             "with adapter.twin=true",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start all A0 and A1 from one initial adapter."""
-        self.first, self.second = columns_of_twins(model)
+        self.first, self.second = columns_of_pairs(model)
         self.rest = (self.first | self.second).rest(model.size)  # the head and all other columns
         w = self.initial = model.init_row()  # [P]
         self.A1 = self.first.take(w).clone()  # [A]

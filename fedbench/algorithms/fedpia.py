@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
-from fedbench.algorithms._twins import columns_of_twins
+from fedbench.algorithms._paired_adapters import columns_of_pairs
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -64,8 +64,8 @@ class FedPIA(Algorithm):
 
     State:
         G: Server's adapter, [A].
-        own: w_k and the personal head, [N, P]; with output_sum, G~ in the second bottlenecks.
-        sent: w_k as the server has it, [N, A].
+        personal: w_k and the personal head, [N, P]; with output_sum, G~ in the second bottlenecks.
+        uploaded: w_k as the server has it, [N, A].
     """
 
     requires = ("head",)
@@ -99,31 +99,31 @@ class FedPIA(Algorithm):
         """Require bottlenecks, and paired ones with combine="output_sum"."""
         super().check(federation, model, optimizer)
         require(
-            bool(alignment.sites_of(model, model.without("head"))),
+            bool(alignment.bottlenecks_of(model, model.without("head"))),
             "algorithm=fedpia aligns the hidden units of bottlenecks, and this model has none: use "
             "adapter=houlsby, pfeiffer, parallel or compacter",
         )
         require(
-            self.combine != "output_sum" or bool(columns_of_twins(model)[1]),
+            self.combine != "output_sum" or bool(columns_of_pairs(model)[1]),
             "algorithm.combine=output_sum needs two adapters in each layer: use adapter.twin=true",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start from one initial adapter, or from one for each client (init="per_client")."""
         nothing = (Columns([]), Columns([]))
-        self.first, self.second = columns_of_twins(model) if self.combine == "output_sum" else nothing
+        self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else nothing
         self.shared = (model.columns["head"] | self.second).rest(model.size)
         self.head = model.columns["head"]
         w = self.initial = model.init_row()  # [P]
         self.G = self.shared.take(w).clone()  # [A]
-        self.own = rows("own", default=w)  # lazy [N, P]
-        self.sent = rows("sent", default=self.G)  # lazy [N, A]
+        self.personal = rows("own", default=w)  # lazy [N, P]
+        self.uploaded = rows("sent", default=self.G)  # lazy [N, A]
         if self.init == "per_client":
             everybody = np.arange(federation.num_clients)
             each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
-            self.own[everybody] = self.shared.put(w.expand(len(each), -1), each)
-        self.sites = alignment.sites_of(model, self.shared)
-        n, S = federation.num_clients, len(self.sites)
+            self.personal[everybody] = self.shared.put(w.expand(len(each), -1), each)
+        self.bottlenecks = alignment.bottlenecks_of(model, self.shared)
+        n, S = federation.num_clients, len(self.bottlenecks)
         # figures of each client's last round: share of moved units, mean costs, q, first and last loss
         self.moved_server, self.moved_client, self.first_loss, self.last_loss = (torch.zeros(n) for _ in range(4))
         self.cost_server, self.cost_client = torch.zeros(n, 2), torch.zeros(n, 2)  # before and after alignment
@@ -132,20 +132,20 @@ class FedPIA(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Combine with G, train and upload at the clients; align and average at the server."""
         G = cohort.broadcast(G=self.G).G  # [A]
-        own = self.own[cohort.ids]  # [K, P]
+        personal = self.personal[cohort.ids]  # [K, P]
         without_G = self.init == "per_client" and cohort.round == 0  # G is not an average of clients yet
         if self.client == "none" or without_G:
-            out = self.trained(cohort, self.in_both(own) if without_G else self.shared.put(own, G))
+            out = self.trained(cohort, self.in_both(personal) if without_G else self.shared.put(personal, G))
             w = self.shared.take(out.theta)
         else:
-            out, w = self.integrate(cohort, own, self.matched(cohort, G, own))
+            out, w = self.integrate(cohort, personal, self.matched(cohort, G, personal))
         self._note_losses(cohort, out.loss_sum)
-        self.own[cohort.ids] = self.shared.put(out.theta, w)
+        self.personal[cohort.ids] = self.shared.put(out.theta, w)
         # the upload is a difference from the last upload, or from G if training starts there
-        relative_to, previous = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.sent[cohort.ids]})
+        relative_to, previous = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.uploaded[cohort.ids]})
         up = cohort.upload(w=w, relative_to=relative_to, previous=previous).w  # [K, A]
         if self.client != "none":
-            self.sent[cohort.ids] = up
+            self.uploaded[cohort.ids] = up
         self.G = self.merged(cohort, up)
 
     @property
@@ -154,26 +154,26 @@ class FedPIA(Algorithm):
         return LocalTraining(uploaded=self.shared)
 
     # -- clients -----------------------------------------------------------------------------------------
-    def matched(self, cohort: Cohort, G: Tensor, own: Tensor) -> Tensor:
+    def matched(self, cohort: Cohort, G: Tensor, personal: Tensor) -> Tensor:
         """Compute G~ = align(G, w_k) for each client.
 
         Args:
             cohort: The clients.
             G: Received adapter.  # [A]
-            own: The clients' rows.  # [K, P]
+            personal: The clients' rows.  # [K, P]
 
         Returns:
             G with the units in the order of each client's adapter.  # [K, A]
         """
-        rows = self.shared.put(own, G)  # G as the client's adapter  [K, P]
+        rows = self.shared.put(personal, G)  # G as the client's adapter  [K, P]
         if self.client == "identity":
             return self.shared.take(rows)
         if self.cost == "weight":
-            cost = [self._weight_cost(cohort.model, rows, own, site) for site in self.sites]
+            cost = [self._weight_cost(cohort.model, rows, personal, b) for b in self.bottlenecks]
         else:
-            activations = [self.unit_activations(cohort, self.in_both(r)) for r in (rows, own)]
+            activations = [self.unit_activations(cohort, self.in_both(r)) for r in (rows, personal)]
             cost = [alignment.costs(a, b) for a, b in zip(*activations)]
-        aligned = alignment.align(cohort.model, rows, self.sites, cost)
+        aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
         self._note_alignment("client", cohort, aligned)
         return self.shared.take(aligned.rows)
 
@@ -188,44 +188,44 @@ class FedPIA(Algorithm):
             For each bottleneck, activations; zeros pad clients with fewer samples.  # [K, m, d] each
         """
         # one pass for all bottlenecks, unless a unit has an activation for each class
-        one_by_one = any(self._is_computed_once(cohort.model, s) for s in self.sites)
-        passes = [[site] for site in self.sites] if one_by_one else [self.sites]
-        return [activations for sites in passes for activations in self._activations_at(cohort, rows, sites)]
+        one_by_one = any(self._is_computed_once(cohort.model, b) for b in self.bottlenecks)
+        passes = [[b] for b in self.bottlenecks] if one_by_one else [self.bottlenecks]
+        return [activations for group in passes for activations in self._activations_at(cohort, rows, group)]
 
-    def _activations_at(self, cohort: Cohort, rows: Tensor, sites: list[alignment.Site]) -> list[Tensor]:
-        layers = [s.prefix + s.units.layer for s in sites]
+    def _activations_at(self, cohort: Cohort, rows: Tensor, bottlenecks: list[alignment.Bottleneck]) -> list[Tensor]:
+        layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
             _, captured = model.capture(rows, inputs, layers)
-            if self._is_computed_once(model, sites[0]):  # the text of each class is the same for all samples
+            if self._is_computed_once(model, bottlenecks[0]):  # the text of each class is the same for all samples
                 (of_text,) = (self._over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
                 num_samples = next(iter(wrap_inputs(inputs).values())).shape[1]
                 return of_text.flatten(1).unsqueeze(1).expand(-1, num_samples, -1)
             return torch.cat([self._over_tokens(captured[layer]) for layer in layers], 2)
 
         each = cohort.forward(rows, activations, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
-        width = max(
-            (e.shape[1] for e in each if e.dim() > 1), default=sum(s.units.num_blocks * s.units.size for s in sites)
-        )
+        sizes = [b.hidden_units.num_blocks * b.hidden_units.size for b in bottlenecks]
+        width = max((e.shape[1] for e in each if e.dim() > 1), default=sum(sizes))
         each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # clients without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
-        sizes = [width] if len(sites) == 1 else [s.units.num_blocks * s.units.size for s in sites]
-        by_site = zip(sites, padded.split(sizes, 2))
-        return [a.unflatten(2, (-1, s.units.size)).flatten(1, 2).transpose(1, 2) for s, a in by_site]
+        split = padded.split([width] if len(bottlenecks) == 1 else sizes, 2)
+        return [
+            a.unflatten(2, (-1, b.hidden_units.size)).flatten(1, 2).transpose(1, 2) for b, a in zip(bottlenecks, split)
+        ]
 
-    def _is_computed_once(self, model: FlatModel, site: alignment.Site) -> bool:
-        return any(fnmatch.fnmatch(site.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
+    def _is_computed_once(self, model: FlatModel, bottleneck: alignment.Bottleneck) -> bool:
+        return any(fnmatch.fnmatch(bottleneck.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
     def _over_tokens(self, output: Tensor) -> Tensor:
         """Return the mean over tokens of a layer's output [k, b, ..., blocks m].  # [k, b, blocks m]"""
         return output.flatten(2, -2).mean(2) if output.dim() > 3 else output
 
-    def integrate(self, cohort: Cohort, own: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
+    def integrate(self, cohort: Cohort, personal: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
         """Train each client's adapter combined with G~.
 
         Args:
             cohort: The clients.
-            own: Their rows.  # [K, P]
+            personal: Their rows.  # [K, P]
             Gk: G~ of each client.  # [K, A]
 
         Returns:
@@ -233,7 +233,7 @@ class FedPIA(Algorithm):
         """
         a = self.shared
         if self.combine == "output_sum":  # parameters outside bottlenecks start from the server's
-            out = self.trained(cohort, self.first.put(self.in_both(a.put(own, Gk)), self.first.take(own)))
+            out = self.trained(cohort, self.first.put(self.in_both(a.put(personal, Gk)), self.first.take(personal)))
             return out, a.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
@@ -241,7 +241,7 @@ class FedPIA(Algorithm):
             s.descend(a.put(g, (1 - self.lam) * a.take(g)))
             s.record("loss_sum", s.summed_loss)
 
-        out = cohort.train(own, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
+        out = cohort.train(personal, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
         return out, a.take(out.theta).lerp(Gk, self.lam)
 
     def trained(self, cohort: Cohort, start: Tensor) -> SimpleNamespace:
@@ -261,33 +261,34 @@ class FedPIA(Algorithm):
         if self.server == "average":
             return G0
         rows, anchor = a.put(self.initial.expand(K, -1), up), a.put(self.initial, G0)  # [K, P], [P]
-        cost = [self._weight_cost(cohort.model, rows, anchor[None], site) for site in self.sites]
-        aligned = alignment.align(cohort.model, rows, self.sites, cost)
+        cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]
+        aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
         self._note_alignment("server", cohort, aligned)
-        G, q_of_sites = anchor.clone(), []  # [P]
-        for site in self.sites:
-            w = site.columns.take(aligned.rows)  # w~_k of this site  [K, D]
-            d = (w - site.columns.take(anchor)).norm(dim=1)  # [K]
+        G, q_of_bottlenecks = anchor.clone(), []  # [P]
+        for bottleneck in self.bottlenecks:
+            w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
+            d = (w - bottleneck.columns.take(anchor)).norm(dim=1)  # [K]
             q = (-self.gamma * d).softmax(0)
-            G = site.columns.put(G, cohort.mean(w, weights=q))
-            q_of_sites.append(q.cpu())
-        self._note(cohort, q=torch.stack(q_of_sites, 1))
+            G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
+            q_of_bottlenecks.append(q.cpu())
+        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))
         return a.take(G)
 
-    def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, site: alignment.Site) -> Tensor:
+    def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, bottleneck: alignment.Bottleneck) -> Tensor:
         """Return the distances of incoming weights of units: mover [K, P], anchor [K or 1, P].  # [K, m, m]"""
-        of_mover, of_anchor = (alignment.incoming(model, rows, site) for rows in (mover, anchor))
+        of_mover, of_anchor = (alignment.incoming(model, rows, bottleneck) for rows in (mover, anchor))
         return alignment.costs(of_mover, of_anchor)
 
     # -- what is deployed, and recorded ------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return w_k with the client's head; G replaces w_k with client="none" and for clients that never took part."""
-        own, G = self.own[cohort.ids], cohort.broadcast(G=self.G).G
-        with_G = self.in_both(self.shared.put(own, G))
+        personal, G = self.personal[cohort.ids], cohort.broadcast(G=self.G).G
+        with_G = self.in_both(self.shared.put(personal, G))
         if self.client == "none":
             return with_G
-        took_part = self.sent.has(cohort.ids)[:, None]  # not of `own`, which init=per_client sets for all  [K, 1]
-        return torch.where(took_part, own, with_G)
+        # init=per_client writes `personal` for all clients, but `uploaded` only has clients that took part
+        took_part = self.uploaded.has(cohort.ids)[:, None]  # [K, 1]
+        return torch.where(took_part, personal, with_G)
 
     def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
         """Return G with the initial head.  # [P]"""

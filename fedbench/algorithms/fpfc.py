@@ -40,7 +40,7 @@ class FPFC(Algorithm):
             deploys their personal models.
 
     State:
-        own: Client models, [N, P].
+        personal: Client models, [N, P].
         W: Trained columns of the last uploads, [N, p].
         n: Client weights in the mean of a cluster, [N].
         s: Factors of the pairs, theta = s delta, [M].
@@ -78,7 +78,7 @@ class FPFC(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start all clients from one initial model, so every delta is 0."""
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
-        self.own = rows("own", default=w)  # lazy [N, P]
+        self.personal = rows("own", default=w)  # lazy [N, P]
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
         self.n: np.ndarray | Tensor = federation.num_samples
         self.s = w.new_ones(n * (n - 1) // 2)  # [M]
@@ -96,8 +96,8 @@ class FPFC(Algorithm):
             """Return rho (w - zeta_i).  # [k, P]"""
             return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.state.zeta))
 
-        out = cohort.train(self.own[cohort.ids], extra_grad=pull, zeta=zeta)
-        self.own[cohort.ids] = out.theta
+        out = cohort.train(self.personal[cohort.ids], extra_grad=pull, zeta=zeta)
+        self.personal[cohort.ids] = out.theta
         w = cohort.upload(w=columns.take(out.theta), previous={"w": self.W[cohort.index]}).w
         self.W = self.W.index_copy(0, cohort.index, w)
         self.fuse(cohort.ids)
@@ -195,7 +195,7 @@ class FPFC(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return w_i; with merge, after the last round, the mean of the client's cluster."""
-        rows = self.own[cohort.ids]
+        rows = self.personal[cohort.ids]
         if self.merge is None or not final:
             return rows
         label = self.clusters(self.merge)
@@ -218,11 +218,11 @@ class FPFC(Algorithm):
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the mean of all last uploads, for new clients that cannot select a cluster.  # [P]"""
-        return self.columns.put(self.own.default, self.W.mean(0))
+        return self.columns.put(self.personal.default, self.W.mean(0))
 
-    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the cluster mean with the lowest loss on each new client's training samples.  # [n, P]"""
         means = self.means(self.clusters(self.xi if self.merge is None else self.merge))
-        rows = self.columns.put(self.own.default.expand(len(means), -1), means)  # [clusters, P]
-        losses = torch.stack([newcomers.loss(row) for row in rows], 1)  # [n, clusters]
+        rows = self.columns.put(self.personal.default.expand(len(means), -1), means)  # [clusters, P]
+        losses = torch.stack([new_clients.loss(row) for row in rows], 1)  # [n, clusters]
         return rows[losses.argmin(1)]

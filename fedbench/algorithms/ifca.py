@@ -81,6 +81,6 @@ class IFCA(Algorithm):
         """Return the mean of the cluster models, for new clients that cannot select one.  # [P]"""
         return self.theta.mean(0)
 
-    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the cluster model with the lowest loss on each new client's training samples.  # [M, P]"""
-        return self.theta[self.nearest(newcomers, self.theta)]
+        return self.theta[self.nearest(new_clients, self.theta)]

@@ -32,7 +32,7 @@ class L2GD(Algorithm):
 
     State:
         x: Client models, [N, P].
-        sent: Client models as the server has them, [N, P].
+        uploaded: Client models as the server has them, [N, P].
         knows: Which clients have xbar, the mean of their models, [N] bool; None before the first round: all.
     """
 
@@ -48,7 +48,7 @@ class L2GD(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start all clients from one initial model."""
         w = model.init_row()  # [P]
-        self.x, self.sent = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
+        self.x, self.uploaded = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
         self.knows: Tensor | None = None
 
     def round(self, cohort: Cohort) -> None:
@@ -59,7 +59,7 @@ class L2GD(Algorithm):
         have_mean = bool(members.all()) if self.knows is None else torch.equal(self.knows, members)
         needs_download = how.steps != 0 or not have_mean
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
-        uploaded = self.sent[cohort.ids]  # [K, P]
+        uploaded = self.uploaded[cohort.ids]  # [K, P]
         if how.steps != 0:
             uploaded = cohort.upload(x=x, previous={"x": uploaded}).x
         xbar = cohort.sum(uploaded) / len(cohort)  # [P]
@@ -67,7 +67,7 @@ class L2GD(Algorithm):
             received = cohort.broadcast(xbar=xbar).xbar  # differs from xbar if the download is lossy
             self.knows = members & torch.equal(received, xbar)
             xbar = received
-        self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), uploaded.lerp(xbar, self.mix)
+        self.x[cohort.ids], self.uploaded[cohort.ids] = x.lerp(xbar, self.mix), uploaded.lerp(xbar, self.mix)
 
     def run_length(self, cohort: Cohort) -> int:
         """Draw the number T of local steps, P(T = t) = pr (1 - pr)^t, at most `cohort.max_local_steps`."""

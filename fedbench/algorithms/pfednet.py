@@ -284,19 +284,19 @@ class PFedNet(Algorithm):
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return x with the mean of all z_i, for new clients without a sketch.  # [P]"""
-        return self.newcomer(self.Z.mean(0))
+        return self.row_of_new_client(self.Z.mean(0))
 
-    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return x with the mean z of the k clients that have the nearest sketches; with edges, of all clients.
 
         # [M, P], or [P] for all
         """
         if self.sketch_of is None:
             return self.initial_row_for_new_clients(cohorts)
-        near = similarity.nearest(self.upload_sketches(newcomers), self.sketch_of, self.k, self.distance)  # [M, k]
-        return self.newcomer(self.Z[near].mean(1))
+        near = similarity.nearest(self.upload_sketches(new_clients), self.sketch_of, self.k, self.distance)  # [M, k]
+        return self.row_of_new_client(self.Z[near].mean(1))
 
-    def newcomer(self, z: Tensor) -> Tensor:
+    def row_of_new_client(self, z: Tensor) -> Tensor:
         """Join x, trained personal parameters z [..., d2] and initial running statistics.  # [..., P]"""
         row = self.join(self.x, self.z.default[None])[0]
         return self.fused.put(row, z)

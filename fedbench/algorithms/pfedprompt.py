@@ -55,7 +55,7 @@ class PFedPrompt(Algorithm):
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
         self.w = cohort.mean(up.theta, updates="w")
 
-    def memory(self, cohort: Cohort) -> dict[str, Any]:
+    def training_features(self, cohort: Cohort) -> dict[str, Any]:
         """Return the features, labels and indices of each client's training samples, padded.
 
         Returns:
@@ -68,7 +68,7 @@ class PFedPrompt(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Return the prompt, and each client's training features and labels."""
-        return {"theta": cohort.broadcast(w=self.w).w, **self.memory(cohort)}
+        return {"theta": cohort.broadcast(w=self.w).w, **self.training_features(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits of the prompts theta [k, P] with the clients' training features.  # [k, B, C]"""

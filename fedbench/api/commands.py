@@ -13,11 +13,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedbench.api.runs import Run, Runs
-from fedbench.api.values import choices_and_values, split_words, sweep_words, word
+from fedbench.api.values import choices_and_values, split_overrides, sweep_overrides, value_text
 from fedbench.app import resume as resuming
 from fedbench.app.compose import Composer
 from fedbench.app.single import INTERRUPTED, check_processes, checked, new_folder
-from fedbench.app.sweep import sweep as run_cells
+from fedbench.app.sweep import sweep as run_sweep
 from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, RunError, require
@@ -49,23 +49,23 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         KeyboardInterrupt: The run was interrupted.  It is saved; resume it with ``run(resume=folder)``.
         Exception: Any exception of the method, the model or the data.
     """
-    words, (choices, others) = split_words(overrides), choices_and_values(values)
-    named = [word for word in words if word.startswith("resume=")]
+    arguments, (choices, others) = split_overrides(overrides), choices_and_values(values)
+    named = [argument for argument in arguments if argument.startswith("resume=")]
     require(len(named) < 2, f"resume is given twice, as {' and '.join(named)}: a call resumes one run")
     if named and resume is None:
-        words = [word for word in words if word not in named]
+        arguments = [argument for argument in arguments if argument not in named]
         path = named[0].removeprefix("resume=")
         resume = None if path == "null" else path
     composer = Composer(_text(config_dir))
     with _in_process():
         if resume is not None:
             require(os.fspath(resume) != "", "resume must be a run folder, got '' (resume=None starts a new run)")
-            return _resume(composer, Path(resume).expanduser(), [*words, *choices, *_as_words(others)])
-        full = _composed(composer, [*words, *choices], others)
+            return _resume(composer, Path(resume).expanduser(), [*arguments, *choices, *_as_overrides(others)])
+        full = _composed(composer, [*arguments, *choices], others)
         config = checked(full, full.hydra)
-        check_processes(full, [*words, *choices, *_as_words(others)])
+        check_processes(full, [*arguments, *choices, *_as_overrides(others)])
         folder = new_folder(full, config)
-        command = _typed([*words, *choices, *_as_words(others)])
+        command = _typed([*arguments, *choices, *_as_overrides(others)])
         try:
             with _clear_errors(folder.path):
                 start(config, folder.path, full.hydra, command)
@@ -73,7 +73,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
             if type(error) is ConfigError:
                 folder.remove_if_never_begun()
             raise
-    return Run(folder.path, _text(config_dir), own=True)
+    return Run(folder.path, _text(config_dir), ran_here=True)
 
 
 def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | None = None, **values: Any) -> Runs:
@@ -93,17 +93,17 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
         ConfigError: An option is invalid.
         KeyboardInterrupt: The sweep was interrupted.
     """
-    words = [*split_words(overrides), *sweep_words(values)]
-    words += [f"hydra/launcher={launcher}"] if launcher is not None else []
+    arguments = [*split_overrides(overrides), *sweep_overrides(values)]
+    arguments += [f"hydra/launcher={launcher}"] if launcher is not None else []
     composer = Composer(_text(config_dir))
     with _in_process():
-        words = composer.expand(words)
-        composer.refuse_repeated(words)
-        swept = run_cells(composer, words, _typed(["-m", *words]))
+        arguments = composer.expand(arguments)
+        composer.refuse_repeated(arguments)
+        swept = run_sweep(composer, arguments, _typed(["-m", *arguments]))
     if swept.status == INTERRUPTED:
         raise KeyboardInterrupt
     begun = [folder for folder in swept.folders if (folder / "config.yaml").is_file()]
-    return Runs([Run(folder, _text(config_dir), own=True) for folder in begun])
+    return Runs([Run(folder, _text(config_dir), ran_here=True) for folder in begun])
 
 
 def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
@@ -122,14 +122,14 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
     return next((found[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(found)
 
 
-def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -> DictConfig:
+def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any]) -> DictConfig:
     """Compose a configuration from overrides and values by dotted key."""
-    words = composer.expand(words)
-    composer.refuse_repeated(words)
-    named = [word.lstrip("+~").partition("=")[0] for word in words]
+    arguments = composer.expand(arguments)
+    composer.refuse_repeated(arguments)
+    named = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     twice = next((key for key in values if key in named), None)
     require(twice is None, f"{twice} is given twice, as text and as a value: remove one of them")
-    full = composer.compose([*words, *_hydra_words(values)])
+    full = composer.compose([*arguments, *_hydra_overrides(values)])
     require(
         not str(full.hydra.mode).endswith("MULTIRUN"), "hydra.mode=MULTIRUN is for several runs: use fedbench.sweep"
     )
@@ -137,29 +137,29 @@ def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -
         for key, value in values.items():
             if not key.startswith("hydra."):
                 OmegaConf.update(full, key, value, merge=True, force_add=True)
-        full.hydra.overrides.task.extend(_as_words({k: v for k, v in values.items() if not k.startswith("hydra.")}))
+        full.hydra.overrides.task.extend(_as_overrides({k: v for k, v in values.items() if not k.startswith("hydra.")}))
     return full
 
 
-def _hydra_words(values: Mapping[str, Any]) -> list[str]:
+def _hydra_overrides(values: Mapping[str, Any]) -> list[str]:
     """Return the values of Hydra's keys as overrides, which Hydra needs during composition."""
-    return _as_words({key: value for key, value in values.items() if key.startswith("hydra.")})
+    return _as_overrides({key: value for key, value in values.items() if key.startswith("hydra.")})
 
 
-def _as_words(values: Mapping[str, Any]) -> list[str]:
+def _as_overrides(values: Mapping[str, Any]) -> list[str]:
     """Return values as overrides, which are recorded with the run."""
-    return [f"{key}={word(key, value)}" for key, value in values.items()]
+    return [f"{key}={value_text(key, value)}" for key, value in values.items()]
 
 
-def _resume(composer: Composer, folder: Path, words: list[str]) -> Run:
+def _resume(composer: Composer, folder: Path, arguments: list[str]) -> Run:
     config_dir = None if composer.config_dir is None else str(composer.config_dir)
     resuming.require_run(folder)
     with writing(folder), _clear_errors(folder):
-        config, finished = resuming.prepare(folder, words, config_dir)
+        config, finished = resuming.prepare(folder, arguments, config_dir)
         if not finished:
-            resuming.record(folder, words)
-            simulate(config, folder, resume=True, command=_typed([f"resume={folder}", *words]))
-    return Run(folder, config_dir, own=True)
+            resuming.record(folder, arguments)
+            simulate(config, folder, resume=True, command=_typed([f"resume={folder}", *arguments]))
+    return Run(folder, config_dir, ran_here=True)
 
 
 @contextmanager
@@ -199,14 +199,14 @@ def _clear_errors(folder: Path) -> Iterator[None]:
 
 def resume_call(folder: Path) -> str:
     """Return the Python call that resumes the run in a folder, as text."""
-    options, words = needed_to_resume(folder)
-    values = {"config_dir": options, "resume": str(folder)}
+    config_dir, arguments = needed_to_resume(folder)
+    values = {"config_dir": config_dir, "resume": str(folder)}
     named = [f"{name}={value!r}" for name, value in values.items() if value is not None]
-    return f"fedbench.run({', '.join([*map(repr, words), *named])})"
+    return f"fedbench.run({', '.join([*map(repr, arguments), *named])})"
 
 
-def _typed(words: Sequence[str]) -> str:
-    return f"{started_by()} {shlex.join(words)}".rstrip()
+def _typed(arguments: Sequence[str]) -> str:
+    return f"{started_by()} {shlex.join(arguments)}".rstrip()
 
 
 def _text(config_dir: Folder | None) -> str | None:

@@ -30,16 +30,16 @@ class Run:
     Args:
         path: The run folder.
         config_dir: The --config-dir of the run.
-        own: Whether this process ran it.  Then `model` trusts the user's classes in its configuration.
+        ran_here: Whether this process ran it.  Then `model` trusts the user's classes in its configuration.
 
     Raises:
         ConfigError: The folder is not a run folder.
     """
 
-    def __init__(self, path: str | Path, config_dir: str | None = None, own: bool = False) -> None:
+    def __init__(self, path: str | Path, config_dir: str | None = None, ran_here: bool = False) -> None:
         self.path = Path(path).absolute()
         require((self.path / "config.yaml").is_file(), f"{path} is not a run folder: it has no config.yaml")
-        self._config_dir, self._own = config_dir, own
+        self._config_dir, self._ran_here = config_dir, ran_here
 
     @property
     def config(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Run:
             is_valid and not isinstance(client, bool),
             f"client must be the number or the name of a client, got {client!r}",
         )
-        own_classes = to_repeat(self.config, self._config_dir) if self._own else []
+        own_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []
         sim = export.open_run(self.path, [*dict.fromkeys([*own_classes, *named])], self._config_dir)
         exists = not isinstance(client, str) or client in (sim.split.names or ())
         require(exists, f"client must be the number or the name of a client, got {client!r}")
@@ -137,7 +137,7 @@ class Runs(UserList[Run]):
         select: str = "last",
         target: float = 0.7,
         group: str | Sequence[str] | None = None,
-        form: str = "text",
+        format: str = "text",
         paper: str | None = None,
         choose: str | None = None,
     ) -> Text:
@@ -148,7 +148,7 @@ class Runs(UserList[Run]):
             select: The round: "last", "best" (by test score) or "best_val" (by validation score).
             target: The score of the table of rounds until a score is reached.
             group: Keys of the configuration by which runs are grouped, in addition to those that differ.
-            form: "text", "markdown", "csv", "latex", "json" or "html".
+            format: "text", "markdown", "csv", "latex", "json" or "html".
             paper: The table of a paper to compare with.
             choose: Keys of which the best value by validation score is chosen.
 
@@ -158,12 +158,12 @@ class Runs(UserList[Run]):
         from fedbench.report.command import parser, report
 
         require(bool(self.data), "there are no runs for a table")
-        for name, value, allowed in (("select", select, SELECTIONS), ("form", form, tuple(FORMATS))):
+        for name, value, allowed in (("select", select, SELECTIONS), ("format", format, tuple(FORMATS))):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
         args = parser().parse_args([])
         args.folders = [shown(run.path) for run in self.data]
         args.group = group if group is None or isinstance(group, str) else ",".join(group)
-        args.metric, args.select, args.target, args.format = metric, select, float(target), form
+        args.metric, args.select, args.target, args.format = metric, select, float(target), format
         args.paper, args.choose = paper, choose
         args.config_dir = next((run._config_dir for run in self.data if run._config_dir), None)
         return Text(report(args)[0])

@@ -13,7 +13,7 @@ from fedbench.config.conf_tree import GROUPS
 from fedbench.core.options import ConfigError, require
 
 
-def split_words(texts: Sequence[str]) -> list[str]:
+def split_overrides(texts: Sequence[str]) -> list[str]:
     """Split texts at spaces into overrides.
 
     Args:
@@ -46,13 +46,13 @@ def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, 
     choices, others = [], {}
     for key, value in _flat(values):
         if key == "experiment" or "/" in key or (key in GROUPS and not inspect.isclass(value)):
-            choices.append(f"{'+' if key == 'experiment' else ''}{key}={word(key, plain(key, value))}")
+            choices.append(f"{'+' if key == 'experiment' else ''}{key}={value_text(key, config_value(key, value))}")
         else:
-            others[f"{key}._target_" if inspect.isclass(value) else key] = plain(key, value)
+            others[f"{key}._target_" if inspect.isclass(value) else key] = config_value(key, value)
     return choices, others
 
 
-def sweep_words(values: Mapping[str, Any]) -> list[str]:
+def sweep_overrides(values: Mapping[str, Any]) -> list[str]:
     """Return the overrides of a sweep.
 
     Args:
@@ -61,10 +61,10 @@ def sweep_words(values: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: A value has an unsupported type, a list is empty, or it mixes classes and names of options.
     """
-    return [_sweep_word(key, value) for key, value in _flat(values)]
+    return [_sweep_override(key, value) for key, value in _flat(values)]
 
 
-def plain(key: str, value: Any) -> Any:
+def config_value(key: str, value: Any) -> Any:
     """Convert a Python value to a value of a configuration: a number, text, None, a list or a dict.
 
     Args:
@@ -81,13 +81,13 @@ def plain(key: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list | tuple | range):
-        return [plain(key, item) for item in value]
+        return [config_value(key, item) for item in value]
     if isinstance(value, Mapping):
-        return {str(name): plain(key, item) for name, item in value.items()}
+        return {str(name): config_value(key, item) for name, item in value.items()}
     if inspect.isclass(value):
         return _path(key, value)
     if hasattr(value, "tolist"):  # a NumPy number or array, or a tensor
-        return plain(key, value.tolist())
+        return config_value(key, value.tolist())
     raise ConfigError(
         f"{key} must be a number, text, None, a list, a dict or a class, got an object of type {type(value).__name__}"
     )
@@ -112,7 +112,7 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
             yield f"{within}{name}", value
 
 
-def _sweep_word(key: str, value: Any) -> str:
+def _sweep_override(key: str, value: Any) -> str:
     items = list(value) if isinstance(value, list | tuple | range) else [value]
     require(len(items) > 0, f"{key}=[] has no values: give {key} at least one")
     classes = [inspect.isclass(item) for item in items]
@@ -121,16 +121,16 @@ def _sweep_word(key: str, value: Any) -> str:
         f"{key} mixes classes and names of options: give the class of each, such as fedbench.algorithms.fedavg.FedAvg",
     )
     plus, target = "+" if key == "experiment" else "", "._target_" if any(classes) and key in GROUPS else ""
-    return f"{plus}{key}{target}={','.join(word(key, plain(key, item)) for item in items)}"
+    return f"{plus}{key}{target}={','.join(value_text(key, config_value(key, item)) for item in items)}"
 
 
-def word(key: str, value: Any) -> str:
+def value_text(key: str, value: Any) -> str:
     """Return a value in Hydra's grammar; a name of an option, or a list of names, without quotes."""
     if key in GROUPS and isinstance(value, str):
         return value
     if key in GROUPS and isinstance(value, list):
-        return f"[{','.join(word(key, item) for item in value)}]"
-    return override_text.word(value)
+        return f"[{','.join(value_text(key, item) for item in value)}]"
+    return override_text.value_text(value)
 
 
 def _path(key: str, kind: type) -> str:

@@ -1,1 +1,1 @@
-"""The command line on Hydra: from words to a composed configuration, to runs in folders."""
+"""The command line on Hydra: from arguments to a composed configuration, to runs in folders."""

@@ -183,7 +183,7 @@ class Composer:
         names = [re.fullmatch(r"(\++)([^=]*)(.*)", text, re.DOTALL) for text in added]
         return [text if name is None else f"{name[1]}{new_name(name[2])}{name[3]}" for text, name in zip(added, names)]
 
-    def compose_cell(self, master: DictConfig, overrides: list[str]) -> DictConfig:
+    def compose_run(self, master: DictConfig, overrides: list[str]) -> DictConfig:
         """Compose one run of a sweep, as its launcher will.
 
         Args:
@@ -196,11 +196,11 @@ class Composer:
         for override in self.parse(overrides):
             check_choice(override, self.folders)
         try:
-            return self.loader.keep_cell(master, overrides)
+            return self.loader.compose_and_cache_run(master, overrides)
         except COMPLAINTS as error:
             raise ConfigError(explain(error)) from error
 
-    def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
+    def run_overrides(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
         """Return the overrides of each run of a sweep: the product of the swept values, in Hydra's order.
 
         Args:
@@ -222,7 +222,7 @@ class Composer:
             swept = override.is_sweep_override()
             texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
             values[key] = [f"{key}={text}" for text in texts]
-        return [list(cell) for cell in itertools.product(*values.values())]
+        return [list(run) for run in itertools.product(*values.values())]
 
 
 def _circular_defaults(folders: list[Path]) -> str:

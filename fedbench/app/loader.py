@@ -94,10 +94,10 @@ class Loader(ConfigLoader):
     def __init__(self, hydra: Any):
         self.hydra = hydra
         self.hydra.repository = CachedRepository(hydra.get_search_path())
-        self.cells: dict[tuple[str, ...], DictConfig] = {}
+        self.composed_runs: dict[tuple[str, ...], DictConfig] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"cells": {}}  # another process composes its runs again
+        return vars(self) | {"composed_runs": {}}  # another process composes its runs again
 
     def load_configuration(
         self,
@@ -117,17 +117,17 @@ class Loader(ConfigLoader):
             return self.hydra.load_configuration(config_name, added, run_mode, False, validate_sweep_overrides)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Return the configuration of one run of a sweep, from the cache of `keep_cell` if it is there."""
-        cell = self.cells.get(tuple(sweep_overrides))
-        return self._compose_cell(master_config, sweep_overrides) if cell is None else copy.deepcopy(cell)
+        """Return the configuration of one run of a sweep, from the cache of `compose_and_cache_run` if it is there."""
+        config = self.composed_runs.get(tuple(sweep_overrides))
+        return self._compose_run(master_config, sweep_overrides) if config is None else copy.deepcopy(config)
 
-    def keep_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+    def compose_and_cache_run(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Compose one run of a sweep, and cache it for the sweeper and the launcher of this process."""
-        cell = self._compose_cell(master_config, sweep_overrides)
-        self.cells[tuple(sweep_overrides)] = copy.deepcopy(cell)
-        return cell
+        config = self._compose_run(master_config, sweep_overrides)
+        self.composed_runs[tuple(sweep_overrides)] = copy.deepcopy(config)
+        return config
 
-    def _compose_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+    def _compose_run(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         try:
             return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
         except COMPLAINTS:

@@ -19,7 +19,7 @@ from fedbench.app.compose import Composer
 from fedbench.app.overrides import check_choice
 from fedbench.config.check import check
 from fedbench.config.conf_tree import GROUPS, conf_dirs, label_of, nearest
-from fedbench.config.override_text import word
+from fedbench.config.override_text import value_text
 from fedbench.config.run_keys import RESERVED
 from fedbench.config.targets import foreign, trusted
 from fedbench.core.files import read_json
@@ -85,7 +85,7 @@ def _check_repeated(
             else f"trusts {value}, whose pickles may run code when they are read; if you know who wrote it"
         )
         is_repeated = given.get(key) == str(value)
-        require(is_repeated, f"resume={folder}: its config {reason}, add {key}={word(value)} to the command")
+        require(is_repeated, f"resume={folder}: its config {reason}, add {key}={value_text(value)} to the command")
 
 
 def record(folder: Path, overrides: list[str]) -> None:

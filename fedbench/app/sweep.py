@@ -35,7 +35,7 @@ from fedbench.simulation.summary_text import ending_line
 
 BASIC = "BasicSweeper"  # Hydra's default sweeper, which knows all runs in advance and uses no scores
 DEFAULT_FOLDER = "sweeps"  # sweep_dir in conf/config.yaml, shared by different sweeps
-MOST_CELLS = 64  # in a larger sweep, only one run per swept value is checked in advance ...
+MAX_CHECKED_RUNS = 64  # in a larger sweep, only one run per swept value is checked in advance ...
 ENDS = 8  # ... and of a long list of values only this many at either end
 SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of the checks, and between lines
 Item = TypeVar("Item")
@@ -54,7 +54,7 @@ class Swept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunTask:
     """The function that Hydra's launchers call for each run of a sweep, possibly in another process.
 
     Attributes:
@@ -118,17 +118,17 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
             "under torchrun the runs of a sweep run one after the other, each in all processes: remove hydra/launcher",
         )
         scored = not sweeper.endswith(BASIC)
-        runs = [] if scored else composer.cells(_with_params(master, overrides))
+        runs = [] if scored else composer.run_overrides(_with_params(master, overrides))
         naming = composer.parse(_with_params(master, overrides))
-        _name_cells(master, [override.key_or_group for override in naming if override.is_sweep_override()])
-        planned = check_cells(composer, master, runs, overrides)
+        _name_run_folders(master, [override.key_or_group for override in naming if override.is_sweep_override()])
+        planned = check_runs(composer, master, runs, overrides)
         folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
         with open_dict(master.hydra):
             master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")  # with ~ expanded
             master.hydra.sweep.dir = str(folder)
         before = stamps(folder)
-        task = Cell(command, len(runs) or None, scored, quiet, _group(naming, folder))
-        interrupted, stopped = _run_cells(composer, master, task)
+        task = RunTask(command, len(runs) or None, scored, quiet, _group(naming, folder))
+        interrupted, stopped = _start_runs(composer, master, task)
     rows = outcomes(folder, before, planned)
     if isinstance(stopped, ConfigError) and all(row["status"] == "not started" for row in rows):
         raise stopped  # a mistake in the command
@@ -139,7 +139,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
     print(f"tables with mean and spread over seeds: {report}", flush=True)
     failed = not rows or any(row["status"] not in DONE for row in rows)
     status = INTERRUPTED if interrupted else FAILED if failed else OK
-    return Swept(status, tuple(folder / row["cell"] for row in rows))
+    return Swept(status, tuple(folder / row["run"] for row in rows))
 
 
 def _one_by_one(hydra: Any) -> bool:
@@ -147,7 +147,7 @@ def _one_by_one(hydra: Any) -> bool:
     return str(hydra.launcher._target_).endswith("BasicLauncher")
 
 
-def _run_cells(composer: Composer, master: DictConfig, task: Cell) -> tuple[bool, Exception | None]:
+def _start_runs(composer: Composer, master: DictConfig, task: RunTask) -> tuple[bool, Exception | None]:
     """Start the runs as Hydra does.
 
     Returns:
@@ -174,7 +174,7 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 
 
-def _name_cells(master: DictConfig, swept: list[str]) -> None:
+def _name_run_folders(master: DictConfig, swept: list[str]) -> None:
     """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded."""
     naming: list[str] = []
     hidden = [key for key in swept if is_matched(key, UNHASHED_KEYS)]
@@ -204,7 +204,7 @@ def _listed(names: list[str]) -> str:
     return f"[{','.join(map(repr, names))}]"
 
 
-def check_cells(composer: Composer, master: DictConfig, runs: list[list[str]], overrides: list[str]) -> list[str]:
+def check_runs(composer: Composer, master: DictConfig, runs: list[list[str]], overrides: list[str]) -> list[str]:
     """Check the configurations of a sweep before any run starts.
 
     In a large sweep only some are checked now.  Each is checked again when it runs.
@@ -221,12 +221,12 @@ def check_cells(composer: Composer, master: DictConfig, runs: list[list[str]], o
     Raises:
         ConfigError: A value is invalid, or two runs are the same.
     """
-    few = len(runs) <= MOST_CELLS
+    few = len(runs) <= MAX_CHECKED_RUNS
     first = _each_value(runs) if runs else []  # so that a wrong value is found early
     to_check = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
     names: dict[tuple[str, ...], str] = {}
     for number, run in enumerate(with_progress(to_check, "runs" if few else f"swept values of {len(runs)} runs")):
-        full = composer.compose_cell(master, list(run))
+        full = composer.compose_run(master, list(run))
         with open_dict(full.hydra.job):
             full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
         checked(full, full.hydra)

@@ -41,25 +41,25 @@ def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str
         planned: The names of the run folders; [] for all whose status has changed.
 
     Returns:
-        A dict with cell (the name), status, score and sentence for each run.
+        A dict with run (the folder name), status, score and sentence for each run.
     """
     after = stamps(folder)
     changed = [name for name in sorted(after) if after[name] != before.get(name)]
     planned = [str(Path(name)) for name in planned]  # "" (the sweep's folder itself) becomes "."
     names = planned or changed
-    return [{"cell": name, **_outcome(folder / name, name in changed)} for name in names]
+    return [{"run": name, **_outcome(folder / name, name in changed)} for name in names]
 
 
-def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
+def _outcome(run_folder: Path, changed: bool) -> dict[str, Any]:
     """Return the status, score and sentence of a run.
 
     Args:
-        cell: The run folder.
+        run_folder: The run folder.
         changed: Whether its status file has changed since the sweep began.
     """
-    if is_held(cell):
-        return {"status": "in another process", "score": None, "sentence": holder(cell)}
-    status = {"score": None, "sentence": "", **read_json(cell / STATUS)}
+    if is_held(run_folder):
+        return {"status": "in another process", "score": None, "sentence": holder(run_folder)}
+    status = {"score": None, "sentence": "", **read_json(run_folder / STATUS)}
     if str(status.get("status")).startswith("finished") and not changed:
         return {**status, "status": "finished already"}
     if not changed:
@@ -82,13 +82,13 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    scores = [_scores(folder / row["cell"]) if row["status"] in DONE else {} for row in rows]
-    shown = [name for name in SCORES if name == "last" or any(name in cell for cell in scores)]
+    scores = [_scores(folder / row["run"]) if row["status"] in DONE else {} for row in rows]
+    shown = [name for name in SCORES if name == "last" or any(name in run_scores for run_scores in scores)]
     table = Table(box=None, pad_edge=False)
     for title in ("run", "status", *shown, ""):
         table.add_column(title, overflow="fold")
-    for row, cell in zip(rows, scores, strict=True):
-        table.add_row(row["cell"], row["status"], *(cell.get(name, "") for name in shown), row["sentence"])
+    for row, run_scores in zip(rows, scores, strict=True):
+        table.add_row(row["run"], row["status"], *(run_scores.get(name, "") for name in shown), row["sentence"])
     width = None if sys.stdout.isatty() else 240  # wide lines in a file, so that nothing is folded
     console = Console(markup=False, highlight=False, width=width)
     console.print()
@@ -96,13 +96,13 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
     statuses = list(dict.fromkeys(row["status"] for row in rows))
     counts = ", ".join(f"{sum(row['status'] == status for row in rows)} {status}" for status in statuses)
     console.print(f"\n{len(rows)} runs: {counts or 'none started'}")
-    lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in cell for cell in scores)]
+    lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in run_scores for run_scores in scores)]
     print("\n".join(lines), end="\n" if lines else "", flush=True)
 
 
-def _scores(cell: Path) -> dict[str, str]:
+def _scores(run_folder: Path) -> dict[str, str]:
     """Return the scores of a finished run, by column of the table."""
-    summary = read_json(cell / "summary.json")
+    summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)
     found = {
         "last": value_in(summary, "last", f"personal/{name}"),

@@ -14,7 +14,7 @@ QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
 HOME = re.compile(QUOTED + r"|(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")
 
 
-def word(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a number, text, None, a list or a dict in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
@@ -23,8 +23,8 @@ def word(value: Any) -> str:
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{quoted(name)}:{word(item)}" for name, item in value.items()) + "}"
-    return f"[{','.join(map(word, value))}]"
+        return "{" + ",".join(f"{quoted(name)}:{value_text(item)}" for name, item in value.items()) + "}"
+    return f"[{','.join(map(value_text, value))}]"
 
 
 def quoted(text: str) -> str:

@@ -14,7 +14,7 @@ from pkgutil import get_importer
 from typing import Any
 
 from fedbench.config.conf_tree import conf_dirs
-from fedbench.config.override_text import word
+from fedbench.config.override_text import value_text
 from fedbench.core.moved import current
 
 
@@ -42,7 +42,7 @@ def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[str]:
         stored: The stored configuration.
         config_dir: The user's --config-dir.
     """
-    return [f"{key}={word(value)}" for key, value in [*foreign(stored, config_dir), *trusted(stored)]]
+    return [f"{key}={value_text(value)}" for key, value in [*foreign(stored, config_dir), *trusted(stored)]]
 
 
 def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bottlenecks import SMALL, engine, federation, model_of, sites_of, spread
+from bottlenecks import SMALL, bottlenecks_of, engine, federation, model_of, spread
 from tiny import all_clients, close, compose, deployed, engine_on, equal, play
 from torch import Tensor
 
@@ -63,7 +63,7 @@ def test_the_anchor_follows_the_runs_weights() -> None:
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_weights_by_distance_by_hand(weights: str) -> None:
-    """Of every site q by the distance of its own parameters; large gamma picks the nearest client."""
+    """Of every bottleneck q by the distance of its own parameters; large gamma picks the nearest client."""
     e = engine(client_weights=weights)
     up = uploads(e, size=0.02)
     method = FedPIA(gamma=2.0)
@@ -71,8 +71,8 @@ def test_weights_by_distance_by_hand(weights: str) -> None:
     rows, got = (a.put(e.model.init_row(), t) for t in (up, G))
     anchor = rows.mean(0) if weights == "uniform" else all_clients(e).weights @ rows
     assert not method.moved_server.any() and torch.allclose(method.q.sum(0), torch.ones(4))
-    for s, site in enumerate(method.sites):
-        names = [site.prefix + n for n in site.units.parameter_names]
+    for s, bottleneck in enumerate(method.bottlenecks):
+        names = [bottleneck.prefix + n for n in bottleneck.hidden_units.parameter_names]
         w = torch.cat([torch.stack([e.model.named(r)[n].flatten() for r in rows]) for n in names], 1)
         mean = torch.cat([e.model.named(anchor)[n].flatten() for n in names])
         q = torch.softmax(-2.0 * (w - mean).norm(dim=1), 0)
@@ -89,10 +89,10 @@ def test_the_order_of_one_clients_units_does_not_matter() -> None:
     model, a = e.model, e.model.without("head")
     up = a.take(model.init_row()).expand(3, -1) + 0.01 * uploads(e)
     rows = a.put(model.init_row().expand(3, -1), up)
-    for site in sites_of(model):
-        place = torch.arange(site.units.size).expand(3, -1).clone()
+    for bottleneck in bottlenecks_of(model):
+        place = torch.arange(bottleneck.hidden_units.size).expand(3, -1).clone()
         place[1] = place[1].flip(0)
-        alignment.renumber(model, rows, site, place)
+        alignment.renumber(model, rows, bottleneck, place)
     turned = a.take(rows)
     method = FedPIA(gamma=0.0)
     x, head = torch.randn(8, 1, 4, 4), model.init_row()
@@ -130,7 +130,7 @@ def test_one_client_is_local_at_a_smaller_rate() -> None:
 
     for r in range(3):
         row = Cohort(other, np.arange(1), r).train(row, step=slower).theta
-    close(a.own[np.arange(1)], row, 1e-5)
+    close(a.personal[np.arange(1)], row, 1e-5)
     assert not a.moved_client.any() and not a.moved_server.any()
     close(a.G, shared.take(row)[0], 1e-5)
 
@@ -145,9 +145,9 @@ def test_starts_of_their_own_are_trained_alone_at_first() -> None:
     for client in ("align", "none"):
         e, other = engine(), engine()
         a = play(e, FedPIA(init="per_client", client=client), 0)  # type: ignore[arg-type]
-        start = a.own[np.arange(3)].clone()
+        start = a.personal[np.arange(3)].clone()
         a.round(all_clients(e))
-        equal(a.own[np.arange(3)], all_clients(other).train(start).theta)
+        equal(a.personal[np.arange(3)], all_clients(other).train(start).theta)
 
 
 def test_first_and_last_losses_by_hand() -> None:
@@ -163,7 +163,7 @@ def test_who_never_took_part_deploys_the_servers_adapter(init: Any) -> None:
     e = engine()
     a = play(e, FedPIA(init=init), 2, [[0, 1], [0, 1]])
     rows = deployed(e, a)
-    equal(rows[:2], a.own[np.arange(2)])
+    equal(rows[:2], a.personal[np.arange(2)])
     equal(a.shared.take(rows[2]), a.G)
 
 
@@ -174,7 +174,7 @@ def test_what_compression_leaves_out_of_an_adapter_is_made_up_for_once() -> None
     e = replace(e, compression=Compression(TopK(0.25, error_feedback=True), e.rows, e.model, e.seed))
     a = play(e, FedPIA(lam=0.0, server="average", client="identity"), 0)
     rows = spread(e.model, 3)
-    a.own[np.arange(3)] = rows
+    a.personal[np.arange(3)] = rows
     for r in range(6):
         a.round(all_clients(e, r))
     close(a.G, all_clients(e).weights @ a.shared.take(rows), 1e-5)
@@ -194,7 +194,7 @@ def test_units_move_from_starts_of_their_own() -> None:
     a = play(e, FedPIA(init="per_client"), 2)
     assert (a.moved_server > 0).any() and (a.cost_server[:, 1] <= a.cost_server[:, 0] + 1e-6).all()
     assert (a.cost_client[:, 1] <= a.cost_client[:, 0] + 1e-6).all() and (a.moved_client > 0).any()
-    rows = e.model.without("head").take(play(engine(), FedPIA(init="per_client"), 0).own[np.arange(3)])
+    rows = e.model.without("head").take(play(engine(), FedPIA(init="per_client"), 0).personal[np.arange(3)])
     assert not torch.equal(rows[0], rows[1])
 
 
@@ -205,8 +205,10 @@ def test_a_clients_permuted_adapter_comes_back_by_its_activations(cost: Any) -> 
     a = play(e, FedPIA(samples=4, cost=cost), 0)
     own = spread(e.model, 3)
     turned, rng = own[:1].clone(), np.random.default_rng(0)
-    for site in a.sites:
-        alignment.renumber(e.model, turned, site, torch.from_numpy(rng.permutation(site.units.size))[None])
+    for bottleneck in a.bottlenecks:
+        alignment.renumber(
+            e.model, turned, bottleneck, torch.from_numpy(rng.permutation(bottleneck.hidden_units.size))[None]
+        )
     rows = own[:1].expand(3, -1).clone()
     equal(a.matched(all_clients(e), a.shared.take(turned)[0], rows), a.shared.take(rows))
     assert (a.moved_client > 0).all()
@@ -218,7 +220,7 @@ def test_activations_by_hand() -> None:
     rows, cohort = spread(e.model, 3), all_clients(e)
     for i in range(3):
         x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["train"][i]))
-        layers = [s.prefix + s.units.layer for s in a.sites]
+        layers = [s.prefix + s.hidden_units.layer for s in a.bottlenecks]
         _, captured = e.model.capture(rows[i], x, layers)
         for layer, values in zip(layers, a.unit_activations(cohort, rows)):
             n = len(x)
@@ -250,7 +252,7 @@ def test_what_alignment_costs_by_hand(cost: Any) -> None:
     if cost == "activation":
         pairs = zip(a.unit_activations(cohort, theirs), a.unit_activations(cohort, own))
     else:
-        pairs = ((alignment.incoming(e.model, r, s) for r in (theirs, own)) for s in a.sites)
+        pairs = ((alignment.incoming(e.model, r, s) for r in (theirs, own)) for s in a.bottlenecks)
     wanted = torch.stack([(x - y).norm(dim=2).mean(1) for x, y in pairs], 1).mean(1)
     close(a.cost_client[:, 0], wanted, 1e-4)
 
@@ -260,8 +262,8 @@ def test_a_client_without_training_samples_has_zeros() -> None:
     e = engine(sizes=(7, 0, 5))
     a = play(e, FedPIA(), 0)
     assert isinstance(a, FedPIA)
-    for site, values in zip(a.sites, a.unit_activations(all_clients(e), spread(e.model, 3)), strict=True):
-        assert values.shape == (3, site.units.size, site.units.num_blocks * 7)
+    for bottleneck, values in zip(a.bottlenecks, a.unit_activations(all_clients(e), spread(e.model, 3)), strict=True):
+        assert values.shape == (3, bottleneck.hidden_units.size, bottleneck.hidden_units.num_blocks * 7)
         assert not values[1].any() and values[0].any() and values[2].any()
     play(e, a, 2, begin=1)
     assert a.G.isfinite().all()

@@ -39,16 +39,21 @@ def begun(e: Engine, **options: Any) -> FedPIA:
     """Adapters, second ones and heads of all clients drawn, and the server's."""
     a = play(e, FedPIA(combine="output_sum", **options), 0)
     rows = spread(e.model, 4)
-    a.own[EVERYBODY], a.G = rows[:3], a.shared.take(rows[3])
+    a.personal[EVERYBODY], a.G = rows[:3], a.shared.take(rows[3])
     return a
 
 
 def renumbered(e: Engine, a: FedPIA, rows: Tensor) -> Tensor:
     """The units of the first bottlenecks of rows [K, P] in other orders."""
     rows, rng = rows.clone(), np.random.default_rng(0)
-    for site in a.sites:
-        orders = np.stack([np.roll(np.arange(site.units.size), rng.integers(1, site.units.size)) for _ in rows])
-        alignment.renumber(e.model, rows, site, torch.from_numpy(orders))
+    for bottleneck in a.bottlenecks:
+        orders = np.stack(
+            [
+                np.roll(np.arange(bottleneck.hidden_units.size), rng.integers(1, bottleneck.hidden_units.size))
+                for _ in rows
+            ]
+        )
+        alignment.renumber(e.model, rows, bottleneck, torch.from_numpy(orders))
     return rows
 
 
@@ -59,7 +64,7 @@ def test_a_batch_by_hand(adapter: str) -> None:
     e = engine(adapter, sizes=(8,), batch_size=100)
     a, model = play(e, FedPIA(combine="output_sum", client="identity"), 0), e.model
     rows = spread(model, 2)
-    a.own[np.arange(1)], a.G = rows[:1], a.shared.take(rows[1])
+    a.personal[np.arange(1)], a.G = rows[:1], a.shared.take(rows[1])
     G, loose = a.G.clone(), (a.first | a.second | model.columns["head"]).rest(model.size)
     x, y = e.federation.gather(torch.from_numpy(e.federation.splits["train"][0]))
     start = a.second.put(rows[0], a.first.take(rows[1]))
@@ -68,8 +73,8 @@ def test_a_batch_by_hand(adapter: str) -> None:
     learns = a.second.rest(model.size)
     wanted = learns.put(leaf.detach(), learns.take(leaf.detach() - 0.1 * g))
     a.round(Cohort(e, np.arange(1), 0))
-    close(a.own[np.arange(1)][0], wanted, 1e-5)
-    equal(a.second.take(a.own[np.arange(1)][0]), a.first.take(a.shared.put(rows[0], G)))
+    close(a.personal[np.arange(1)][0], wanted, 1e-5)
+    equal(a.second.take(a.personal[np.arange(1)][0]), a.first.take(a.shared.put(rows[0], G)))
     close(a.G, a.shared.take(wanted), 1e-5)
     assert g.abs().max() > 1e-3 and a.shared.size == a.first.size + loose.size
 
@@ -79,7 +84,7 @@ def test_the_order_of_the_servers_units_changes_no_loss(adapter: str) -> None:
     """Nor anything else that a client computes, keeps and uploads; added as weights, it does."""
     e = engine(adapter)
     a = begun(e)
-    own = a.own[EVERYBODY]
+    own = a.personal[EVERYBODY]
     G = a.shared.put(own, a.G)  # as each client's adapter
     other = renumbered(e, a, G)
 
@@ -100,7 +105,7 @@ def test_matching_at_the_clients_changes_nothing() -> None:
         e = engine("houlsby, twins")
         a = play(e, FedPIA(combine="output_sum", client=client, init="per_client"), 3)  # type: ignore[arg-type]
         x = torch.randn(3, 5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-        runs.append((a, a.sent[EVERYBODY], a.G, e.model.forward(deployed(e, a), x)))
+        runs.append((a, a.uploaded[EVERYBODY], a.G, e.model.forward(deployed(e, a), x)))
     (aligned, *found), (plain, *wanted) = runs
     for one, other in zip(found, wanted):
         close(one, other, 1e-4)
@@ -143,7 +148,7 @@ def test_who_never_took_part_and_newcomers_have_the_servers_adapter_alone(init: 
     e = engine("houlsby, twins")
     a = play(e, FedPIA(combine="output_sum", init=init), 2, [[0, 1], [0, 1]])
     rows = deployed(e, a)
-    equal(rows[:2], a.own[np.arange(2)])
+    equal(rows[:2], a.personal[np.arange(2)])
     for row in (rows[2], a.initial_row_for_new_clients([])):
         equal(a.shared.take(row), a.G)
         equal(a.second.take(row), a.first.take(row))
@@ -153,9 +158,9 @@ def test_who_never_took_part_and_newcomers_have_the_servers_adapter_alone(init: 
 def test_starts_of_their_own_are_trained_beside_themselves_at_first() -> None:
     e = engine("houlsby, twins")
     a = play(e, FedPIA(combine="output_sum", init="per_client"), 0)
-    start = a.own[EVERYBODY]
+    start = a.personal[EVERYBODY]
     a.round(all_clients(e))
-    kept = a.own[EVERYBODY]
+    kept = a.personal[EVERYBODY]
     equal(a.second.take(kept), a.first.take(start))
     assert (a.first.take(kept) != a.first.take(start)).any(1).all() and (start[0] != start[1]).any()
 
@@ -170,8 +175,8 @@ def test_what_is_in_no_bottleneck_goes_on_from_the_servers() -> None:
     norm = model.columns["adapter"].rest(model.size) & a.shared
     assert len(norm) == 16
     a.round(all_clients(e))
-    close(norm.take(a.own[EVERYBODY]), norm.take(a.shared.put(model.init_row(), a.G)).expand(3, -1))
-    assert (a.first.take(a.own[EVERYBODY])[0] != a.first.take(a.own[EVERYBODY])[1]).any()
+    close(norm.take(a.personal[EVERYBODY]), norm.take(a.shared.put(model.init_row(), a.G)).expand(3, -1))
+    assert (a.first.take(a.personal[EVERYBODY])[0] != a.first.take(a.personal[EVERYBODY])[1]).any()
 
 
 # -- what the house keeps --------------------------------------------------------------------------------
@@ -203,7 +208,7 @@ def test_privacy_acts_on_what_travels(calibration: str, tmp_path: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Privacy, "release", release)
         first = continue_rounds(private(), 2)
-    seen, a = first.algorithm.sent[np.array(COHORTS[1])], first.algorithm
+    seen, a = first.algorithm.uploaded[np.array(COHORTS[1])], first.algorithm
     assert seen.shape == clean[-1].shape == (4, len(a.G)) and (seen != clean[-1]).all()
     assert_same(state_of(continue_rounds(private("loop"), 2)), state_of(first), 1e-4)
     again = private()

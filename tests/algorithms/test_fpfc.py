@@ -174,7 +174,7 @@ def test_a_cluster_deploys_its_mean_by_samples(weights: Any, mean: float) -> Non
     m = play(e, FPFC(0.6, merge=1.0), rounds=0)
     m.round(cohort := Cohort(e, np.arange(3), 0))
     m.W = column(1.0, 5.0, 90.0)
-    m.own[np.arange(3)] = m.W
+    m.personal[np.arange(3)] = m.W
     m.delta, m.s = torch.tensor([[0.5], [89.0], [85.0]]), torch.ones(3)
     close(deployed(e, m, 0, True), column(mean, mean, 90.0))
     assert cohort.cost.takes_means  # client_weights=uniform is used
@@ -183,9 +183,9 @@ def test_a_cluster_deploys_its_mean_by_samples(weights: Any, mean: float) -> Non
 def test_running_statistics_and_the_others_rows_stay_with_the_client() -> None:
     e = six_clients()
     m = play(e, FPFC(0.6), 2, COHORTS)
-    before = m.own[np.arange(6)].clone()
+    before = m.personal[np.arange(6)].clone()
     m.round(Cohort(e, np.array([2]), 2))
-    after = m.own[np.arange(6)]
+    after = m.personal[np.arange(6)]
     assert not torch.equal(after[2], before[2])
     equal(after[[0, 1, 3, 4, 5]], before[[0, 1, 3, 4, 5]])
 

@@ -38,7 +38,7 @@ def test_an_iteration_is_on_average_a_step_down_the_objective() -> None:
     def outcome(lr: float, **options: Any) -> Tensor:
         e = points(targets.tolist(), lr=lr)
         m = play(e, L2GD(pr=pr, steps="epochs", **options), rounds=0)
-        m.x[np.arange(n)] = m.sent[np.arange(n)] = start
+        m.x[np.arange(n)] = m.uploaded[np.arange(n)] = start
         return deployed(e, play(e, m, begin=1))
 
     expected = (1 - pr) * outcome(alpha / (n * (1 - pr)), mix=0.0) + pr * outcome(1e-30, mix=c)
@@ -53,7 +53,7 @@ def test_averaging_leaves_the_mean_and_shrinks_deviations() -> None:
     e = six_clients()
     m = play(e, L2GD(mix=0.3, steps="epochs"), rounds=0)
     everybody = np.arange(6)
-    m.x[everybody] = m.sent[everybody] = torch.randn(6, e.model.size, generator=torch.Generator().manual_seed(0))
+    m.x[everybody] = m.uploaded[everybody] = torch.randn(6, e.model.size, generator=torch.Generator().manual_seed(0))
     before = m.x[everybody].clone()
     e.optimizer.lr = 1e-30
     m.round(Cohort(e, everybody, 0))
@@ -128,7 +128,7 @@ def test_the_servers_copies_are_made_of_what_clients_saw() -> None:
     e = replace(e, compression=Compression(TopK(0.25, direction="both"), e.rows, e.model, e.seed))
     m = play(e, L2GD(mix=1.0, steps="epochs"), 3)
     everybody = np.arange(6)
-    equal(m.sent[everybody], m.x[everybody])
+    equal(m.uploaded[everybody], m.x[everybody])
 
 
 @pytest.mark.parametrize("options, words", [({"pr": 0.0}, r"algorithm\.pr=0")])

@@ -145,11 +145,11 @@ def test_numbers_of_the_whole_are_the_prompts_alone():
 
 
 def test_keys_are_what_an_evaluation_sees():
-    """Training shows altered images; the memory does not."""
+    """Training augments images; the stored features are of the original ones."""
     e = prompts()
     e.federation.augment = lambda x, y, random: (F.normalize(x + random.normal(*x.shape[1:]), dim=-1), y)
     a = ready(e)
-    bag = a.memory(all_clients(e))
+    bag = a.training_features(all_clients(e))
     for i in range(4):
         keys, labels = own(e, i)
         equal(bag["keys"][i, : len(keys)], keys)

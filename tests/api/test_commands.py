@@ -267,7 +267,7 @@ def test_a_sweep_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str])
     assert main(words) == 0 and "2 finished already" in capsys.readouterr().out  # the same cells
     for flags, asked in (
         ([], {}),
-        (["--select", "best", "--format", "csv"], {"select": "best", "form": "csv"}),
+        (["--select", "best", "--format", "csv"], {"select": "best", "format": "csv"}),
         (["--group", "algorithm", "--target", "0.5"], {"group": ["algorithm"], "target": 0.5}),
     ):
         assert report(["sweeps", *flags]) == 0
@@ -303,7 +303,7 @@ def test_a_strangers_classes_give_one_table_in_python_and_on_the_command_line() 
 
     command("fedbench", "-m", *words)
     printed = command("fedbench", "report", "typed", "--format", "csv")
-    scores = [[line.split(",")[:5] for line in text.splitlines()] for text in (printed, str(runs.table(form="csv")))]
+    scores = [[line.split(",")[:5] for line in text.splitlines()] for text in (printed, str(runs.table(format="csv")))]
     assert scores[0] == scores[1] and "Halves" in printed
     assert len({run.summary["last"]["personal/accuracy"] for run in runs}) == 4
 

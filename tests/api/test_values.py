@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.api.values import choices_and_values, split_words, sweep_words
+from fedbench.api.values import choices_and_values, split_overrides, sweep_overrides
 from fedbench.app.compose import Composer
 from fedbench.core.options import ConfigError
 from fedbench.models.mlp import MLP
@@ -37,7 +37,7 @@ def test_values_of_a_run(values: dict[str, Any], choices: list[str], others: dic
 
 
 def test_words_are_split_as_by_a_shell() -> None:
-    assert split_words(["algorithm=pgfed seed=0  name='a b'", "rounds=1"]) == [
+    assert split_overrides(["algorithm=pgfed seed=0  name='a b'", "rounds=1"]) == [
         *("algorithm=pgfed", "seed=0", "name=a b", "rounds=1")
     ]
 
@@ -45,8 +45,8 @@ def test_words_are_split_as_by_a_shell() -> None:
 def test_a_list_is_swept_over_in_a_sweep() -> None:
     values = {"seed": range(3), "algorithm": ("fedavg", "pgfed"), "optimizer": {"lr": [[0.1, 0.2], 0.3]}, "rounds": 2}
     words = ["seed=0,1,2", "algorithm=fedavg,pgfed", "optimizer.lr=[0.1,0.2],0.3", "rounds=2"]
-    assert sweep_words(values) == words
-    assert sweep_words({"model": [MLP, MLP]}) == [f"model._target_={','.join(['fedbench.models.mlp.MLP'] * 2)}"]
+    assert sweep_overrides(values) == words
+    assert sweep_overrides({"model": [MLP, MLP]}) == [f"model._target_={','.join(['fedbench.models.mlp.MLP'] * 2)}"]
 
 
 def test_any_text_is_read_back_as_it_is() -> None:
@@ -54,7 +54,7 @@ def test_any_text_is_read_back_as_it_is() -> None:
     letters = "ab1.\\'\" ,=[]{}():-+%@/~é"
     texts = ["".join(draw.choices(letters, k=draw.randint(0, 6))) for _ in range(300)]
     texts += ["null", "NULL", "True", "inf", "-inf", "nan", "1", "-1", ".5", "1e5", "0x1", "C:\\data\\", "\\'"]
-    read = Composer().parse(sweep_words({f"k{i}": text for i, text in enumerate(texts)}))
+    read = Composer().parse(sweep_overrides({f"k{i}": text for i, text in enumerate(texts)}))
     assert [override.value() for override in read] == texts
     assert not any(override.is_sweep_override() for override in read)
 
@@ -77,9 +77,9 @@ def test_any_text_is_read_back_as_it_is() -> None:
 )
 def test_what_is_no_word(typed: list[Any], values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        split_words(typed)
+        split_overrides(typed)
         choices_and_values(values)
     with pytest.raises(ConfigError, match=r"seed=\[\] has no values"):
-        sweep_words({"seed": []})
+        sweep_overrides({"seed": []})
     with pytest.raises(ConfigError, match="model mixes classes and names of options"):
-        sweep_words({"model": [MLP, "mlp"]})
+        sweep_overrides({"model": [MLP, "mlp"]})

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.app.compose import Composer
 from fedbench.app.launch import run_command
 from fedbench.app.single import make_folder
-from fedbench.app.sweep import Cell
+from fedbench.app.sweep import RunTask
 from fedbench.commands import main
 from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.lock import writing
@@ -593,7 +593,7 @@ def test_sweeper_params_without_m(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_long_check_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("fedbench.app.sweep.SECONDS_AT_FIRST", 0)
     monkeypatch.setattr("fedbench.app.sweep.SECONDS_BETWEEN", 0)
-    monkeypatch.setattr("fedbench.app.sweep.MOST_CELLS", 1)
+    monkeypatch.setattr("fedbench.app.sweep.MAX_CHECKED_RUNS", 1)
     assert main(["-m", "seed=0,1"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("checking")]
     assert lines == [f"checking the swept values of 2 runs before the sweep starts: {k} of 2 done" for k in (0, 1)]
@@ -668,13 +668,13 @@ def test_a_sweeper_gets_no_best_round_on_test_parts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     returned: list[float] = []
-    run = Cell.__call__
+    run = RunTask.__call__
 
-    def recorded(cell: Cell, cfg: DictConfig) -> float:
-        returned.append(run(cell, cfg))
+    def recorded(task: RunTask, cfg: DictConfig) -> float:
+        returned.append(run(task, cfg))
         return returned[-1]
 
-    monkeypatch.setattr(Cell, "__call__", recorded)
+    monkeypatch.setattr(RunTask, "__call__", recorded)
     monkeypatch.setattr("fedbench.app.sweep.BASIC", "another")  # as Optuna's
     assert main(["-m", "seed=0,1", *overrides]) == 0
     assert returned == pytest.approx(got)

@@ -74,5 +74,5 @@ def spread(model: FlatModel, k: int, size: float = 0.3) -> Tensor:
     return model.init_row() + size * torch.randn(k, model.size, generator=torch.Generator().manual_seed(1))
 
 
-def sites_of(model: FlatModel) -> list[alignment.Site]:
-    return alignment.sites_of(model, model.without("head"))
+def bottlenecks_of(model: FlatModel) -> list[alignment.Site]:
+    return alignment.bottlenecks_of(model, model.without("head"))

@@ -240,13 +240,15 @@ def test_fedpia_matches_units_by_what_they_make_of_class_names() -> None:
     play(e, method, 2)
     own, rng = rows_of(e.model), np.random.default_rng(0)
     turned = own[:1].clone()
-    for site in method.sites:
-        alignment.renumber(e.model, turned, site, torch.from_numpy(rng.permutation(site.units.size))[None])
+    for bottleneck in method.bottlenecks:
+        alignment.renumber(
+            e.model, turned, bottleneck, torch.from_numpy(rng.permutation(bottleneck.hidden_units.size))[None]
+        )
     rows, everybody = own[:1].expand(3, -1).clone(), all_clients(e)
     equal(method.matched(everybody, method.shared.take(turned)[0], rows), method.shared.take(rows))
     assert (method.moved_client > 0).all()
     # by hand: the mean over tokens of each class, again and again
-    site = method.sites[0]
-    _, captured = e.model.capture(rows[0], x[:1], [site.prefix + site.units.layer])
-    of_class = captured[site.prefix + site.units.layer][0].mean(1)  # [C, m]
+    bottleneck = method.bottlenecks[0]
+    _, captured = e.model.capture(rows[0], x[:1], [bottleneck.prefix + bottleneck.hidden_units.layer])
+    of_class = captured[bottleneck.prefix + bottleneck.hidden_units.layer][0].mean(1)  # [C, m]
     close(method.unit_activations(everybody, rows)[0][0], of_class.T.repeat(1, 4), 1e-5)

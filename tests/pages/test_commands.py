@@ -56,7 +56,7 @@ def test_every_value_of_a_sweep_composes(name: str, composer: Composer) -> None:
     swept = COMMANDS[name][0] == "-m"
     if swept:
         composer.refuse_repeated(words)
-        cells = composer.cells(composer.expand(words))
+        cells = composer.run_overrides(composer.expand(words))
     else:
         cells = [words]
     assert cells

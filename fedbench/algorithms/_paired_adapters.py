@@ -9,11 +9,11 @@ from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 
 
-def columns_of_twins(model: FlatModel) -> tuple[Columns, Columns]:
+def columns_of_pairs(model: FlatModel) -> tuple[Columns, Columns]:
     """Return the columns of all first and of all second bottlenecks, in the same order.
 
     Both are empty if the model has no paired bottlenecks.
     """
-    twins = [name for name in model.spans if ".twin." in name]
-    first = [model.spans[name.replace(".twin.", ".adapter.")] for name in twins]
-    return Columns(first), Columns([model.spans[name] for name in twins])
+    names = [name for name in model.spans if ".twin." in name]
+    first = [model.spans[name.replace(".twin.", ".adapter.")] for name in names]
+    return Columns(first), Columns([model.spans[name] for name in names])

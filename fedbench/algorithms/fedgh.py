@@ -75,10 +75,10 @@ class FedGH(Algorithm):
         of = self.statistics(cohort, theta)
         has = (of.counts > 0).float()  # [K, C]
         up = cohort.upload(means=of.means, has=has, previous={"means": None, "has": None}, uncompressed=["has"])
-        sent = up.has > 0.5  # [K, C]
+        has_mean = up.has > 0.5  # [K, C]
         classes = torch.arange(self.num_classes, device=cohort.device).expand(len(cohort), -1)
-        order = self.order(cohort)[sent].argsort()
-        self.h = self.train_head(cohort, up.means[sent][order], classes[sent][order])
+        order = self.order(cohort)[has_mean].argsort()
+        self.h = self.train_head(cohort, up.means[has_mean][order], classes[has_mean][order])
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
         """Return the statistics of the features of all training samples."""

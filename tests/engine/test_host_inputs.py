@@ -131,10 +131,10 @@ def test_cifar10_has_the_same_metrics_with_inputs_on_the_host(tmp_path: Path, sh
 def test_auto_depends_on_the_free_memory_of_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, _ = generated("images")  # 200 images of 36 bytes
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(host_inputs, "memory", lambda device: 14_400)
+    monkeypatch.setattr(host_inputs, "free_memory", lambda device: 14_400)
     assert not stay_on_host(arrays, "auto", gpu)  # exactly half
     assert stay_on_host(arrays, "host", gpu) and stay_on_host(arrays, "host", CPU)
-    monkeypatch.setattr(host_inputs, "memory", lambda device: 14_399)
+    monkeypatch.setattr(host_inputs, "free_memory", lambda device: 14_399)
     assert stay_on_host(arrays, "auto", gpu) and not stay_on_host(arrays, "device", gpu)
     assert not stay_on_host(arrays, "auto", CPU)  # a CPU uses host memory
     assert stay_on_host(in_files(arrays, tmp_path), "auto", CPU)

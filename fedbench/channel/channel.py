@@ -78,7 +78,11 @@ class Channel:
         return not private and (self.compression is None or self.compression.compressor.exact)
 
     def broadcast(
-        self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]
+        self,
+        context: RoundContext,
+        tensors: dict[str, Tensor],
+        uncompressed: Collection[str],
+        num_values: Mapping[str, Tensor],
     ) -> SimpleNamespace:
         """Send the same tensors to all clients.
 
@@ -86,14 +90,16 @@ class Channel:
             context: The clients.
             tensors: The tensors [...] by name.
             uncompressed: Names of tensors that are not compressed.
+            num_values: How many numbers encode a tensor for each client, by name (see `Cohort.upload`).  # [K]
 
         Returns:
             The tensors [...] that the clients receive, as attributes.
         """
-        _check_names("broadcast", tensors, uncompressed)
+        _check_names("broadcast", tensors, {*uncompressed, *num_values})
         received = dict(tensors)
         for name, value in tensors.items():
-            dense = size = len(context) * num_bytes(value)
+            dense = len(context) * num_bytes(value)
+            size = _encoded_bytes(value, num_values.get(name), dense)
             if self.compression is not None and name not in uncompressed:
                 received[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
@@ -149,6 +155,7 @@ class Channel:
         relative_to: Mapping[str, str | None],
         previous: Mapping[str, Tensor | None],
         uncompressed: Collection[str],
+        num_values: Mapping[str, Tensor],
         first_rate: FirstRate,
     ) -> SimpleNamespace:
         """Send each client's row of tensors to the server.
@@ -162,6 +169,7 @@ class Channel:
             relative_to: The name of the tensor from which a row was trained, by name (see `Cohort.upload`).
             previous: The earlier version of a tensor, by name (see `Cohort.upload`).
             uncompressed: Names of tensors that are not compressed.
+            num_values: How many numbers encode each row of a tensor, by name (see `Cohort.upload`).  # [K]
             first_rate: Returns the learning rate of the first local step.
 
         Returns:
@@ -172,13 +180,14 @@ class Channel:
             UnknownReference: The clients did not receive the tensor in relative_to.
         """
         _check_rows("upload", context, tensors)
-        _check_names("upload", tensors, {*relative_to, *previous, *uncompressed})
+        _check_names("upload", tensors, {*relative_to, *previous, *uncompressed, *num_values})
         _check_references(tensors, relative_to, previous)
         received = dict(tensors)
         for name, value in tensors.items():
             payload = self._payload(relative_to.get(name), context, name)
             reference = previous.get(name) if payload is None else payload.received
-            size, call = num_bytes(value), self._count_call("up", context, name)
+            size = _encoded_bytes(value, num_values.get(name), num_bytes(value))
+            call = self._count_call("up", context, name)
             if self.privacy is not None:
                 received[name] = self.privacy.release(context, name, value, reference, call, first_rate)
             if self.compression is not None and context.changes_state and name not in uncompressed:
@@ -241,6 +250,11 @@ class Channel:
             before += np.isin(context.ids, ids)
         calls.append(context.ids)
         return int(before.max(initial=0))
+
+
+def _encoded_bytes(value: Tensor, num_values: Tensor | None, dense: int) -> int:
+    """Return the bytes of the numbers that encode a tensor, or those of the tensor itself."""
+    return dense if num_values is None else int(num_values.sum()) * value.element_size()
 
 
 class UnknownReference(ValueError):

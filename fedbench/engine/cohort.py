@@ -218,17 +218,24 @@ class Cohort:
         """Whether the server receives every upload unchanged."""
         return self._channel.is_lossless
 
-    def broadcast(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
+    def broadcast(
+        self,
+        *,
+        uncompressed: Collection[str] = (),
+        num_values: Mapping[str, Tensor] | None = None,
+        **tensors: Tensor,
+    ) -> SimpleNamespace:
         """Send the same tensors to every client.
 
         Args:
             uncompressed: Names of tensors that are not compressed, such as counts and coefficients.
+            num_values: As in `upload`.
             **tensors: The tensors, by name.  # [...]
 
         Returns:
             The tensors that the clients receive, as attributes.  # [...]
         """
-        return self._channel.broadcast(self.context, tensors, uncompressed)
+        return self._channel.broadcast(self.context, tensors, uncompressed, num_values or {})
 
     def download(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
         """Send each client its row of the tensors.
@@ -260,6 +267,7 @@ class Cohort:
         relative_to: Mapping[str, str | None] | None = None,
         previous: Mapping[str, Tensor | None] | None = None,
         uncompressed: Collection[str] = (),
+        num_values: Mapping[str, Tensor] | None = None,
         **tensors: Tensor,
     ) -> SimpleNamespace:
         """Send each client's row of the tensors to the server.
@@ -278,6 +286,8 @@ class Cohort:
                 keeps the row and trains it further, its next upload contains the residual of this one.  The version
                 must not depend on values that the server does not have.  # [...] or [K, ...]
             uncompressed: Names of tensors that are not compressed.
+            num_values: How many numbers a method uses to encode each client's row of a tensor, by name.  They determine
+                the bytes of the tensor, unless the run compresses it.  # [K]
             **tensors: The rows, by name.  # [K, ...]
 
         Returns:
@@ -287,7 +297,13 @@ class Cohort:
             UnknownReference: A name in relative_to was not sent to these clients in this round.
         """
         return self._channel.upload(
-            self.context, tensors, relative_to or {}, previous or {}, uncompressed, first_rate=self.rate
+            self.context,
+            tensors,
+            relative_to or {},
+            previous or {},
+            uncompressed,
+            num_values or {},
+            first_rate=self.rate,
         )
 
     # -- aggregation -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from fedbench.algorithms.base import Algorithm, Federation, FlatModel, Inputs, R
 from fedbench.algorithms.fedadagrad import FedAdagrad
 from fedbench.algorithms.fedadam import FedAdam
 from fedbench.algorithms.fedala import FedALA
+from fedbench.algorithms.fedas import FedAS
 from fedbench.algorithms.fedavgm import FedAvgM
 from fedbench.algorithms.fedbn import FedBN
 from fedbench.algorithms.fedcac import FedCAC
@@ -30,13 +31,16 @@ from fedbench.algorithms.fedcp import FedCP
 from fedbench.algorithms.feddbe import FedDBE
 from fedbench.algorithms.fedexp import FedExP
 from fedbench.algorithms.fedgh import FedGH
+from fedbench.algorithms.fedkd import FedKD
 from fedbench.algorithms.fedlc import FedLC
 from fedbench.algorithms.fednova import FedNova
 from fedbench.algorithms.fedntd import FedNTD
 from fedbench.algorithms.fedpac import FedPAC
+from fedbench.algorithms.fedphp import FedPHP
 from fedbench.algorithms.fedproto import FedProto
 from fedbench.algorithms.fedsam import FedSAM
 from fedbench.algorithms.fedyogi import FedYogi
+from fedbench.algorithms.fml import FML
 from fedbench.algorithms.gpfl import GPFL
 from fedbench.algorithms.knn_per import KNNPer
 from fedbench.algorithms.moon import Moon
@@ -163,6 +167,15 @@ def both_models(algorithm: Algorithm, e: Engine, round: int) -> Found:
     return deployed(algorithm, e, round) | global_model(algorithm, e, round)
 
 
+def traces(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    t = algorithm.trace(all_clients(e, round, "evaluation"), algorithm.theta[EVERYBODY])
+    return both_models(algorithm, e, round) | {"trace": t}
+
+
+def teachers(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    return both_models(algorithm, e, round) | {"W_h": algorithm.W[EVERYBODY][:, ::34]}
+
+
 # -- what is given from outside --------------------------------------------------------------------------
 def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int, int], np.ndarray]) -> None:
     """Let clients take their samples in a given order.
@@ -172,7 +185,7 @@ def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int,
     keys = {
         rng.key(0, "batches", key, r): (key, r)
         for r in range(6)
-        for key in ("local", "means", "head", *(f"ala/{n}" for n in range(60)))
+        for key in ("local", "means", "head", "align", "trace", *(f"ala/{n}" for n in range(60)))
     }
 
     def given(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
@@ -198,6 +211,11 @@ def dbe_order(key: str, round: int, client: int, epoch: int, size: int) -> np.nd
 def pac_order(key: str, round: int, client: int, epoch: int, size: int) -> np.ndarray:
     """Return pass 0 for the heads, and those after it for the bases."""
     return problem.order(client, round, epoch + (key == "local"), size)
+
+
+def as_order(key: str, round: int, client: int, epoch: int, size: int) -> np.ndarray:
+    """Return pass 0 in local training and for the traces, and pass 1 in the alignment."""
+    return problem.order(client, round, epoch + (key == "align"), size)
 
 
 def ala_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +367,24 @@ class ReleasedCP(FedCP):
         return self.logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["v"], 0.0)
 
 
+class ReleasedAS(FedAS):
+    """FedAS as PFLlib: class means of full batches of 16."""
+
+    def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
+        z, y = features_of_samples(cohort, theta)
+        full = [full_batches(i, cohort.round, 0, 16) for i in cohort.ids.tolist()]
+        return class_statistics([a[i] for a, i in zip(z, full)], [a[i] for a, i in zip(y, full)], 10)
+
+
+class ReleasedKD(FedKD):
+    """FedKD from given maps W."""
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        super().setup(federation, model, rows)
+        W = np.random.default_rng([300, 4]).standard_normal((32, 32)) / np.sqrt(32)
+        self.W = rows("given", default=torch.from_numpy(W).float().flatten())
+
+
 @dataclass(frozen=True)
 class Case:
     """A method with its options.
@@ -407,6 +443,10 @@ CASES = {
     "ntd": Case(partial(FedNTD, tau=2.0), weights="uniform"),
     "lcown": Case(FedLC),
     "sam": Case(FedSAM),
+    "fedas": Case(ReleasedAS, traces, order=as_order),
+    "php": Case(FedPHP, both_models),
+    "fml": Case(partial(FML, targets="live", kl="mean"), both_models),
+    "kd": Case(ReleasedKD, teachers),
 }
 
 
@@ -422,7 +462,7 @@ def compare(found: Found, released: dict[str, np.ndarray], round: int, tolerance
             torch.testing.assert_close(
                 torch.as_tensor(values).double(),
                 torch.as_tensor(released[name][round]).double(),
-                rtol=0,
+                rtol=TOLERANCE if name == "trace" else 0,
                 atol=tolerance,
                 equal_nan=True,
                 msg=lambda text, name=name: f"{name}, round {round}: {text}",

@@ -1,0 +1,55 @@
+"""Probabilities of classes and their divergence, for methods in which two models teach each other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from fedbench.algorithms.base import Batch, Federation
+from fedbench.core.options import require
+
+ABSENT = -1e9  # logit of a class that a client does not have
+
+Reduction = Literal["sum", "mean"]
+
+
+def require_classes(federation: Federation, name: str) -> None:
+    """Require a data set with one class per sample or pixel.
+
+    Args:
+        federation: The clients and their data.
+        name: The method's name in the option algorithm.
+
+    Raises:
+        ConfigError: Targets are not classes.
+    """
+    require(
+        bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
+        f"algorithm={name} compares class probabilities: it needs one class per sample or pixel, not "
+        f"task={federation.task.kind}",
+    )
+
+
+def log_probabilities(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the log softmax of logits [k, B, C, ...] over the classes of each client.  # [k, B, C, ...]"""
+    if batch.class_mask is not None:
+        shape = (len(logits), 1, -1, *[1] * (logits.dim() - 3))
+        logits = logits.masked_fill(~batch.class_mask.view(shape), ABSENT)
+    return logits.float().log_softmax(2)
+
+
+def kl(log_p: Tensor, log_q: Tensor, over_classes: Reduction) -> Tensor:
+    """Return KL(p || q) of each sample, the mean over its pixels.
+
+    Args:
+        log_p: Log probabilities p.  # [k, B, C, ...]
+        log_q: Log probabilities q.  # [k, B, C, ...]
+        over_classes: "sum", or "mean", which divides by C.
+
+    Returns:
+        The divergences.  # [k, B]
+    """
+    each = log_p.exp() * (log_p - log_q)  # [k, B, C, ...]
+    total = each.sum(2) if over_classes == "sum" else each.mean(2)  # [k, B, ...]
+    return total.unsqueeze(2).flatten(2).mean(2)

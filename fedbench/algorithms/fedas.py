@@ -1,0 +1,139 @@
+"""FedAS: clients align the server's base with their own features before they train; the server weights by gradients.
+
+Yang, Huang and Ye, CVPR 2024.  Client i keeps theta_i.  With class means mu_c of its features under theta_i, it trains
+the base u of the received w for one pass over batches of 16 samples at rate 0.01:
+
+    loss = sum over classes c of the batch of mean |z - mu_c|^2 / F         z: features under u
+    theta_i <- [u, head of theta_i], and then local training of all columns
+
+After training, t_i is the sum over batches of |gradient of the batch's loss|^2, and w <- sum t_i theta_i / sum t_i.
+Deployed: theta_i as last trained.
+Departs from the paper: t_i sums gradients of batches, as the released code.  The trace of the Fisher matrix, as the
+paper names it, sums gradients of samples (fisher_batch_size=1).  Class means are over all training samples.
+Reduces to: the training of FedPer with align_lr = 0 and equal t_i.
+"""
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms._features import (
+    ClassStatistics,
+    class_statistics,
+    features_of_samples,
+    require_features,
+    require_labels,
+)
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Count, NonNegative, NonNegativeInt
+from fedbench.engine.optim import SGD
+
+
+class FedAS(Algorithm):
+    """FedAS.
+
+    Args:
+        align_lr: Learning rate of the alignment, >= 0.
+        align_epochs: Passes of the alignment.
+        align_batch_size: Batch size of the alignment.
+        fisher_batch_size: Batch size of the gradients in t_i.  None: local.batch_size.
+
+    State:
+        w: Server model, [P].
+        theta: Client models as last trained, [N, P].
+    """
+
+    requires = ("head",)
+    has_base = True
+
+    def __init__(
+        self,
+        align_lr: NonNegative = 0.01,
+        align_epochs: NonNegativeInt = 1,
+        align_batch_size: Count = 16,
+        fisher_batch_size: Count | None = None,
+    ):
+        self.align_lr, self.align_epochs, self.align_batch_size = align_lr, align_epochs, align_batch_size
+        self.fisher_batch_size = fisher_batch_size
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from the initial server model."""
+        self.w = model.init_row()  # [P]
+        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.base, self.num_classes = model.without("head"), federation.num_classes
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round."""
+        w = cohort.broadcast(w=self.w).w
+        theta = cohort.train(self.aligned(cohort, w, self.theta[cohort.ids])).theta  # [K, P]
+        up = cohort.upload(
+            theta=theta,
+            t=self.trace(cohort, theta),
+            relative_to={"theta": "w"},
+            previous={"t": None},
+            uncompressed=["t"],
+        )
+        t = up.t.clamp_min(1e-12)  # noise may make it negative  [K]
+        self.w = cohort.mean(up.theta, weights=t / t.sum(), updates="w")
+        self.theta[cohort.ids] = theta
+
+    def aligned(self, cohort: Cohort, w: Tensor, theta: Tensor) -> Tensor:
+        """Return theta_i with the aligned base of w.  # [K, P]"""
+
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k]
+            z = s.features(rows, batch)  # [k, B, F]
+            client = torch.arange(s.k, device=z.device)[:, None]
+            distance = (z - s.state.mu[client, batch.y]).square().mean(2)  # [k, B]
+            classes = torch.arange(self.num_classes, device=z.device)
+            hot = (batch.y[..., None] == classes) & batch.real[..., None] & s.state.has[:, None]  # [k, B, C]
+            share = (hot / hot.sum(1, keepdim=True).clamp_min(1)).sum(2)  # 1 / samples of its class  [k, B]
+            return (share * distance).sum(1)
+
+        how = LocalTraining(
+            epochs=self.align_epochs,
+            batch_size=self.align_batch_size,
+            optimizer=SGD(self.align_lr),
+            key="align",
+            throughput_weight=0,
+        )
+        old = self.statistics(cohort, theta)
+        aligned = cohort.train(w, loss=loss, columns=self.base, how=how, mu=old.means, has=old.counts > 0).theta
+        return self.base.put(theta, self.base.take(aligned))
+
+    def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
+        """Return the class means mu_c of the features under theta_i."""
+        return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
+
+    def trace(self, cohort: Cohort, theta: Tensor) -> Tensor:
+        """Return t_i, the sum of squared norms of the gradients of all batches.  # [K]"""
+
+        def step(s: Step, batch: Batch) -> None:
+            s.state.t.add_(s.grad(batch).square().sum(1))
+
+        how = LocalTraining(
+            epochs=1, batch_size=self.fisher_batch_size, key="trace", throughput_weight=0, uploaded=False
+        )
+        return cohort.train(theta, step=step, how=how, t=theta.new_zeros(len(cohort))).t
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return theta_i, as last trained."""
+        return self.theta[cohort.ids]
+
+    def global_row(self) -> Tensor:
+        """Return w."""
+        return self.w

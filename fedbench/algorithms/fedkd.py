@@ -1,0 +1,179 @@
+"""FedKD: a teacher stays with the client, and a student is exchanged as truncated singular value decompositions.
+
+Wu et al., Nature Communications 2022.  On each batch, with c = CE(theta_i) + CE(g), and predictions p and features z of
+the client's teacher theta_i and of the received student g:
+
+    L = c + (KL(p_g || p_theta) + KL(p_theta || p_g) + 2 mean of (z_theta - W_i z_g)^2) / c
+
+theta_i, W_i [F, F] and g descend L.  Every matrix of g is sent as the first k singular values and vectors, with the
+smallest k whose squared values exceed the fraction T of their sum.  T rises from T_start to T_end over the rounds.  The
+server averages the students uniformly, and truncates the mean likewise.  A convolution [o, i, h, w] is a matrix
+[o, i h w].  Deployed: theta_i.
+Departs from the paper: the student itself is truncated, not its update, as in PFLlib, and KL is divided by the number
+of classes.  There a matrix becomes 0 if it needs all singular values; here it is then sent whole.  A matrix whose
+factors are not smaller counts as uncompressed.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.algorithms._distillation import kl, log_probabilities
+from fedbench.algorithms._features import features_and_logits, num_features, require_features, require_labels
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Fraction, Positive
+
+
+class FedKD(Algorithm):
+    """FedKD.
+
+    Args:
+        student_lr: Learning rate of g.  None: that of theta_i.
+        T_start: Fraction of the squared singular values that is kept in the first round, in (0, 1].
+        T_end: The same in the last round.
+
+    State:
+        w: Mean of the students, [P].  g: The same, truncated, as the server sends it, [P].
+        numbers: How many numbers represent g, [1].
+        theta: Teachers, [N, P].  W: Maps from features of the student to those of the teacher, [N, F F].
+    """
+
+    requires = ("head",)
+
+    def __init__(self, student_lr: Positive | None = None, T_start: Fraction = 0.95, T_end: Fraction = 0.98):
+        self.student_lr, self.T_start, self.T_end = student_lr, T_start, T_end
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all students and teachers from one initial model, and all W_i from one draw."""
+        self.w = self.g = model.init_row()  # [P]
+        self.numbers = torch.tensor([self.g.numel()], device=self.g.device)
+        self.theta = rows("theta", default=self.g)  # lazy [N, P]
+        size = num_features(model)
+        drawn = model.seeded(lambda: nn.Linear(size, size, bias=False), "fedkd").weight.detach()
+        self.W = rows("W", default=drawn.flatten().to(self.g))  # lazy [N, F F]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round."""
+        g = cohort.broadcast(g=self.g, num_values={"g": self.numbers.expand(len(cohort))}).g
+        W = self.W[cohort.ids]  # [K, F F]
+        out = cohort.train(
+            g,
+            step=self.step,
+            how=LocalTraining(buffers={"theta": "theta", "teacher": "teacher", "W": "W"}),
+            teacher=self.theta[cohort.ids],
+            W=W,
+            slope=torch.zeros_like(W),
+        )
+        self.theta[cohort.ids], self.W[cohort.ids] = out.teacher, out.W
+        T = self.T_start + (self.T_end - self.T_start) * cohort.round / max(cohort.rounds - 1, 1)
+        sent, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
+        up = cohort.upload(g=sent, relative_to={"g": "g"}, num_values={"g": numbers})
+        self.w = cohort.mean(up.g, weights="uniform", updates="g")
+        (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
+
+    def step(self, s: Step, batch: Batch) -> None:
+        """Take one step of the teacher, of W_i and of the student.  s.theta is g, s.state.teacher is theta_i."""
+        at_theta = s.grad(batch, rows=s.state.teacher, loss=self.teacher_loss)
+        at_g = s.grad(batch, loss=self.student_loss)
+        s.descend(at_theta, name="teacher", uploaded=False)
+        s.descend(s.state.slope, name="W", uploaded=False)
+        s.descend(at_g, lr=self.student_lr)
+
+    def teacher_loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
+        """Return L as a function of theta_i, and store its gradient in W_i.  # [k]"""
+        of_theta = features_and_logits(s, theta, batch)
+        with torch.no_grad():
+            of_g = features_and_logits(s, s.theta, batch)
+        return self.loss(s, of_theta, of_g, batch, stores_slope=True)
+
+    def student_loss(self, s: Step, g: Tensor, batch: Batch) -> Tensor:
+        """Return L as a function of g.  # [k]"""
+        of_g = features_and_logits(s, g, batch)
+        with torch.no_grad():
+            of_theta = features_and_logits(s, s.state.teacher, batch)
+        return self.loss(s, of_theta, of_g, batch)
+
+    def loss(
+        self,
+        s: Step,
+        of_theta: tuple[Tensor, Tensor],
+        of_g: tuple[Tensor, Tensor],
+        batch: Batch,
+        stores_slope: bool = False,
+    ) -> Tensor:
+        """Return L.
+
+        Args:
+            s: The step.
+            of_theta: Features [k, B, F] and logits [k, B, C] of the teacher.
+            of_g: Features and logits of the student.
+            batch: One batch of every client.
+            stores_slope: Whether to write the gradient of L in W_i to the state slope.
+
+        Returns:
+            L of each client.  # [k]
+        """
+        (z_theta, logits_theta), (z_g, logits_g) = of_theta, of_g
+        z_theta, z_g = z_theta.float(), z_g.float()
+        W = s.state.W.unflatten(1, (z_g.shape[2], -1))  # [k, F, F]
+        error = z_theta - z_g @ W.mT  # [k, B, F]
+        log_theta, log_g = log_probabilities(logits_theta, batch), log_probabilities(logits_g, batch)
+        divergence = kl(log_g, log_theta, "mean") + kl(log_theta, log_g, "mean")  # [k, B]
+        c = self.mean(s.task_loss(logits_theta, batch) + s.task_loss(logits_g, batch), batch)  # [k]
+        if stores_slope:
+            weighted = error * batch.weight[..., None]  # [k, B, F]
+            slope = weighted.mT @ z_g * (-4 / error.shape[2] / c)[:, None, None]  # [k, F, F]
+            s.state.slope.copy_(slope.detach().flatten(1))
+        return c + self.mean(divergence + 2 * error.square().mean(2), batch) / c
+
+    def mean(self, values: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of values [k, B] over the samples of each client.  # [k]"""
+        return (values * batch.weight).sum(1)
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return theta_i."""
+        return self.theta[cohort.ids]
+
+    def global_row(self) -> Tensor:
+        """Return w."""
+        return self.w
+
+
+def truncated(model: FlatModel, rows: Tensor, T: float) -> tuple[Tensor, Tensor]:
+    """Truncate the singular values of all trained matrices.
+
+    Args:
+        model: The model.
+        rows: Rows.  # [K, P]
+        T: Fraction of the sum of squared singular values that the kept ones exceed.
+
+    Returns:
+        The rows [K, P], and how many numbers represent each [K].
+    """
+    rows = rows.clone()
+    numbers = torch.full((len(rows),), rows.shape[1], device=rows.device)
+    for name, matrix in model.named(rows).items():
+        if matrix.dim() > 2 and name not in model.buffer_names:
+            U, S, Vh = torch.linalg.svd(matrix.flatten(2), full_matrices=False)  # [K, m, r], [K, r], [K, r, n]
+            energy = S.square().cumsum(1)  # [K, r]
+            rank = ((energy <= T * energy[:, -1:]).sum(1) + 1).clamp_max(S.shape[1])  # [K]
+            kept = torch.arange(S.shape[1], device=S.device) < rank[:, None]  # [K, r]
+            matrix.copy_(((U * (S * kept)[:, None]) @ Vh).view_as(matrix))
+            full = U.shape[1] * Vh.shape[2]
+            numbers += (rank * (U.shape[1] + Vh.shape[2] + 1)).clamp_max(full) - full
+    return rows, numbers

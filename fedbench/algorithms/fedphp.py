@@ -1,0 +1,71 @@
+"""FedPHP: each client keeps a moving average of its models (inherited private model), which teaches the next one.
+
+Li et al., ECML-PKDD 2021.  With features z of theta and z_p of the client's average theta_p, in round t = 0, ..., T:
+
+    loss = (1 - lam) CE + lam MMD(z, z_p)
+    theta_p <- (1 - m) theta + m theta_p,   m = mu t / T
+
+MMD is the squared maximum mean discrepancy of the features in a batch, with a sum of Gaussian kernels.  The server
+averages theta as FedAvg.  Deployed: theta_p.
+Departs from the paper: z_p are computed in evaluation mode.  PFLlib evaluates theta, and never theta_p.
+Reduces to: FedAvg with lam = 0 (training), FedAvg-local with lam = mu = 0.
+"""
+
+from torch import Tensor
+
+from fedbench.algorithms._features import features_and_logits, frozen_features, mmd, require_features
+from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.options import Probability
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FedPHP(FedAvg):
+    """FedPHP.
+
+    Args:
+        mu: Weight of theta_p in the average of the last round, in [0, 1], or a list with one per client.
+        lam: Weight of the discrepancy, in [0, 1], or a list with one per client.
+
+    State:
+        w: Server model, [P].
+        theta_p: Averages of the clients' models, [N, P].
+    """
+
+    requires = ("head",)
+
+    def __init__(self, mu: Probability | list[Probability] = 0.9, lam: Probability | list[Probability] = 0.1):
+        super().__init__()
+        self.mu: float | PerClient = per_client(mu)
+        self.lam: float | PerClient = per_client(lam)
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require a linear head, whose input is the features."""
+        super().check(federation, model, optimizer)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start w and all theta_p from one initial model."""
+        super().setup(federation, model, rows)
+        self.theta_p = rows("theta_p", default=self.w)  # lazy [N, P]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round."""
+        w = cohort.broadcast(w=self.w).w
+        theta_p = self.theta_p[cohort.ids]  # [K, P]
+        out = cohort.train(w, loss=self.loss, theta_p=theta_p) if self.lam else cohort.train(w)
+        m = cohort.value(self.mu) * (cohort.round / max(cohort.rounds - 1, 1))
+        self.theta_p[cohort.ids] = (1 - m) * out.theta + m * theta_p
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta, updates="w")
+
+    def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
+        """Return (1 - lam) CE + lam MMD(z, z_p); every sample counts the MMD of its batch.  # [k, B]"""
+        z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
+        z_p = frozen_features(s, s.state.theta_p, batch)  # [k, B, F]
+        lam, discrepancy = s.value(self.lam), mmd(z.flatten(2).float(), z_p.flatten(2).float(), batch.weight)  # [k]
+        return (1 - lam) * s.task_loss(logits, batch) + lam * discrepancy[:, None]
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return theta_p."""
+        return self.theta_p[cohort.ids]

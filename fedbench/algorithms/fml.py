@@ -1,0 +1,123 @@
+"""FML: each client trains a personal model and a copy of the server's model, which teach each other.
+
+Shen et al., 2020, Algorithm 1.  On each batch, with p the softmax of the logits of the personal model theta_i and of
+the copy g of w, and all right-hand sides evaluated before the step:
+
+    L   = alpha CE(theta_i) + (1 - alpha) KL(p_g || p_theta)      theta_i <- theta_i - eta grad L
+    L_g = beta CE(g) + (1 - beta) KL(p_theta || p_g)              g <- g - eta grad L_g
+
+The server averages g uniformly.  theta_i is never uploaded.  Deployed: theta_i.
+Departs from the paper: both steps use the predictions before the step, as the released code of PFLlib.  There both
+models descend L + L_g (targets=live), KL is also divided by the number of classes (kl=mean), and gradients are clipped
+at norm 10 (optimizer.clip=10).
+Reduces to: Local beside uniformly weighted FedAvg with alpha = beta = 1.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms._distillation import Reduction, kl, log_probabilities, require_classes
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Probability
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FML(Algorithm):
+    """FML.
+
+    Args:
+        alpha: Weight of the cross-entropy of theta_i, in [0, 1], or a list with one per client.
+        beta: Weight of the cross-entropy of g, in [0, 1], or a list with one per client.
+        targets: "fixed": no gradient through the other model's predictions.  "live": both models descend L + L_g.
+        kl: Whether the divergence is the "sum" over classes, or their "mean".
+
+    State:
+        w: Server model, [P].
+        theta: Personal models, [N, P].
+    """
+
+    def __init__(
+        self,
+        alpha: Probability | list[Probability] = 0.5,
+        beta: Probability | list[Probability] = 0.5,
+        targets: Literal["fixed", "live"] = "fixed",
+        kl: Reduction = "sum",
+    ):
+        self.alpha: float | PerClient = per_client(alpha)
+        self.beta: float | PerClient = per_client(beta)
+        self.targets = targets
+        self.kl: Reduction = kl
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample or pixel."""
+        super().check(federation, model, optimizer)
+        require_classes(federation, self._name)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start w and all personal models from one initial model."""
+        self.w = model.init_row()  # [P]
+        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        w = cohort.broadcast(w=self.w).w
+        how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})
+        out = cohort.train(w, step=self.step, how=how, personal=self.theta[cohort.ids])
+        self.theta[cohort.ids] = out.personal
+        up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]
+        self.w = cohort.mean(up.g, weights="uniform", updates="w")
+
+    def step(self, s: Step, batch: Batch) -> None:
+        """Take one step of both models.  s.theta is g, s.state.personal is theta_i."""
+
+        def L(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            return self.loss(s, theta, s.theta, batch, s.value(self.alpha), s.value(self.beta))
+
+        def L_g(s: Step, g: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            return self.loss(s, g, s.state.personal, batch, s.value(self.beta), s.value(self.alpha))
+
+        at_theta = s.grad(batch, rows=s.state.personal, loss=L)
+        at_g = s.grad(batch, loss=L_g)
+        s.descend(at_theta, name="personal", uploaded=False)
+        s.descend(at_g)
+
+    def loss(self, s: Step, rows: Tensor, others: Tensor, batch: Batch, a: float | Tensor, b: float | Tensor) -> Tensor:
+        """Return a CE(rows) + (1 - a) KL(p_others || p_rows), with live targets + (1 - b) KL(p_rows || p_others).
+
+        Args:
+            s: The step.
+            rows: The differentiated models.  # [k, P]
+            others: The models that teach them.  # [k, P]
+            batch: One batch of every client.
+            a: Weight of the cross-entropy of rows.
+            b: Weight of the cross-entropy of others.
+
+        Returns:
+            The losses.  # [k, B]
+        """
+        logits = s.forward(rows, batch)  # [k, B, C, ...]
+        with torch.no_grad():
+            log_p_others = log_probabilities(s.forward(others, batch), batch)
+        log_p = log_probabilities(logits, batch)
+        loss = a * s.task_loss(logits, batch) + (1 - a) * kl(log_p_others, log_p, self.kl)
+        return loss + (1 - b) * kl(log_p, log_p_others, self.kl) if self.targets == "live" else loss
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return theta_i."""
+        return self.theta[cohort.ids]
+
+    def global_row(self) -> Tensor:
+        """Return w."""
+        return self.w

@@ -92,8 +92,8 @@ class Run:
             is_valid and not isinstance(client, bool),
             f"client must be the number or the name of a client, got {client!r}",
         )
-        own_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []
-        sim = export.open_run(self.path, [*dict.fromkeys([*own_classes, *named])], self._config_dir)
+        user_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []
+        sim = export.open_run(self.path, [*dict.fromkeys([*user_classes, *named])], self._config_dir)
         exists = not isinstance(client, str) or client in (sim.split.names or ())
         require(exists, f"client must be the number or the name of a client, got {client!r}")
         return export.client_module(sim, client, merged)

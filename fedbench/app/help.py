@@ -111,8 +111,8 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
     head += [f"  class {target}"] if target else []
     keys = {key: (default, meaning or documented.get(key, "")) for key, (default, meaning) in keys.items()}
     shown = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
-    width = max((len(word) for word in shown if len(word) <= LONG), default=0)
-    return "\n".join([*head, *(_key_line(word, meaning, width) for word, meaning in shown.items())])
+    width = max((len(entry) for entry in shown if len(entry) <= LONG), default=0)
+    return "\n".join([*head, *(_key_line(entry, meaning, width) for entry, meaning in shown.items())])
 
 
 def _of_every_option(group: str) -> dict[str, str]:
@@ -123,13 +123,13 @@ def _of_every_option(group: str) -> dict[str, str]:
     return meanings.of_docstring(str(shared.__doc__)) if shared else {}
 
 
-def _key_line(word: str, meaning: str, width: int) -> str:
+def _key_line(entry: str, meaning: str, width: int) -> str:
     """Return key=default and its description, on the next line if key=default is long."""
     if not meaning:
-        return f"  {word}"
-    label = f"  {word:<{width}}  "
-    if len(word) > width:
-        label = f"  {word}\n{' ' * (width + 4)}"
+        return f"  {entry}"
+    label = f"  {entry:<{width}}  "
+    if len(entry) > width:
+        label = f"  {entry}\n{' ' * (width + 4)}"
     return label + _filled(" " * (width + 4), [meaning], width + 4).lstrip()
 
 

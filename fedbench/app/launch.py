@@ -177,7 +177,7 @@ def parse_command(argv: list[str]) -> Command:
     for name in UNSUPPORTED:
         given = getattr(args, name[2:].replace("-", "_"))
         require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
-    flags = [word for word in argv if word not in ("--quiet", "-q")]
+    flags = [argument for argument in argv if argument not in ("--quiet", "-q")]
     for text in args.overrides:
         flags.remove(text)
     args.config_dir = args.config_dir and os.path.expanduser(args.config_dir)

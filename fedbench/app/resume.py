@@ -27,7 +27,7 @@ from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.removed import refuse_removed
 from fedbench.core.settings import is_matched, load_config, show, to_dict, with_home
-from fedbench.simulation.resume_checks import ABSENT, FREE, KEPT_OR_FREE, check_rounds, requested_rounds
+from fedbench.simulation.resume_checks import ABSENT, CHANGEABLE, NOT_COMPARED, check_rounds, requested_rounds
 from fedbench.simulation.run_folder import CHECKPOINTS, check_files, is_finished
 
 
@@ -59,7 +59,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     before = config["rounds"] = max([config["rounds"], *requested_rounds(folder)])
     requested = _requested(composer, parsed)
     _check_same(folder, config, requested)
-    changes = {key: value for key, value in requested.items() if key == "rounds" or is_matched(key, FREE)}
+    changes = {key: value for key, value in requested.items() if key == "rounds" or is_matched(key, CHANGEABLE)}
     if changes:
         merged = OmegaConf.create(config)
         for key, value in sorted(changes.items(), key=lambda item: item[0] not in GROUPS):  # options first
@@ -154,7 +154,7 @@ def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, A
         if key in GROUPS:
             check_choice(override, composer.folders)
             requested[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
-            if is_matched(key, FREE):
+            if is_matched(key, CHANGEABLE):
                 requested[key] = to_dict(composer.compose([str(text)])[key])
         elif not override.is_hydra_override():
             resolved = OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)
@@ -168,7 +168,7 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
     changed = [
         key
         for key, value in requested.items()
-        if flat.get(key, ABSENT) != value and key != "rounds" and not is_matched(key, KEPT_OR_FREE)
+        if flat.get(key, ABSENT) != value and key != "rounds" and not is_matched(key, NOT_COMPARED)
     ]
     unknown = next((key for key in changed if key not in flat), None)
     group, _, name = str(unknown).partition(".")

@@ -51,8 +51,8 @@ class Writer:
 
     def floats(self, values: Tensor) -> None:
         """Write values [m] float32 in 32 bits each."""
-        for word in values.cpu().numpy().view(np.uint32).tolist():
-            self.fixed(word, 32)
+        for bits in values.cpu().numpy().view(np.uint32).tolist():
+            self.fixed(bits, 32)
 
     def stream(self) -> bytes:
         """Return the stream."""

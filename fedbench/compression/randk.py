@@ -69,6 +69,6 @@ class RandK(Compressor):
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the key, and draw the positions."""
-        word = stream.fixed(KEY)
-        key = torch.tensor([[word - 2**KEY if word >> (KEY - 1) else word]])
+        bits = stream.fixed(KEY)
+        key = torch.tensor([[bits - 2**KEY if bits >> (KEY - 1) else bits]])
         return {"key": key, "positions": self._positions(key, message)}

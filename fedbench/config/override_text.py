@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that need no quotes ...
+UNQUOTED = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that need no quotes ...
 OTHER = re.compile(r"(?i)null|true|false|inf|nan|\.\d.*")  # ... except these, which would not be read as text
 QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
 # ~ or ~/... as a value or an item of one.  Quoted text is matched first, so that it is not changed.
@@ -29,7 +29,7 @@ def value_text(value: Any) -> str:
 
 def quoted(text: str) -> str:
     """Quote a text for Hydra's grammar, if needed."""
-    if PLAIN.fullmatch(text) and not OTHER.fullmatch(text):
+    if UNQUOTED.fullmatch(text) and not OTHER.fullmatch(text):
         return text
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
     ending = re.search(r"\\*$", escaped)

@@ -45,7 +45,7 @@ def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[str]:
     return [f"{key}={value_text(value)}" for key, value in [*foreign(stored, config_dir), *trusted(stored)]]
 
 
-def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:
+def user_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:
     """Return overrides (key=target) for the stored classes that are the user's own.
 
     Such a class is defined in a Python file in the working directory or below it.  The file is neither in the subfolder
@@ -56,10 +56,10 @@ def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path
         config_dir: The user's --config-dir.
         run_dir: The run folder.
     """
-    return [f"{key}={target}" for key, target in foreign(stored, config_dir) if _is_own(target, run_dir)]
+    return [f"{key}={target}" for key, target in foreign(stored, config_dir) if _is_user_class(target, run_dir)]
 
 
-def _is_own(target: str, run_dir: Path) -> bool:
+def _is_user_class(target: str, run_dir: Path) -> bool:
     modules = _modules(target)
     if not modules or not all(modules) or not _defines_class(modules[-1][0], target.split(".")[len(modules) :]):
         return False

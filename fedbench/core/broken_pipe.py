@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-LOST = (errno.EPIPE, errno.EIO, errno.EBADF)  # the reader, the terminal or the descriptor is gone
+DISCONNECTED = (errno.EPIPE, errno.EIO, errno.EBADF)  # the reader, the terminal or the descriptor is gone
 
 
 class _Descriptor(io.FileIO):
@@ -21,7 +21,7 @@ class _Descriptor(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in LOST:
+            if error.errno not in DISCONNECTED:
                 raise
             _redirect_to_devnull(self.fileno())
             return len(data)

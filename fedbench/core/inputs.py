@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-ALONE = "inputs"  # name of the input of a data set that gives one array and no name
+DEFAULT_NAME = "inputs"  # name of the input of a data set that gives one array and no name
 
 
 def wrap_inputs(inputs: Any) -> dict[str, Any]:
     """Return the inputs by name."""
-    return inputs if isinstance(inputs, dict) else {ALONE: inputs}
+    return inputs if isinstance(inputs, dict) else {DEFAULT_NAME: inputs}
 
 
 def unwrap_inputs(parts: dict[str, Any], given: Any) -> Any:
     """Return the inputs in the form of those that `wrap_inputs` was given: the dict, or its one tensor."""
-    return parts if isinstance(given, dict) else parts[ALONE]
+    return parts if isinstance(given, dict) else parts[DEFAULT_NAME]
 
 
 def map_inputs(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:

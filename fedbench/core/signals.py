@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # announce a time limit; may be repeated, and SIGTERM may follow
-STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *WARNINGS)  # Windows has only the first two
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *WARNINGS)  # Windows has only the first two
 MAY_BE_IGNORED = ("SIGHUP", "SIGQUIT", *WARNINGS)
 Handler = Callable[[int, Any], Any]
 
@@ -25,12 +25,12 @@ class _Answer:
         if self.received and is_warning(number):
             return  # a warning may be repeated
         self.received = number
-        _detach_lost(self.terminals)
+        _detach_closed(self.terminals)
         self.handler(number, frame)
 
 
 @contextmanager
-def handled(handler: Handler, names: Iterable[str] = STOPPING) -> Iterator[None]:
+def handled(handler: Handler, names: Iterable[str] = STOP_SIGNALS) -> Iterator[None]:
     """Call a handler for stop signals during the block, which must run in the main thread.
 
     If the block ends by KeyboardInterrupt, the signal is then passed to the previous handler, such as a launcher's.  An
@@ -78,7 +78,7 @@ def _pass_on(number: int, old: Any) -> None:
         old(number, None)
 
 
-def _detach_lost(terminals: list[int]) -> None:
+def _detach_closed(terminals: list[int]) -> None:
     """Redirect streams of a closed terminal to /dev/null, because printing to it would raise an error."""
     for fd in terminals:
         if not os.isatty(fd):

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SECONDS = 10.0  # the largest budget for timing
 SHARE = 0.1  # the budget as a fraction of the expected time of all local steps ...
 LEAST = 1.0  # ... but at least this many seconds
-LONGEST = 160  # largest number of characters of a quoted error
+MAX_ERROR_LENGTH = 160  # largest number of characters of a quoted error
 AGREE = 0.05  # relative difference between batched and single gradients that rounding errors may cause
 
 now: Callable[[], float] = time.perf_counter
@@ -159,7 +159,7 @@ def _describe(name: str, layer: nn.Module) -> str:
 def _first_line(error: BaseException) -> str:
     text = next(iter(str(error).strip().splitlines()), "")
     text = text if isinstance(error, ConfigError | RuntimeError) and text else f"{type(error).__name__}: {text}"
-    return text if len(text) <= LONGEST else text[:LONGEST] + " ..."
+    return text if len(text) <= MAX_ERROR_LENGTH else text[:MAX_ERROR_LENGTH] + " ..."
 
 
 def _drawing_layer(module: nn.Module, small: Engine) -> str:

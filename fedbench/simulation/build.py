@@ -363,15 +363,15 @@ def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compressio
     Raises:
         ConfigError: The compressor reads training losses, which privacy does not protect.
     """
-    operator, options = part(cfg, "compression"), cfg.get("privacy")
-    if type(operator) is NoCompression:
+    compressor, options = part(cfg, "compression"), cfg.get("privacy")
+    if type(compressor) is NoCompression:
         return None
     require(
-        options is None or options.epsilon is None or not operator.reads_losses,
+        options is None or options.epsilon is None or not compressor.reads_losses,
         f"compression={cfg.choices.compression} reads the clients' training losses, which privacy.epsilon="
         f"{cfg.privacy.epsilon} does not protect; choose another compression",
     )
-    return Compression(operator, rows, model, int(cfg.seed))
+    return Compression(compressor, rows, model, int(cfg.seed))
 
 
 def check_method(engine: Engine, method: Algorithm) -> None:

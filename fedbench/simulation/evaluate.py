@@ -16,7 +16,7 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.full_batch import select_rows
 
 SLICE_BYTES = 256 << 20  # memory for the personalized rows of a slice
-TALLY_BYTES = 64 << 20  # memory for the sample statistics of a task
+STATISTICS_BYTES = 64 << 20  # memory for the sample statistics of a task
 
 
 def slices(engine: Engine, ids: np.ndarray) -> list[np.ndarray]:
@@ -146,9 +146,9 @@ def _rows_at(rows: Any, positions: np.ndarray, device: torch.device) -> Any:
 
 
 def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.ndarray]:
-    """Compute the task's scores in groups of clients whose sample statistics fit in TALLY_BYTES."""
+    """Compute the task's scores in groups of clients whose sample statistics fit in STATISTICS_BYTES."""
     sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
-    groups = _groups(sizes, TALLY_BYTES // (8 * (cohort.federation.num_classes + 4)))
+    groups = _groups(sizes, STATISTICS_BYTES // (8 * (cohort.federation.num_classes + 4)))
     metrics = []  # one entry per group
     for positions in groups:
         group, group_rows = cohort, rows

@@ -25,9 +25,9 @@ from fedbench.core.settings import (
 )
 
 # Patterns of keys that may change when a run resumes.
-FREE = ("name", "paper", "paper.*", *(key for key in UNHASHED_KEYS if not key.startswith("hardware")))
+CHANGEABLE = ("name", "paper", "paper.*", *(key for key in UNHASHED_KEYS if not key.startswith("hardware")))
 # Patterns of keys that are not compared.  Hardware options of a command are ignored.
-KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.callbacks")
+NOT_COMPARED = (*CHANGEABLE, "hardware.*", "choices.hardware", "choices.tracking", "choices.callbacks")
 ABSENT: Any = object()
 
 
@@ -93,7 +93,7 @@ def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}={show(current.get(key))} (was: {show(stored.get(key))})"
         for key in sorted({*stored, *current})
-        if stored.get(key, ABSENT) != current.get(key, ABSENT) and key != "rounds" and not is_matched(key, KEPT_OR_FREE)
+        if stored.get(key, ABSENT) != current.get(key, ABSENT) and key != "rounds" and not is_matched(key, NOT_COMPARED)
     ]
 
 

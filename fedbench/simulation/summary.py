@@ -27,7 +27,7 @@ from fedbench.simulation.summary_text import clauses
 log = logging.getLogger(__name__)
 MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # classes, client names and characters per name in the log
 # Files beside the tables that reports read.  A finished run's summary has a checksum of each.
-OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
+HASHED_FILES = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 
 
 def log_run(cfg: DictConfig, split: Split, done: int) -> None:
@@ -173,8 +173,8 @@ def seal(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def output_marks(run_dir: Path) -> dict[str, Mark]:
-    """Return size and checksum of each file in OUTPUTS that exists, by name."""
-    return {name: mark_of(run_dir / name) for name in OUTPUTS if (run_dir / name).is_file()}
+    """Return size and checksum of each file in HASHED_FILES that exists, by name."""
+    return {name: mark_of(run_dir / name) for name in HASHED_FILES if (run_dir / name).is_file()}
 
 
 def write_summary(run_dir: Path, values: Mapping[str, Any]) -> None:

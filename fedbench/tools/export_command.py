@@ -86,7 +86,7 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
     """Return overrides for accepted classes of the user that the command line does not contain."""
     from omegaconf import OmegaConf
 
-    from fedbench.config.targets import own_classes
+    from fedbench.config.targets import user_classes
     from fedbench.core.settings import load_config
 
     config = args.run_dir / "config.yaml"
@@ -94,7 +94,7 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
         return []  # open_run refuses the folder
     given = {override.partition("=")[0] for override in args.overrides}
     stored = OmegaConf.to_container(load_config(config))
-    own = own_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
+    own = user_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
     return [override for override in own if override.partition("=")[0] not in given]
 
 

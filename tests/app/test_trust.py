@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedbench.commands import main
-from fedbench.config.targets import own_classes
+from fedbench.config.targets import user_classes
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config
 from fedbench.simulation.status import resume_command
@@ -125,7 +125,7 @@ def test_own_classes_are_defined_in_own_files(
         (here / path).write_text(evil)
     (here / "own" / "__init__.py").write_text("raise SystemExit('imported')")
     monkeypatch.setattr(sys, "path", [*sys.path, str(here / "run1")])
-    found = own_classes({"model": {"_target_": target}}, None, here / run)
+    found = user_classes({"model": {"_target_": target}}, None, here / run)
     assert found == ([f"model._target_={target}"] if is_own else [])
 
 

@@ -18,7 +18,7 @@ from fedbench.simulation.simulate import recorded
 from fedbench.simulation.stop_signals import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]
-ALL = [getattr(signal, name) for name in signals.STOPPING]
+ALL = [getattr(signal, name) for name in signals.STOP_SIGNALS]
 
 
 @pytest.mark.parametrize("number", ALL)
@@ -57,7 +57,7 @@ def attempt(folder: Path, work: Callable[[], Any]) -> tuple[int, Any]:
     return single.attempt(folder, run)
 
 
-@pytest.mark.parametrize("name", signals.STOPPING)
+@pytest.mark.parametrize("name", signals.STOP_SIGNALS)
 def test_before_the_rounds_a_signal_is_an_interruption(name: str, tmp_path: Path) -> None:
     number = getattr(signal, name)
     mine = signal.signal(number, signal.SIG_DFL)

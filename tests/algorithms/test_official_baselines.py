@@ -173,7 +173,10 @@ def traces(algorithm: Algorithm, e: Engine, round: int) -> Found:
 
 
 def teachers(algorithm: Algorithm, e: Engine, round: int) -> Found:
-    return both_models(algorithm, e, round) | {"W_h": algorithm.W[EVERYBODY][:, ::34]}
+    """Ranks are those of the matrices that the server sends, and -1 for vectors."""
+    sent = e.model.named(algorithm.g).values()
+    ranks = torch.stack([torch.linalg.matrix_rank(t, rtol=1e-4) if t.dim() > 1 else torch.tensor(-1) for t in sent])
+    return both_models(algorithm, e, round) | {"W_h": algorithm.W[EVERYBODY][:, ::34], "ranks": ranks}
 
 
 # -- what is given from outside --------------------------------------------------------------------------
@@ -367,6 +370,17 @@ class ReleasedCP(FedCP):
         return self.logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["v"], 0.0)
 
 
+class ReleasedLC(FedLC):
+    """FedLC as PFLlib: counts are those of all clients together, in full batches."""
+
+    def round(self, cohort: Cohort) -> None:
+        y, train = cohort.federation.targets, cohort.federation.splits["train"]
+        own = [train[i][full_batches(i, 0, 0, cohort.engine.batch_size)] for i in range(6)]
+        counts = torch.bincount(y[torch.from_numpy(np.concatenate(own))], minlength=10)
+        self.n = counts.expand(6, -1).numpy()
+        super().round(cohort)
+
+
 class ReleasedAS(FedAS):
     """FedAS as PFLlib: class means of full batches of 16."""
 
@@ -442,6 +456,7 @@ CASES = {
     "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
     "ntd": Case(partial(FedNTD, tau=2.0), weights="uniform"),
     "lcown": Case(FedLC),
+    "lc": Case(ReleasedLC),
     "sam": Case(FedSAM),
     "fedas": Case(ReleasedAS, traces, order=as_order),
     "php": Case(FedPHP, both_models),

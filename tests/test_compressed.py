@@ -188,11 +188,11 @@ SERVERS = ("w", "u", "h", "x")  # rows that a server has one of, by the papers' 
 
 
 @pytest.mark.parametrize(
-    "method",  # these do not train from all of the server's model
+    "method",  # fedala and fedas do not train from all of the server's model, and fedkd truncates what it sends
     [
         pytest.param(m, marks=pytest.mark.slow if i % 2 else ())
         for i, m in enumerate(METHODS)
-        if m not in ("fedala", "fedas")
+        if m not in ("fedala", "fedas", "fedkd")
     ],
 )
 def test_what_a_broadcast_lacked_stays_due(method: str) -> None:

@@ -32,12 +32,12 @@ def exact(g: Row, gamma: float) -> Row:
     low, high = np.empty(len(g)), np.empty(len(g))
     knots = np.empty((3, 2 * len(g)))  # position, change of slope and change of intercept of each knot
     v = np.empty(len(g))
-    _program()(g, gamma, low, high, knots[0], knots[1], knots[2], v)
+    _compiled_solve()(g, gamma, low, high, knots[0], knots[1], knots[2], v)
     return v
 
 
 @functools.cache
-def _program() -> Callable[..., None]:
+def _compiled_solve() -> Callable[..., None]:
     try:
         import numba
     except ImportError:

@@ -64,8 +64,8 @@ class FedKD(Algorithm):
         self.numbers = torch.tensor([self.g.numel()], device=self.g.device)
         self.theta = rows("theta", default=self.g)  # lazy [N, P]
         size = num_features(model)
-        drawn = model.seeded(lambda: nn.Linear(size, size, bias=False), "fedkd").weight.detach()
-        self.W = rows("W", default=drawn.flatten().to(self.g))  # lazy [N, F F]
+        initial_W = model.seeded(lambda: nn.Linear(size, size, bias=False), "fedkd").weight.detach()
+        self.W = rows("W", default=initial_W.flatten().to(self.g))  # lazy [N, F F]
 
     def round(self, cohort: Cohort) -> None:
         """Run one round."""
@@ -81,8 +81,8 @@ class FedKD(Algorithm):
         )
         self.theta[cohort.ids], self.W[cohort.ids] = out.teacher, out.W
         T = self.T_start + (self.T_end - self.T_start) * cohort.round / max(cohort.rounds - 1, 1)
-        sent, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
-        up = cohort.upload(g=sent, relative_to={"g": "g"}, num_values={"g": numbers})
+        low_rank, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
+        up = cohort.upload(g=low_rank, relative_to={"g": "g"}, num_values={"g": numbers})
         self.w = cohort.mean(up.g, weights="uniform", updates="g")
         (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
 
@@ -172,8 +172,8 @@ def truncated(model: FlatModel, rows: Tensor, T: float) -> tuple[Tensor, Tensor]
             U, S, Vh = torch.linalg.svd(matrix.flatten(2), full_matrices=False)  # [K, m, r], [K, r], [K, r, n]
             energy = S.square().cumsum(1)  # [K, r]
             rank = ((energy <= T * energy[:, -1:]).sum(1) + 1).clamp_max(S.shape[1])  # [K]
-            kept = torch.arange(S.shape[1], device=S.device) < rank[:, None]  # [K, r]
-            matrix.copy_(((U * (S * kept)[:, None]) @ Vh).view_as(matrix))
+            mask = torch.arange(S.shape[1], device=S.device) < rank[:, None]  # [K, r]
+            matrix.copy_(((U * (S * mask)[:, None]) @ Vh).view_as(matrix))
             full = U.shape[1] * Vh.shape[2]
             numbers += (rank * (U.shape[1] + Vh.shape[2] + 1)).clamp_max(full) - full
     return rows, numbers

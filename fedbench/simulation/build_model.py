@@ -47,7 +47,7 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
 
     def draw(*number: str | int) -> tuple[torch.nn.Module, list[str]]:
         module = build_module(cfg, federation, *number)
-        with keyed(cfg, "adapter", *number):
+        with seeded(cfg, "adapter", *number):
             return module, adapter.insert(module)
 
     module, new = draw()
@@ -108,12 +108,12 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
 
 
 def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> Any:
-    with keyed(cfg, "init", *number):
+    with seeded(cfg, "init", *number):
         return make(cfg.model, RESERVED, key="model", **given)
 
 
 @contextlib.contextmanager
-def keyed(cfg: DictConfig, *parts: str | int) -> Iterator[None]:
+def seeded(cfg: DictConfig, *parts: str | int) -> Iterator[None]:
     """Seed torch's global generator by the run's seed and a key for the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(int(cfg.seed), *parts) >> 1)

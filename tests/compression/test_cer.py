@@ -56,7 +56,7 @@ def test_exact_is_what_a_dual_solver_finds(d: int, gamma: float) -> None:
 def test_python_and_machine_code_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     g = noise(300)
     compiled = tv.exact(g, 0.7)
-    monkeypatch.setattr(tv, "_program", lambda: tv._solve)
+    monkeypatch.setattr(tv, "_compiled_solve", lambda: tv._solve)
     np.testing.assert_array_equal(tv.exact(g, 0.7), compiled)
 
 

@@ -31,8 +31,8 @@ class _Descriptor(io.FileIO):
 def survive_broken_pipe() -> Iterator[None]:
     """Discard the block's output once its reader has closed, instead of raising BrokenPipeError.
 
-    sys.stdout and sys.stderr are restored after the block.  Files are not wrapped, so that a full disk is an error, nor
-    are streams of notebooks and tests.
+    sys.stdout and sys.stderr are restored after the block.  Streams into a file keep raising errors, such as that of a
+    full disk.  Streams of notebooks and tests are not replaced either.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _wrapped(sys.stdout, 1), _wrapped(sys.stderr, 2)
@@ -46,6 +46,15 @@ def survive_broken_pipe() -> Iterator[None]:
 
 
 def _wrapped(stream: Any, fd: int) -> TextIO:
+    """Return a stream that discards its output once its reader is gone.
+
+    Args:
+        stream: sys.stdout or sys.stderr.  None: the process was started without it.
+        fd: The number of its descriptor: 1 or 2.
+
+    Returns:
+        A wrapper of the stream; the stream itself if it writes to a file, or not to this descriptor.
+    """
     if stream is None:  # a closed descriptor, whose number the next opened file would get
         try:
             os.fstat(fd)
@@ -61,7 +70,8 @@ def _wrapped(stream: Any, fd: int) -> TextIO:
 
 
 def _redirect_to_devnull(fd: int) -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere != fd:
-        os.dup2(nowhere, fd)
-        os.close(nowhere)
+    """Make a descriptor refer to /dev/null.  A closed descriptor is opened."""
+    devnull = os.open(os.devnull, os.O_RDWR)
+    if devnull != fd:  # os.open returns fd itself if fd is closed and is the lowest free number
+        os.dup2(devnull, fd)
+        os.close(devnull)

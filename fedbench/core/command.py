@@ -70,6 +70,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def _folder(text: str) -> str:
+    """Return the argument of ``--config-dir`` with ``~`` expanded; raise argparse's error unless it is a folder."""
     path = typed_path(text)
     if not text or not path.is_dir():
         raise argparse.ArgumentTypeError(f"no such folder: {text!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-EPS = float(np.finfo(np.float64).eps)
+EPS = float(np.finfo(np.float64).eps)  # the distance from 1 to the next larger float64
 
 
 def is_constant(mean: np.ndarray, variance: np.ndarray, n: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def is_constant(mean: np.ndarray, variance: np.ndarray, n: int) -> np.ndarray:
     Returns:
         Booleans [...].
     """
-    return variance <= n * EPS * variance + (n * mean * EPS) ** 2
+    return variance <= n * EPS * variance + (n * mean * EPS) ** 2  # the bound of the rounding error in the reference
 
 
 def deviation(values: np.ndarray, axis: int = 0) -> np.ndarray:

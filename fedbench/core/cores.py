@@ -24,11 +24,13 @@ def cores(system: Path = SYSTEM) -> int:
 
 
 def _slurm() -> list[float]:
+    """Return the number of CPUs that Slurm assigned to each task, as the only item; [] outside of Slurm."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return [int(given)] if given.isdecimal() else []
 
 
 def _ray() -> list[float]:
+    """Return the number of CPUs that Ray assigned to this worker, as the only item; [] outside of Ray's workers."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return []
@@ -40,14 +42,20 @@ def _ray() -> list[float]:
 
 
 def _quotas(system: Path) -> Iterator[float]:
-    """Return the quotas, in processors, of this process's control group and its parents."""
+    """Yield the CPU quotas, in processors, of this process's control groups and their parents.
+
+    A line of /proc/self/cgroup is "4:cpu,cpuacct:/group" in version 1, and "0::/group" in version 2.
+
+    Args:
+        system: The root folder, with /proc and /sys.
+    """
     for line in _text(system / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         mounted = system / "sys/fs/cgroup"
         for root in [mounted / controllers, mounted / "cpu"] if controllers else [mounted, mounted / "unified"]:
-            for folder in [root / group.strip("/"), *(root / group.strip("/")).parents]:
+            for folder in [root / group.strip("/"), *(root / group.strip("/")).parents]:  # up to root
                 quota = _version_1(folder) if controllers else _version_2(folder)
                 if quota is not None:
                     yield quota
@@ -56,18 +64,22 @@ def _quotas(system: Path) -> Iterator[float]:
 
 
 def _version_2(folder: Path) -> float | None:
-    """Parse cpu.max: "200000 100000" means 2 processors, "max 100000" no limit."""
+    """Return the quota of a version 2 group in processors; None without a limit.
+
+    cpu.max has a quota and a period: "200000 100000" means 2 processors, "max 100000" no limit.
+    """
     quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _version_1(folder: Path) -> float | None:
-    """Return the quota of a version 1 group; -1 means no limit."""
+    """Return the quota of a version 1 group in processors; None without a limit, for which the file contains -1."""
     quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _text(path: Path) -> str:
+    """Return the content of a file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

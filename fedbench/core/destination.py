@@ -24,7 +24,7 @@ def check_file(flag: str, path: Path | None) -> None:
     """
     if path is None:
         return
-    require(path != Path(), f"{flag} must name a file")
+    require(path != Path(), f'{flag} must name a file, but is empty or "."')
     with _os_errors_explained(f"{flag} {path} cannot be written"):
         require(not path.is_dir(), f"{flag} {path} is a folder: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,14 +43,16 @@ def check_folder(flag: str, path: Path | None) -> None:
     """
     if path is None:
         return
-    require(path != Path(), f"{flag} must name a folder")
+    require(path != Path(), f'{flag} must name a folder, but is empty or ".": name a new folder')
     with _os_errors_explained(f"{flag} {path} cannot be made"):
         path.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path)
 
 
 def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file atomically.  A device or a pipe is written directly.
+    """Write a file atomically: it has the old content until all of the new content is written.
+
+    A device or a pipe is written directly.
 
     Args:
         flag: The flag of the command, for error messages, such as "--out".
@@ -68,7 +70,8 @@ def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> N
 
 
 def _check_writable(flag: str, path: Path) -> None:
-    require(os.access(path, os.W_OK), f"{flag}: {path} is not writable (permission denied)")
+    """Raise ConfigError if this process may not write into an existing file or folder."""
+    require(os.access(path, os.W_OK), f"{flag}: {path} is not writable (permission denied); name another path")
 
 
 @contextmanager

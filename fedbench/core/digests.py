@@ -47,10 +47,16 @@ def digest(value: Any) -> str:
 
 
 def _lines(where: str, value: Any) -> Iterator[str]:
+    """Yield one line of text for each leaf, list and mapping in a value.  Equal values have equal lines.
+
+    Args:
+        where: The position of the value in the whole one, such as "/'x'/0".
+        value: As in `digest`.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Widened):
-        parts = (b.astype(value.dtype, order="C") for b in blocks(value.array, BLOCK))
+        parts = (block.astype(value.dtype, order="C") for block in blocks(value.array, BLOCK))
         yield _line(where, value.dtype, value.array, parts)
     elif isinstance(value, np.ndarray):
         yield _line(where, value.dtype, value, map(np.ascontiguousarray, blocks(value)))
@@ -69,7 +75,14 @@ def _lines(where: str, value: Any) -> Iterator[str]:
 
 
 def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]) -> str:
-    """Describe an array by its type, shape and the CRC-32 of its consecutive parts, which are C-contiguous."""
+    """Return one line with the type, the shape and the CRC-32 of an array.
+
+    Args:
+        where: As in `_lines`.
+        dtype: The type to report, which is that of the parts.
+        array: The array, for its shape.
+        parts: Its consecutive parts, C-contiguous.
+    """
     crc = 0
     for part in parts:
         crc = zlib.crc32(part.data, crc)
@@ -77,7 +90,7 @@ def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]
 
 
 class Running:
-    """The mark of a growing sequence of bytes.
+    """The mark (size and CRC-32) of a growing sequence of bytes.
 
     Args:
         size: The number of earlier bytes.
@@ -98,7 +111,7 @@ class Running:
 
 
 def mark_of(path: Path, size: int | None = None) -> Mark:
-    """Return the size and CRC-32 of a file.
+    """Return the size in bytes and the CRC-32, as hex, of a file or of its beginning.
 
     Args:
         path: The file.  A missing file counts as an empty one.
@@ -113,7 +126,7 @@ def mark_of(path: Path, size: int | None = None) -> Mark:
 
 
 def differing(folder: Path, marks: Mapping[str, Mark], whole: bool) -> str | None:
-    """Return the first file that does not match its mark; None if all match.
+    """Return the name of the first file that does not match its mark; None if all match.
 
     Args:
         folder: The folder of the files.

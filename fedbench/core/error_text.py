@@ -47,11 +47,11 @@ def running_layer(error: BaseException, module: Any = None) -> tuple[str, nn.Mod
 
 
 def is_raised_here(error: BaseException, within: str = PACKAGES[-1]) -> bool:
-    """Return whether an exception was raised in a line of fedbench, or of another file or package.
+    """Return whether the line that raised an exception is in a given file or package.
 
     Args:
         error: The exception.
-        within: The path of the file or package.
+        within: The path of the file, or of the folder of the package.  Default: fedbench.
     """
     return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(within)
 
@@ -62,13 +62,16 @@ def is_raised_outside_layers(error: BaseException) -> bool:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the innermost line outside of torch, Hydra and fedbench; "" if there is none."""
+    """Return the innermost line outside of torch, Hydra and fedbench, as in "model.py, line 3"; "" without one."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     outside = [(name, line) for name, line in frames if not name.startswith((*PACKAGES, "<"))]
     return f"{Path(outside[-1][0]).name}, line {outside[-1][1]}" if outside else ""
 
 
 def _layer_in(error: BaseException, module: Any) -> str:
-    """Describe the layer that was running; "" for the module itself."""
+    """Describe the layer that was running, as in "in body.0, a Linear".
+
+    Return "" if the module itself or no layer was running, or if the module is None.
+    """
     name, layer = (running_layer(error, module) if module is not None else None) or ("", None)
     return f"in {name}, a {type(layer).__name__}" if name else ""

@@ -12,13 +12,21 @@ DEFAULT_NAME = "inputs"  # name of the input of a data set that gives one array 
 
 
 def wrap_inputs(inputs: Any) -> dict[str, Any]:
-    """Return the inputs by name."""
+    """Return the inputs by name: a dict unchanged, or one tensor as {DEFAULT_NAME: tensor}."""
     return inputs if isinstance(inputs, dict) else {DEFAULT_NAME: inputs}
 
 
-def unwrap_inputs(parts: dict[str, Any], given: Any) -> Any:
-    """Return the inputs in the form of those that `wrap_inputs` was given: the dict, or its one tensor."""
-    return parts if isinstance(given, dict) else parts[DEFAULT_NAME]
+def unwrap_inputs(named: dict[str, Any], given: Any) -> Any:
+    """Undo `wrap_inputs`.
+
+    Args:
+        named: Inputs by name, such as processed results of `wrap_inputs`.
+        given: The inputs that `wrap_inputs` was given.  Only its form matters.
+
+    Returns:
+        named if given is a dict, else the one tensor in named.
+    """
+    return named if isinstance(given, dict) else named[DEFAULT_NAME]
 
 
 def map_inputs(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:

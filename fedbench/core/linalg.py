@@ -1,6 +1,6 @@
 """Inner products and distances of rows with up to millions of numbers, accurate in float32.
 
-Letters: k and m rows, P parameters.
+Letters: k and m rows, P parameters, n blocks of columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ PIECE = 1 << 20  # columns of a matrix-vector product in float32
 def dot(rows: Tensor, other: Tensor) -> Tensor:
     """Return inner products of rows.
 
-    Sums over blocks of columns are in float32, and the blocks are added in float64.
+    Sums over blocks of columns are in float32, and the blocks are added in float64.  A product with one short vector is
+    a single matrix-vector product in float32.
 
     Args:
         rows: Contiguous rows [k, P].

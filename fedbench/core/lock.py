@@ -18,7 +18,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from fedbench.core.options import ConfigError, RunError
 
 log = logging.getLogger(__name__)
-NAME, MARK = ".lock", ".lock.mark"  # MARK: on file systems without locks
+NAME = ".lock"  # the file that the system locks
+MARK = ".lock.mark"  # the file whose existence replaces the lock on file systems without locks
 SECONDS = 1.0  # time to detect that the process of a MARK has died
 
 
@@ -43,9 +44,14 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         lock = _acquire(folder)
     except Timeout as error:
-        raise Busy(f"{folder} is in use by {holder(folder)}; only one process at a time can write into it") from error
+        raise Busy(
+            f"{folder} is in use by {holder(folder)}; only one process at a time can write into it: wait until that "
+            "process has ended, or use another folder"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{folder / NAME} cannot be locked ({error.strerror or error})") from error
+        raise ConfigError(
+            f"{folder / NAME} cannot be locked ({error.strerror or error}): use a folder that you may write into"
+        ) from error
     try:
         yield
     finally:
@@ -62,7 +68,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """Return the process that has locked the folder, as in "process 12 on host"."""
+    """Return the process that has locked the folder, as in "process 12 on host"; "another process" if unknown."""
     with suppress(OSError, ValueError):
         path = next(p for p in (folder / MARK, folder / NAME) if p.exists() and p.stat().st_size)
         number, host = path.read_text(encoding="utf-8").splitlines()[:2]
@@ -71,6 +77,18 @@ def holder(folder: Path) -> str:
 
 
 def _acquire(folder: Path) -> BaseFileLock:
+    """Lock a run folder, by MARK if its file system has no locks.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The lock, which the caller must release.
+
+    Raises:
+        Timeout: Another process has locked the folder.
+        OSError: The lock file cannot be written.
+    """
     path = folder / NAME
     try:
         lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False)
@@ -79,7 +97,7 @@ def _acquire(folder: Path) -> BaseFileLock:
         raise
     except PermissionError:
         raise
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # the file system has no locks
         path.unlink(missing_ok=True)
         lock = SoftFileLock(folder / MARK, timeout=SECONDS, thread_local=False)
         lock.acquire(poll_interval=SECONDS / 10)

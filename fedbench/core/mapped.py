@@ -61,6 +61,12 @@ class EntryReader:
 
     Args:
         array: A read-only memory-mapped array [m, ...].
+
+    Attributes:
+        array: The array.
+        size: The bytes of an entry.
+        path: The file.
+        begin: The byte of the file at which the array begins.
     """
 
     def __init__(self, array: np.ndarray):
@@ -82,10 +88,12 @@ class EntryReader:
         if not out.size:
             return
         target = out.data.cast("B")
-        for i, at in enumerate((self.begin + index * self.size).tolist()):
-            got = os.preadv(self._file, [target[i * self.size : (i + 1) * self.size]], at)
-            if got != self.size:
-                raise RunError(f"{self.path} was truncated while the run was reading it")
+        for i, first_byte in enumerate((self.begin + index * self.size).tolist()):
+            num_read = os.preadv(self._file, [target[i * self.size : (i + 1) * self.size]], first_byte)
+            if num_read != self.size:
+                raise RunError(
+                    f"{self.path} was truncated while the run was reading it: restore the file, and resume the run"
+                )
 
 
 def take(array: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -125,5 +133,5 @@ def _position_in_file(array: np.ndarray) -> tuple[str, int]:
     memmap, file = _memmap(array), file_of(array)
     assert memmap is not None and file is not None
     mapped_from = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY  # the map begins at a page
-    first = np.frombuffer(file, np.uint8, 1).ctypes.data
-    return os.fspath(memmap.filename), mapped_from + array.ctypes.data - first  # type: ignore[arg-type]
+    map_address = np.frombuffer(file, np.uint8, 1).ctypes.data  # in memory
+    return os.fspath(memmap.filename), mapped_from + array.ctypes.data - map_address  # type: ignore[arg-type]

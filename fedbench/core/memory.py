@@ -26,7 +26,8 @@ def is_in_memory(folder: Path) -> bool:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    kinds = {fields[1]: fields[2] for fields in map(str.split, mounts) if len(fields) > 2}
+    # a line of /proc/mounts begins with the device, the folder and the type of the file system
+    type_of = {fields[1]: fields[2] for fields in map(str.split, mounts) if len(fields) > 2}
     folder = folder.resolve()
-    nearest = next((kinds[str(parent)] for parent in (folder, *folder.parents) if str(parent) in kinds), "")
+    nearest = next((type_of[str(parent)] for parent in (folder, *folder.parents) if str(parent) in type_of), "")
     return nearest in ("tmpfs", "ramfs")

@@ -93,10 +93,16 @@ def original(path: str) -> str:
 
 
 def _renamed(path: str, names: dict[str, str]) -> str:
-    head, *parts = path.split(".")
-    if head != PACKAGE:
+    """Replace the longest module name at the beginning of a dotted path that has another name.
+
+    Args:
+        path: The dotted path.  A path outside of fedbench is returned unchanged.
+        names: The new name of each module, both without "fedbench.".
+    """
+    package, *parts = path.split(".")
+    if package != PACKAGE:
         return path
-    for cut in range(len(parts), 0, -1):
-        if (new := names.get(".".join(parts[:cut]))) is not None:
-            return ".".join([head, new, *parts[cut:]])
+    for length in range(len(parts), 0, -1):
+        if (new := names.get(".".join(parts[:length]))) is not None:
+            return ".".join([package, new, *parts[length:]])
     return path

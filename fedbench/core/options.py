@@ -73,7 +73,10 @@ class PeerLost(RunError):
 
 
 def refused(error: OSError) -> str:
-    """Return the file and the system's message of an OSError as one sentence."""
+    """Return the file and the system's message of an OSError, as in "data.csv: Permission denied".
+
+    Return the error's own text if it names no file.
+    """
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
 
 
@@ -95,7 +98,7 @@ def check_each(key: str, values: Any, num_clients: int, what: str = "rates") -> 
         key: The option, for the message.
         values: Its value.
         num_clients: The number of training clients.
-        what: The name of its values, for the message.
+        what: The plural name of its values, for the message.
 
     Raises:
         ConfigError: The list has another length.
@@ -103,7 +106,8 @@ def check_each(key: str, values: Any, num_clients: int, what: str = "rates") -> 
     count = len(values) if isinstance(values, Sequence) else num_clients
     require(
         count == num_clients,
-        f"{key} lists {count:,} {what}, and there are {num_clients:,} clients to train: give one each, or one for all",
+        f"{key} lists {count:,} {what}, and there are {num_clients:,} clients to train: list one per client, or give "
+        "one value for all",
     )
 
 

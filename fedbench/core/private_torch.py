@@ -42,4 +42,4 @@ class MoveListener(nn.Module):
         return self
 
     def on_move(self) -> None:
-        """Respond to a move or cast."""
+        """Respond to a move or cast that has been done.  Subclasses override it."""

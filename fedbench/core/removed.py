@@ -15,7 +15,7 @@ from fedbench.core.options import ConfigError
 # class: {option: (value without effect, what to use instead)}
 REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedbench.adapters.compacter.Compacter": {
-        "std": (0.01, "A starts from normal numbers of deviation 0.01"),
+        "std": (0.01, "A starts from normal random numbers of standard deviation 0.01"),
     },
     "fedbench.adapters.prompt.Prompt": {
         "hidden": (192, "the network of adapter.reparam=true has a hidden layer of 192 numbers, as in FedDAT's code"),
@@ -78,7 +78,7 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
         "warm_start": (False, "ADMM starts from 0"),
         "graph": ("knn", "set algorithm.k, or list the pairs in algorithm.edges"),
         "metric": (None, "sketches are compared by l2 for label_hist, else by l1"),
-        "symmetrize": ("union", "one of two clients must list the other"),
+        "symmetrize": ("union", "two clients are neighbours if one of them lists the other"),
     },
     "fedbench.algorithms.pfedprompt.PFedPrompt": {
         "mode": ("logits", "the client's images add to the logits"),
@@ -101,14 +101,14 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "fedbench.data.tables.clinical.Clinical": {
         "informative": (12, "12 features tell the classes apart"),
-        "separation": (0.8, "clusters are at the corners of a cube of side 1.6"),
+        "separation": (0.8, "the clusters of samples are centred at the corners of a hypercube of side 1.6"),
         "missing": (0.02, "one cell in 50 has no value"),
     },
     "fedbench.data.images.digits_clip.DigitsCLIP": {
         "classes": (30, "the classes are the 30 pairs of a colour and a digit"),
     },
     "fedbench.data.scans.luna16.Luna16": {
-        "candidates": ("candidates.csv", "dataset.path holds candidates.csv or candidates_V2.csv"),
+        "candidates": ("candidates.csv", "put candidates.csv or candidates_V2.csv into dataset.path"),
         "channels": (3, "a patch has three equal channels"),
     },
     "fedbench.data.text.shakespeare.Shakespeare": {
@@ -121,8 +121,8 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "fedbench.data.text.synthetic_dialogue.SyntheticDialogue": {
         "words": (200, "the language has 200 stems"),
-        "dialect": (0.3, "a role ends three stems in ten in its way"),
-        "test": (0.2, "the last fifth of a role's samples is tested on"),
+        "dialect": (0.3, "each role gives 30% of the stems an ending of its own"),
+        "test": (0.2, "the last fifth of a role's samples is its test part"),
     },
     "fedbench.data.scans.tumours.Tumours": {
         "labels": ("whole", "1 is any part of the tumour"),
@@ -208,12 +208,15 @@ def refuse_removed(key: str, values: Any) -> None:
     """
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if name in (options := _options_of(values.get("_target_"))):
-            raise ConfigError(f"{key}.{name} was removed: {options[name][1]}")
+            raise ConfigError(f"{key}.{name} was removed, so leave it out: {options[name][1]}")
         refuse_removed(f"{key}.{name}", value)
 
 
 def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
-    """Yield each mapping in nested values whose class has removed options, with these options."""
+    """Yield each mapping in nested values whose class has removed options, with these options.
+
+    An option is a pair (value without effect, what to use instead), by name.
+    """
     if isinstance(values, dict):
         if options := _options_of(values.get("_target_")):
             yield values, options
@@ -223,6 +226,10 @@ def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[An
 
 
 def _options_of(target: Any) -> Mapping[str, tuple[Any, str]]:
-    """Return the removed options of a class, given its name in this or an earlier release."""
+    """Return the removed options of a class, as listed in REMOVED; {} if it has none.
+
+    Args:
+        target: The dotted name of the class in this or an earlier release.  A value that is no text has no options.
+    """
     name = current(target) if isinstance(target, str) else None
-    return next((options for of, options in REMOVED.items() if current(of) == name), {})
+    return next((options for class_name, options in REMOVED.items() if current(class_name) == name), {})

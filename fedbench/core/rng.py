@@ -6,7 +6,7 @@ one vectorized hash draws for thousands of clients.  Each client gets the number
 References:
     Steele, Lea and Flood, OOPSLA 2014 (SplitMix64, the hash).
 
-Letters: K clients, T local steps, B batch size, n samples.
+Letters: K clients, T local steps, B batch size, n samples, E epochs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GAMMA, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-MASK = (1 << 64) - 1
+GAMMA, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # the constants of SplitMix64
+MASK = (1 << 64) - 1  # the largest uint64
 
 
 def key(*parts: int | str) -> int:
@@ -48,7 +48,7 @@ def torch_generator(*parts: int | str) -> torch.Generator:
     Args:
         *parts: The parts of the key (see `key`).
     """
-    return torch.Generator().manual_seed(key(*parts) >> 1)
+    return torch.Generator().manual_seed(key(*parts) >> 1)  # 63 bits, the largest positive int64
 
 
 def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
@@ -69,6 +69,7 @@ def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
+    """Return the next output of SplitMix64 for the states z, uint64 of any shape."""
     z = z + np.uint64(GAMMA)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
@@ -102,8 +103,8 @@ class RowRandom:
         """Return tensors of 64 random bits each, as int64.  # [K, *shape]"""
         self.calls += 1
         n = math.prod(shape)
-        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # [n]
-        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # [k, n]
+        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # distinct for all calls  [n]
+        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # [K, n]
         return z.view(len(self.keys), *shape)
 
     def uniform(self, *shape: int) -> Tensor:
@@ -117,14 +118,17 @@ class RowRandom:
 
 
 def _signed(c: int) -> int:
+    """Return the int64 with the same bits as the uint64 c, because torch computes with int64."""
     return c - (1 << 64) if c >> 63 else c
 
 
 def _shift(z: Tensor, n: int) -> Tensor:
-    return (z >> n) & ((1 << (64 - n)) - 1)  # torch shifts int64 arithmetically
+    """Shift the bits of int64 numbers to the right by n, and fill with zeros."""
+    return (z >> n) & ((1 << (64 - n)) - 1)  # torch's shift fills with the sign bit
 
 
 def _mix_torch(z: Tensor) -> Tensor:
+    """Return what `_mix` returns, for int64 tensors with the same bits."""
     z = z + _signed(GAMMA)
     z = (z ^ _shift(z, 30)) * _signed(MIX1)
     z = (z ^ _shift(z, 27)) * _signed(MIX2)
@@ -132,12 +136,12 @@ def _mix_torch(z: Tensor) -> Tensor:
 
 
 class _Length(NamedTuple):
-    """The amount of local work per client, [K] each.
+    """The amount of local work per client in a round, [K] int64 each.
 
     Attributes:
         batch_size: B_i = min(batch_size, n_i).
-        steps_per_epoch: The steps in an epoch.
-        steps: The steps in total.
+        steps_per_epoch: The local steps in an epoch.
+        steps: The local steps in total.
     """
 
     batch_size: np.ndarray
@@ -153,10 +157,11 @@ def _length(
     drop_last: bool,
     step_fraction: np.ndarray | None,
 ) -> _Length:
+    """Return the amount of local work per client.  Arguments as in `batches`."""
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
-    if steps is None:
+    if steps is None:  # 1e-9 is subtracted because a product may be too large by a rounding error
         total = np.ceil(per_epoch * np.asarray(0 if epochs is None else epochs) - 1e-9).astype(np.int64)
     else:
         total = np.where(sizes == 0, 0, steps)
@@ -239,7 +244,8 @@ def batches(
         return np.where(is_real, position, 0), is_real.sum(-1)
     max_size = int(sizes.max(initial=0))
     order = np.stack([_permutations(base, ids, sizes, max_size, e) for e in range(num_epochs)])  # [E, K, n]
-    client = np.arange(len(ids))[:, None]
+    client = np.arange(len(ids))[:, None]  # [K, 1]
+    # each client's position in the order of its current epoch; padded steps read any valid entry  # [T, K, B]
     sample = order[np.minimum(epoch, num_epochs - 1)[..., None], client, np.where(is_real, position, 0)]
     return np.where(is_real, sample, 0), is_real.sum(-1)
 
@@ -261,7 +267,18 @@ def subsets(base: int, ids: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -
 
 
 def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, max_size: int, epoch: int) -> np.ndarray:
-    """Draw the order of each client's samples in an epoch, with padding last.  # [K, max_size]"""
+    """Draw the order of each client's samples in an epoch.
+
+    Args:
+        base: The key of the draws.
+        ids: The clients [K].
+        sizes: Their numbers of samples [K].
+        max_size: The largest of sizes.
+        epoch: The epoch, from 0, a part of the key.
+
+    Returns:
+        Positions in each client's list [K, max_size]: a permutation of those below its size, then the others.
+    """
     position = np.arange(max_size)
     draw = bits(base, np.asarray(ids)[:, None], epoch, position)  # [K, max_size]
     draw = np.where(position < sizes[:, None], draw, np.uint64(MASK))

@@ -37,6 +37,11 @@ class Rows:
         device: The compute device.
         location: Where rows are stored: "device", "host" (memory) or "disk".
         most: The number of rows that the run is expected to write.  None: N.
+
+    Attributes:
+        slot: The index of each client's row in the store; -1 if it was never written.  # [N] int32
+        used: The number of written rows.
+        store: The written rows, with room for more.  # [capacity, ...]
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Rows:
         return self.default.numel() * self.default.element_size()
 
     def _allocate(self, capacity: int) -> Tensor:
+        """Return an uninitialized store in this location.  # [capacity, ...]"""
         shape = (capacity, *self.default.shape)
         if self.location == "disk" and capacity and self.default.numel():
             handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-", dir=scratch_folder())
@@ -71,10 +77,11 @@ class Rows:
             ).view(shape)
             os.unlink(path)  # the file exists until its mapping is closed
             return store
-        where = self.device if self.location == "device" else torch.device("cpu")
-        return torch.empty(shape, dtype=self.default.dtype, device=where)
+        device = self.device if self.location == "device" else torch.device("cpu")
+        return torch.empty(shape, dtype=self.default.dtype, device=device)
 
     def _grow(self, needed: int) -> None:
+        """Make room in the store for `needed` rows, and copy the written ones."""
         if needed <= len(self.store):
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.num_clients)
@@ -96,10 +103,10 @@ class Rows:
 
     def _read(self, slots: np.ndarray) -> Tensor:
         """Return the stored rows at indices [K] of the store, on the device.  # [K, ...]"""
-        where = torch.from_numpy(slots.astype(np.int64)).to(self.store.device)
+        index = torch.from_numpy(slots.astype(np.int64)).to(self.store.device)
         if self.device.type != "cuda" or self.location == "device":
-            return self.store[where].to(self.device)
-        return torch.index_select(self.store, 0, where, out=self._pinned(len(where))).to(self.device)
+            return self.store[index].to(self.device)
+        return torch.index_select(self.store, 0, index, out=self._pinned(len(index))).to(self.device)
 
     def _pinned(self, count: int) -> Tensor:
         """Return page-locked host memory for rows, which is reused.  # [count, ...]"""
@@ -112,11 +119,11 @@ class Rows:
         self._grow(self.used + len(new))
         self.slot[new] = np.arange(self.used, self.used + len(new))
         self.used += len(new)
-        where = torch.from_numpy(self.slot[ids].astype(np.int64)).to(self.store.device)
+        index = torch.from_numpy(self.slot[ids].astype(np.int64)).to(self.store.device)
         values = values.detach()
         if values.device.type == "cuda" and self.location != "device" and values.dim() > self.default.dim():
-            values = self._pinned(len(where)).copy_(values)
-        self.store[where] = values.to(self.store)
+            values = self._pinned(len(index)).copy_(values)  # one row per client, from the GPU to the host
+        self.store[index] = values.to(self.store)
 
     def has(self, ids: Ids) -> Tensor:
         """Return whether the row of each client was written.  # [K] bool"""
@@ -131,9 +138,11 @@ class Rows:
         return np.flatnonzero(self.slot >= 0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the clients whose rows were written, as `ids`, and these `rows`.
+        """Return the k clients whose rows were written, and these rows.
 
-        Rows in host memory or in a file are not copied.  Save them before the next write.
+        Returns:
+            "ids": the clients [k] int64; "rows": their rows [k, ...] on the CPU.  Rows in host memory or in a file are
+            not copied: save them before the next write.
         """
         ids = self.touched()
         order = ids[np.argsort(self.slot[ids])]  # in the order of the store
@@ -162,6 +171,7 @@ class Rows:
             self[ids[start : start + size]] = state["rows"][start : start + size]
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
+        """Raise ValueError unless these clients [k] and rows [k, ...] of a checkpoint fit this matrix."""
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
             raise ValueError(
@@ -210,10 +220,10 @@ class RowStore:
         most: int | None = None,
     ):
         self.num_clients, self.device, self.most = num_clients, device, min(most or num_clients, num_clients)
-        self.left = {"device": device_limit, "host": host_limit}
+        self.left = {"device": device_limit, "host": host_limit}  # bytes for further states, by location
         if disk_limit is not None:
             self.left["disk"] = disk_limit
-        self.all: dict[str, Rows] = {}
+        self.all: dict[str, Rows] = {}  # by name
         self.setting_up = True  # False from the first round on
         self.late: set[str] = set()  # names of rows that were created in rounds
         self._waiting: dict[str, dict[str, Tensor]] = {}  # restored rows of `late`, until a round creates them again
@@ -261,12 +271,24 @@ class RowStore:
         return [f"{self.size(r.name, r.default, r.num_clients)}, {r.location}" for r in self.all.values()]
 
     def size(self, name: str, default: Tensor, count: int | None = None) -> str:
-        """Describe the largest size of a state, as in "c_i: 100 x 650 numbers, 0.2 MiB at most"."""
+        """Describe the largest size of a state, as in "c_i: 100 x 650 numbers, 0.2 MiB at most".
+
+        Args:
+            name: The name of the state.
+            default: The initial value of each row.  # [...]
+            count: The number of rows.  None: N.
+        """
         most = self.most if count in (None, self.num_clients) else count
         total = most * default.numel() * default.element_size()
         return f"{name}: {self._rows(default.numel(), count)}, {total / 2**20:,.1f} MiB at most"
 
     def _rows(self, numbers: int, count: int | None) -> str:
+        """Describe the number of rows and their length, as in "20 of 100 x 650 numbers".
+
+        Args:
+            numbers: The length of a row.
+            count: The number of rows.  None: one per client.
+        """
         if count not in (None, self.num_clients):
             return f"{count:,} x {numbers:,} numbers"
         some = f"{self.most:,} of " if self.most < self.num_clients else ""

@@ -82,18 +82,18 @@ def to_dict(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "the configuration"
         reason = str(error).splitlines()[0]
-        missing = "issing mandatory" in reason
-        raise ConfigError(f"{key} must be given" if missing else f"{key}: {reason}") from error
+        is_missing = "issing mandatory" in reason
+        raise ConfigError(f"{key} must be given: add {key}=..." if is_missing else f"{key}: {reason}") from error
 
 
 def with_home(value: Any) -> Any:
-    """Expand ``~`` at the beginning of strings in nested values."""
+    """Return nested values in which ``~`` and ``~/`` at the beginning of strings are replaced by the home folder."""
     if isinstance(value, dict):
         return {key: with_home(item) for key, item in value.items()}
     if isinstance(value, list):
         return [with_home(item) for item in value]
-    is_below = isinstance(value, str) and (value == "~" or value.startswith("~/"))
-    return os.path.expanduser(value) if is_below else value
+    is_in_home = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return os.path.expanduser(value) if is_in_home else value
 
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:
@@ -138,13 +138,20 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
 
 
 def _is_left_out(key: str) -> bool:
+    """Return whether a dotted key is not hashed."""
     return key in ("name", "paper") or key.startswith(("choices.", "paper.")) or is_matched(key, UNHASHED_KEYS)
 
 
 def _canonical(key: str, value: Any, root: str) -> Any:
     """Return a value such that equal settings have equal JSON.
 
-    1.0 becomes 1, paths in root become relative, and targets get their original names (moved.py).
+    1.0 becomes 1, paths in root become relative, targets get their original names (moved.py), and layer names of
+    adapter.places become the patterns that older versions stored.
+
+    Args:
+        key: The dotted key of the value.
+        value: The value.
+        root: The folder data_dir, without a slash at its end.
     """
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -231,7 +238,10 @@ def load_config(path: Path) -> DictConfig:
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"{path} cannot be read: {reason}") from error
-    require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} was not saved by fedbench")
+    require(
+        isinstance(cfg, DictConfig) and "${" not in text,
+        f"{path} was not saved by fedbench: give the config.yaml of a run folder",
+    )
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
         values["resume"] = None
@@ -240,7 +250,7 @@ def load_config(path: Path) -> DictConfig:
 
 
 def clients_to_train(num_clients: int, num_new: int) -> int:
-    """Return the number of training clients.
+    """Return the number of training clients, num_clients - num_new.
 
     Args:
         num_clients: The number of all clients.

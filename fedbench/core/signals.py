@@ -15,7 +15,7 @@ Handler = Callable[[int, Any], Any]
 
 
 class _Answer:
-    """Signal handler that records the last signal received."""
+    """A signal handler that records the last signal received, in `received` (0: none), and calls the user's handler."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler, self.received = handler, 0
@@ -23,7 +23,7 @@ class _Answer:
 
     def __call__(self, number: int, frame: Any) -> None:
         if self.received and is_warning(number):
-            return  # a warning may be repeated
+            return  # a repeated warning, or one after another signal
         self.received = number
         _detach_closed(self.terminals)
         self.handler(number, frame)
@@ -45,10 +45,10 @@ def handled(handler: Handler, names: Iterable[str] = STOP_SIGNALS) -> Iterator[N
     before: dict[int, Any] = {}
     for name in names:
         number = getattr(signal, name, None)
-        old = signal.getsignal(number) if number is not None else None
-        if number is None or old is None:  # absent on this system, or a handler in C, which cannot be restored
+        previous = signal.getsignal(number) if number is not None else None
+        if number is None or previous is None:  # absent on this system, or a handler in C, which cannot be restored
             continue
-        if old is not signal.SIG_IGN or name not in MAY_BE_IGNORED:
+        if previous is not signal.SIG_IGN or name not in MAY_BE_IGNORED:
             before[number] = signal.signal(number, answer)
     try:
         yield
@@ -66,22 +66,29 @@ def is_warning(number: int) -> bool:
 
 
 def _restore(handlers: dict[int, Any]) -> None:
-    for number, old in handlers.items():
-        signal.signal(number, old)
+    """Install these handlers, by signal number."""
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
-def _pass_on(number: int, old: Any) -> None:
-    """Pass a signal to the previous handler: an outer `handled` block records it, any other handler is called."""
-    if isinstance(old, _Answer):
-        old.received = number
-    elif callable(old) and old is not signal.default_int_handler:
-        old(number, None)
+def _pass_on(number: int, previous: Any) -> None:
+    """Pass a signal to the previous handler: an outer `handled` block records it, any other handler is called.
+
+    Args:
+        number: The signal.
+        previous: The previous handler.  Python's own handler of Ctrl-C is not called, because KeyboardInterrupt is
+            already being raised.
+    """
+    if isinstance(previous, _Answer):
+        previous.received = number
+    elif callable(previous) and previous is not signal.default_int_handler:
+        previous(number, None)
 
 
 def _detach_closed(terminals: list[int]) -> None:
     """Redirect streams of a closed terminal to /dev/null, because printing to it would raise an error."""
     for fd in terminals:
         if not os.isatty(fd):
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, fd)
-            os.close(nowhere)
+            devnull = os.open(os.devnull, os.O_RDWR)
+            os.dup2(devnull, fd)
+            os.close(devnull)

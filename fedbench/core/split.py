@@ -63,7 +63,7 @@ class Ragged:
 
     def __getitem__(self, client: int) -> np.ndarray:
         if not -len(self) <= client < len(self):
-            raise IndexError(f"client {client} of {len(self)}")
+            raise IndexError(f"there is no client {client}: there are {len(self)} clients, numbered from 0")
         client %= len(self)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
@@ -85,7 +85,7 @@ class Ragged:
         return np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], self.sizes)
 
     def select(self, ids: Sequence[int] | np.ndarray) -> Ragged:
-        """Return the lists of clients ids [K], in that order.  A client may occur twice."""
+        """Return the K lists of clients ids [K], in that order.  A client may occur twice."""
         ids = np.asarray(ids, np.int64)
         sizes = self.sizes_of(ids)  # [K]
         selected = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
@@ -123,13 +123,17 @@ class Split:
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of all parts, by names such as "train_indices"."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
-        return {f"{k}_{f}": getattr(r, f) for k, r in parts.items() for f in ("indices", "offsets")}
+        return {f"{part}_{field}": getattr(parts[part], field) for part in parts for field in ("indices", "offsets")}
 
     def save(self, path: str | Path) -> None:
         """Write an uncompressed npz file atomically."""
         path = Path(path)
-        require(path.is_file() or not path.exists(), f"{path} must be a file, because it is replaced")
+        require(
+            path.is_file() or not path.exists(),
+            f"{path} must be a file, because it is replaced, but is a folder, a device or a pipe: name a new file",
+        )
         with replacing(path) as partial, open(partial, "wb") as file:
             names = {} if self.names is None else {"names": np.array(self.names)}
             np.savez(file, **self._arrays(), **names)  # type: ignore[arg-type]
@@ -145,9 +149,9 @@ class Split:
             ConfigError: The file was not written by ``save``, or is damaged.
         """
         try:
-            with np.load(path, allow_pickle=False) as f:
-                parts = [Ragged(f[f"{k}_indices"], f[f"{k}_offsets"]) for k in ("train", "val", "test")]
-                names = tuple(f["names"].tolist()) if "names" in f.files else None
+            with np.load(path, allow_pickle=False) as npz:
+                parts = [Ragged(npz[f"{part}_indices"], npz[f"{part}_offsets"]) for part in ("train", "val", "test")]
+                names = tuple(npz["names"].tolist()) if "names" in npz.files else None
         except DAMAGE as error:
-            raise ConfigError(f"{path} is not a partition saved by fedbench ({error})") from error
+            raise ConfigError(f"{path} is not a partition saved by fedbench, or is damaged ({error})") from error
         return cls(parts[0], parts[1], parts[2], names)

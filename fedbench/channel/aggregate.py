@@ -31,6 +31,7 @@ def mean(
     weights = mean_weights(context, weights)
     if groups is not None:
         members = groups.to(weights) * weights  # [M, K]
+        # normalized in each group; without clients 0 / tiny = 0
         weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
     if uploads.dim() <= 2:
         return weights @ uploads
@@ -38,7 +39,15 @@ def mean(
 
 
 def mean_weights(context: RoundContext, weights: Literal["samples", "uniform"] | Tensor) -> Tensor:
-    """Return the weight of each client in a mean (see `mean`).  # [K]"""
+    """Return the weight of each client in a mean.  A given tensor is returned as it is.
+
+    Args:
+        context: The clients.
+        weights: As in `mean`.
+
+    Returns:
+        The weights.  # [K]
+    """
     if isinstance(weights, Tensor):
         return weights
     if weights == "samples":

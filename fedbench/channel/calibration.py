@@ -23,11 +23,16 @@ def classic_ratio(epsilon: float, delta: float) -> float:
 def delta_of(epsilon: float, ratio: float) -> float:
     """Return the least delta for which noise of sigma = ratio Delta is (epsilon, delta)-private.
 
-    It is Phi(a) - e^epsilon Phi(-b), with a = 1/(2 ratio) - epsilon ratio and b = 1/(2 ratio) + epsilon ratio.  The
-    second term is computed as phi(a) times Mills' ratio of b, which cannot overflow: e^epsilon = phi(a) / phi(b).
+    Args:
+        epsilon: Epsilon, >= 0.
+        ratio: sigma / Delta, > 0.
+
+    By Balle and Wang, Theorem 8, it is Phi(a) - e^epsilon Phi(-b), with a = 1/(2 ratio) - epsilon ratio and
+    b = 1/(2 ratio) + epsilon ratio.  The second term is computed as phi(a) times Mills' ratio of b, which cannot
+    overflow: e^epsilon = phi(a) / phi(b).
     """
     a, b = 1 / (2 * ratio) - epsilon * ratio, 1 / (2 * ratio) + epsilon * ratio
-    density = 0.5 * math.exp(-a * a / 2)
+    density = 0.5 * math.exp(-a * a / 2)  # Phi(-x) = exp(-x^2 / 2) erfcx(x / sqrt(2)) / 2, for either term
     if a > 0:
         return 0.5 * math.erfc(-a / math.sqrt(2)) - density * _erfcx(b / math.sqrt(2))
     return density * (_erfcx(-a / math.sqrt(2)) - _erfcx(b / math.sqrt(2)))
@@ -44,14 +49,26 @@ def analytic_ratio(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return the least epsilon, rounded up, of Gaussian releases with the sum rho of Delta^2 / (2 sigma^2)."""
+    """Return the least epsilon, rounded up, of several Gaussian releases at this delta.
+
+    Args:
+        rho: The sum of Delta^2 / (2 sigma^2) over the releases.
+        delta: Delta of all releases together.
+
+    Returns:
+        Epsilon; 0 if even epsilon = 0 has at most this delta.
+    """
     if rho == 0 or delta_of(0, ratio := 1 / math.sqrt(2 * rho)) <= delta:
         return 0.0
     return _least(lambda epsilon: delta_of(epsilon, ratio) <= delta)
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """Return the smallest x > 0 for which holds(x), by bisection with a relative error of at most 1e-12, rounded up."""
+    """Return the smallest x > 0 for which holds(x), by bisection with a relative error of at most 1e-12, rounded up.
+
+    Args:
+        holds: A condition that is false below some x, and true above it.
+    """
     low = high = 1.0
     while not holds(high):
         high *= 2

@@ -30,7 +30,7 @@ class Payload(NamedTuple):
         ids: The clients.  # [k]
         received: The tensor that they received, shared or with one row per client.  None if the run does not need it.
         value: The server's version of the tensor, which differs from `received` if it was compressed.
-        by_client: Whether seen and value have one row per client.
+        by_client: Whether `received` and `value` have one row per client.
     """
 
     ids: np.ndarray
@@ -40,22 +40,22 @@ class Payload(NamedTuple):
 
     @property
     def lag(self) -> Tensor | None:
-        """The server's version minus the clients', or None if they are the same."""
+        """The server's version minus that of the clients; None if they are the same, or if the run needs neither."""
         if self.received is None or self.value is None or self.received is self.value:
             return None
         return self.value - self.received
 
     def of(self, ids: np.ndarray) -> Payload:
-        """Return the payload of some of these clients."""
+        """Return the payload for clients ids, which must be among these clients."""
         if self.received is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
             return self
-        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)
+        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)  # ids are ascending
         received = self.received[rows]
         return Payload(ids, received, received if self.received is self.value else self.value[rows], True)
 
 
 class Channel:
-    """The messages of one round.
+    """The messages of one round, in both directions, and their cost.
 
     Args:
         privacy: Clips uploads and adds noise, or None.
@@ -133,15 +133,15 @@ class Channel:
         return SimpleNamespace(**received)
 
     def fetch(self, context: RoundContext, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
-        """Send selected rows of tensors to the clients, uncompressed.
+        """Let each client download some rows of tensors, uncompressed, and count their bytes.
 
         Args:
             context: The clients.
-            which: Whether each client gets a row: one row of each tensor is sent per True.  # [K, ...] bool
-            rows: The tensors [n, ...] by name.
+            which: Whether each client downloads each of M rows.  # [K, M] bool
+            rows: The tensors [M, ...] by name.
 
         Returns:
-            The tensors [n, ...], as attributes.
+            The same tensors [M, ...], as attributes.
         """
         _check_rows("fetch", context, {"which": which})
         size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
@@ -166,8 +166,9 @@ class Channel:
         Args:
             context: The clients.
             tensors: The tensors [K, ...] by name.
-            relative_to: The name of the tensor from which a row was trained, by name (see `Cohort.upload`).
-            previous: The earlier version of a tensor, by name (see `Cohort.upload`).
+            relative_to: For the name of a tensor, the name of the broadcast or download from which its rows were
+                trained; None if the rows are differences already (see `Cohort.upload`).
+            previous: For the name of a tensor, the earlier version that this upload replaces (see `Cohort.upload`).
             uncompressed: Names of tensors that are not compressed.
             num_values: How many numbers encode each row of a tensor, by name (see `Cohort.upload`).  # [K]
             first_rate: Returns the learning rate of the first local step.
@@ -202,6 +203,7 @@ class Channel:
         return SimpleNamespace(**received)
 
     def _remember(self, name: str, payload: Payload) -> None:
+        """Store a payload for uploads relative to it, without tensors that the run does not need."""
         changes_uploads = self.privacy is not None or self.compression is not None
         if not changes_uploads:  # frees rows of clients; a server rule reads the value of a broadcast
             payload = payload._replace(received=None, value=None if payload.by_client else payload.value)
@@ -222,7 +224,19 @@ class Channel:
         )
 
     def _payload(self, handle: str | None, context: RoundContext, name: str) -> Payload | None:
-        """Return the last payload named `handle` that these clients received, for the upload of `name`."""
+        """Return the last payload named `handle` that these clients received.
+
+        Args:
+            handle: The name of a broadcast or download; None if the upload is relative to none.
+            context: The clients.
+            name: The name of the upload, for the message.
+
+        Returns:
+            The payload for these clients; None without a handle.
+
+        Raises:
+            UnknownReference: These clients received no such tensor in this round.
+        """
         if handle is None:
             return None
         if isinstance(handle, str):
@@ -243,7 +257,16 @@ class Channel:
         self.cost.dense_down += round(factor * dense)
 
     def _count_call(self, direction: str, context: RoundContext, name: str) -> int:
-        """Return the number of earlier messages of this name in the round, and count this one."""
+        """Return the number of earlier messages of this name in the round, and count this one.
+
+        Args:
+            direction: "up" or "down".
+            context: The clients.
+            name: The name of the message.
+
+        Returns:
+            The largest number of any of these clients.
+        """
         calls = self._calls.setdefault((direction, name), [])
         before = np.zeros(len(context), np.int64)
         for ids in calls:
@@ -253,7 +276,13 @@ class Channel:
 
 
 def _encoded_bytes(value: Tensor, num_values: Tensor | None, dense: int) -> int:
-    """Return the bytes of the numbers that encode a tensor, or those of the tensor itself."""
+    """Return the bytes of the numbers that encode a tensor.
+
+    Args:
+        value: The tensor, for the bytes of a number.
+        num_values: The number of numbers for each client.  None: the tensor itself is sent.  # [K]
+        dense: The bytes of the tensor itself for all clients.
+    """
     return dense if num_values is None else int(num_values.sum()) * value.element_size()
 
 
@@ -262,16 +291,21 @@ class UnknownReference(ValueError):
 
 
 def _check_rows(call: str, context: RoundContext, tensors: dict[str, Tensor]) -> None:
+    """Raise ValueError unless each argument of the call ("upload", for example) is a tensor with one row per client."""
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
             raise ValueError(f"{call}({name}=...): expected a tensor [K, ...], got a {type(t).__name__}")
         if len(t) != len(context):
-            raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(context)} clients")
+            raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(context)} clients; send one row per client")
 
 
 def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) -> None:
+    """Raise ValueError unless all names in the options of a call, such as `uncompressed`, are names of its tensors."""
     if unknown := set(named) - tensors.keys():
-        raise ValueError(f"{call}({', '.join(tensors)}): {' and '.join(sorted(unknown))} is not among these tensors")
+        raise ValueError(
+            f"{call}({', '.join(tensors)}): {' and '.join(sorted(unknown))} is not among these tensors, but is named "
+            "in another argument of the call; remove it there, or send it"
+        )
 
 
 def _check_references(

@@ -5,7 +5,8 @@ Uplink: a client sends its value minus the reference, plus the residual of its l
 Downlink (direction="both"): the server sends its value minus the version that the client has, which the server stores
 (Richtarik et al., NeurIPS 2021).  A broadcast is one message for all.  A client that missed broadcasts also receives
 those, or the whole row if that takes fewer bytes.
-With error feedback, a compressor that is not contractive is scaled (compression/_scaled.py).
+With error feedback, a compressor C that is not contractive (|C(x) - x| < |x| in expectation) is scaled, so that the
+residuals do not grow (compression/_scaled.py).
 
 Integers, tensors of fewer than TINY values and running statistics are sent uncompressed.
 
@@ -89,15 +90,18 @@ class Compression:
             name: Name of the message.
             value: A row for each client.  # [K, ...]
             reference: The tensor that both sides have, [...] or [K, ...].  None: 0.
-            call: Earlier uploads by this name in this round.
+            call: The number of earlier uploads by this name in this round.
             accumulates: Whether the residual is added to the client's next upload.  Otherwise the next upload replaces
                 this one, and makes up for its residual.
+
+        Returns:
+            The upload that the server receives [K, ...], and its bytes.
         """
         if self._passes(value):
             return Received(value, num_bytes(value))
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
-        before = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)
-        residual = x - before
+        known = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)  # to the server
+        residual = x - known
         has_feedback = accumulates and self.compressor.error_feedback
         residuals = self._residuals(path, context, x.shape[1]) if has_feedback else None
         if residuals is not None:
@@ -108,10 +112,20 @@ class Compression:
         decompressed, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
         if residuals is not None:
             residuals[context.ids] = residual - decompressed
-        return Received(self._with_running_statistics(before + decompressed, x).view(value.shape), in_bytes(bits))
+        return Received(self._with_running_statistics(known + decompressed, x).view(value.shape), in_bytes(bits))
 
     def broadcast(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
-        """Compress one value [...] for all clients.  An evaluation leaves the state unchanged."""
+        """Compress one tensor for all clients.  Only in a round does the state change, and are bytes counted.
+
+        Args:
+            context: The clients.
+            name: Name of the message.
+            value: The tensor.  # [...]
+            call: The number of earlier broadcasts by this name in this round.
+
+        Returns:
+            The tensor that all clients receive [...], and the bytes of all clients together.
+        """
         if not self.compresses_downloads or self._passes(value[None]):
             return Received(value, len(context) * num_bytes(value))
         path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
@@ -127,19 +141,39 @@ class Compression:
         return Received(received.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
 
     def _bits_missed(self, path: str, context: RoundContext, bits: Tensor, size: int) -> Tensor:
-        """Return the bits that each client is sent with a broadcast of bits [1].  # [K]
+        """Return the bits that each client is sent with a broadcast, and record it.
 
-        These are the broadcasts since its last one, or the row itself, of size numbers, if that is less.
+        A client is sent all broadcasts since its last one, or the uncompressed row if that takes fewer bits.
+
+        Args:
+            path: Name of the broadcast's state.
+            context: The clients.
+            bits: Bits of this broadcast.  # [1]
+            size: Length of the row.
+
+        Returns:
+            The bits.  # [K]
         """
-        in_all = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)
+        total_bits = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)
         last_bits = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
-        now, whole = in_all[SERVER] + bits, torch.full_like(bits, FLOAT * size)  # [1, 1], [1]
-        missed = torch.where(last_bits.has(context.ids), (now - last_bits[context.ids])[:, 0], whole)
-        in_all[SERVER], last_bits[context.ids] = now, now.expand(len(context), 1)
-        return missed.minimum(whole)
+        now = total_bits[SERVER] + bits  # [1, 1]
+        uncompressed = torch.full_like(bits, FLOAT * size)  # [1]
+        missed = torch.where(last_bits.has(context.ids), (now - last_bits[context.ids])[:, 0], uncompressed)
+        total_bits[SERVER], last_bits[context.ids] = now, now.expand(len(context), 1)
+        return missed.minimum(uncompressed)
 
     def download(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
-        """Compress a row for each client [K, ...].  An evaluation leaves the state unchanged."""
+        """Compress a row for each client.  Only in a round does the state change.
+
+        Args:
+            context: The clients.
+            name: Name of the message.
+            value: A row for each client.  # [K, ...]
+            call: The number of earlier downloads by this name in this round.
+
+        Returns:
+            The rows that the clients receive [K, ...], and their bytes.
+        """
         if not self.compresses_downloads or self._passes(value):
             return Received(value, num_bytes(value))
         path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
@@ -154,22 +188,36 @@ class Compression:
         return Received(received.view(value.shape), in_bytes(bits))
 
     def _difference(
-        self, context: RoundContext, x: Tensor, before: Tensor, message: Message, ids: np.ndarray
+        self, context: RoundContext, x: Tensor, last: Tensor, message: Message, ids: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Send rows x minus the rows before [k, n].  Return the rows that are received [k, n] and the bits [k]."""
+        """Send the difference between rows and the last versions that the receivers have.
+
+        Args:
+            context: The clients of the round.
+            x: The rows.  # [k, n]
+            last: The last versions.  # [k, n]
+            message: Describes the rows.
+            ids: The client of each row, for its random numbers; SERVER for a broadcast.  # [k]
+
+        Returns:
+            The rows that are received [k, n], and the bits of each [k].
+        """
         keys, keep = self._keys(message.name, context, ids), context.changes_state
-        decompressed, bits = self._send(self.contractive, x - before, message, keys, keep)
-        return self._with_running_statistics(before + decompressed, x), bits
+        decompressed, bits = self._send(self.contractive, x - last, message, keys, keep)
+        return self._with_running_statistics(last + decompressed, x), bits
 
     def observe(self, losses: Tensor) -> int:
-        """Pass the clients' training losses [K] to the compressor, and return the bytes of their upload."""
+        """Pass the clients' training losses [K] to the compressor, and return the bytes of their upload.
+
+        A compressor that does not read losses gets none, at no cost.
+        """
         if not self.compressor.reads_losses:
             return 0
         self.compressor.observe(losses)
         return num_bytes(losses)
 
     def _passes(self, value: Tensor) -> bool:
-        """Return whether value [K, ...] is sent uncompressed."""
+        """Return whether rows [K, ...] are sent uncompressed, and set `acted` if they are large enough to compress."""
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
             return True
         self.acted = True
@@ -178,7 +226,18 @@ class Compression:
     def _send(
         self, compressor: Compressor, rows: Tensor, message: Message, keys: Tensor, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Compress rows [k, n].  Running statistics, which follow the parameters, stay uncompressed."""
+        """Compress and decompress rows.  Running statistics, which follow the parameters, stay uncompressed.
+
+        Args:
+            compressor: The compressor.
+            rows: The rows.  # [k, n]
+            message: Describes the rows.
+            keys: The key of each row's random numbers.  # [k] int64
+            keep: Whether the compressor may change its state.
+
+        Returns:
+            The decompressed rows [k, n], and the bits of each [k].
+        """
         num_parameters = message.size
         decompressed, bits = compressor(rows[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
         if num_parameters == rows.shape[1]:
@@ -187,7 +246,15 @@ class Compression:
         return torch.cat([decompressed, rest], 1), bits + FLOAT * rest.shape[1]
 
     def _with_running_statistics(self, received: Tensor, x: Tensor) -> Tensor:
-        """Copy the running statistics of x into received [k, n], because reference plus difference would round them."""
+        """Copy the running statistics of x into received, because reference plus difference would round them.
+
+        Args:
+            received: The rows that are received, which are changed in place.  # [k, n]
+            x: The rows that are sent.  # [k, n]
+
+        Returns:
+            received.
+        """
         layout = self._layout(x.shape[1])
         if layout is not None and layout.parameters < x.shape[1]:
             received[:, layout.parameters :] = x[:, layout.parameters :]
@@ -201,7 +268,7 @@ class Compression:
             name: Name that the method gave it.
             size: n.
             context: The clients; None for a row that is the same for all.
-            weighted: Whether the server takes a mean of the rows.
+            weighted: Whether the server takes a mean of the rows, so that the message has the clients' weights.
 
         Raises:
             RunError: Running statistics may be anywhere in the message.
@@ -228,24 +295,43 @@ class Compression:
         return self._rows(f"{path}/memory", torch.zeros(size, device=context.device))
 
     def _rows(self, path: str, default: Tensor, count: int | None = None) -> Rows:
+        """Return the row store of a state.  The first time, create it.
+
+        Args:
+            path: Name of the state, below compression/.
+            default: The initial value of each row.
+            count: The number of rows.  None: N.
+
+        Raises:
+            RunError: Rows of another length are stored by this name.
+        """
         name = f"compression/{path}"
         rows = self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
         if rows.default.shape != default.shape:
             raise RunError(
                 f"compression: message {path.split('/')[1]!r} has {default.numel():,} values, and had "
-                f"{rows.default.numel():,} before, for which state is stored. Use another name for it, or declare an "
-                "upload in previous"
+                f"{rows.default.numel():,} before, for which state is stored. Use another name for messages of another "
+                "length, or pass the last version of an upload in upload(..., previous=...), which needs no state"
             )
         return rows
 
     def _keys(self, path: str, context: RoundContext, ids: np.ndarray) -> Tensor:
-        """Return a key of each client's draws.  # [k]"""
+        """Return the key of each client's random numbers for a message.
+
+        Args:
+            path: Name of the message's state.
+            context: The round, which is part of the keys.
+            ids: The clients; SERVER for a broadcast.  # [k]
+
+        Returns:
+            The keys, on the compute device.  # [k] int64
+        """
         base = rng.key(self.seed, "compression", path, context.mode, context.round)
         return torch.from_numpy(rng.client_keys(base, ids)).to(context.device)
 
 
 def _path(direction: str, name: str, call: int) -> str:
-    """Return the name of a message's state."""
+    """Return the name of a message's state.  The first message of a name in a round has call = 0."""
     return f"{direction}/{name}/{call}" if call else f"{direction}/{name}"
 
 
@@ -255,5 +341,5 @@ def num_bytes(t: Tensor) -> int:
 
 
 def in_bytes(bits: Tensor) -> int:
-    """Return the bytes of streams of these numbers of bits, each rounded up."""
+    """Return the total bytes of bit streams of these lengths [k], each rounded up to whole bytes."""
     return int((bits + 7).div(8, rounding_mode="floor").sum())

@@ -36,7 +36,7 @@ UNPROTECTED = (
 
 
 class Privacy:
-    """Clips uploads and adds noise to them.
+    """Clips uploads and adds Gaussian noise to them.
 
     State: the rows "privacy", the number of releases of each client.  # [N, 1]
 
@@ -80,11 +80,19 @@ class Privacy:
         """Standard deviation of the noise, or None if it differs by client (lr_over_n)."""
         if self.ratio == 0:
             return 0.0
-        width = {"clip": self.clip, "2 clip": 2 * (self.clip or 0)}.get(self.sensitivity)
-        return None if width is None else width * self.ratio
+        sensitivity = {"clip": self.clip, "2 clip": 2 * (self.clip or 0)}.get(self.sensitivity)  # Delta
+        return None if sensitivity is None else sensitivity * self.ratio
 
     def sigmas(self, context: RoundContext, first_rate: FirstRate) -> Tensor:
-        """Return the standard deviation of the noise of each client in this round.  # [K]"""
+        """Return the standard deviation of the noise of each client in this round.
+
+        Args:
+            context: The clients.
+            first_rate: Returns the learning rate of the first local step.  It is called for lr_over_n only.
+
+        Returns:
+            The standard deviations.  # [K]
+        """
         if self.sigma is not None:
             return torch.full((len(context),), self.sigma, device=context.device)
         rate = torch.as_tensor(first_rate(), device=context.device).reshape(-1)  # [1] or [K]
@@ -133,13 +141,18 @@ class Privacy:
 
     # -- report ------------------------------------------------------------------------------------------
     def spent(self) -> tuple[int, float | None]:
-        """Return the largest number of releases of a client, and their total epsilon at delta; None without a bound."""
+        """Return the largest number of releases of a client, and their epsilon.
+
+        Returns:
+            The number of releases, and the epsilon of all of them together at `delta`.  Epsilon is None if noise and
+            clipping imply no bound: with calibration=paper, or without noise.
+        """
         most = int(self.releases.store[: self.releases.used].max()) if self.releases.used else 0
         has_bound = self.calibration == "analytic" and self.ratio > 0
         return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
 
     def guarantee(self) -> str:
-        """Return a sentence about the privacy guarantee of this run and its limits."""
+        """Return one sentence: which privacy guarantee this run has, if any, and what it does not protect."""
         given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"
         if self.ratio == 0:
             clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"
@@ -211,7 +224,7 @@ def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
     """
     numbers = math.prod(value.shape[1:])
     out = value.reshape(len(value), numbers).clone()  # [K, n]
-    for some in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):
-        draws = rng.RowRandom(keys[some]).normal(numbers)
-        out[some] += (sigma[some, None] * draws).to(out.dtype)
+    for rows in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):
+        draws = rng.RowRandom(keys[rows]).normal(numbers)
+        out[rows] += (sigma[rows, None] * draws).to(out.dtype)
     return out.view(value.shape)

@@ -48,7 +48,16 @@ def server_step(
 
 
 def _num_parameters(model: FlatModel, name: str, size: int) -> int:
-    """Return the number of parameters in a tensor of the server.  Running statistics come after them."""
+    """Return the number of parameters in a tensor of the server.  Running statistics come after them.
+
+    Args:
+        model: Defines which columns are running statistics.
+        name: Name by which the tensor was broadcast, for the message.
+        size: Length of the tensor.
+
+    Raises:
+        RunError: Running statistics may be anywhere in the tensor.
+    """
     layout = model.message_layout(size)
     if layout is None and model.buffer_names:
         raise RunError(
@@ -60,5 +69,15 @@ def _num_parameters(model: FlatModel, name: str, size: int) -> int:
 
 
 def _store(rows: RowStore, path: str, initial: float, like: Tensor) -> Rows:
-    """Return the store of a state.  The first time, create it with the initial value.  # [1, p]"""
+    """Return the row store of a state of the rule.  The first time, create it.
+
+    Args:
+        rows: Creates the row stores.
+        path: Name of the state.
+        initial: Initial value of all its entries.
+        like: The server's parameters, for shape, type and device.  # [p]
+
+    Returns:
+        The store.  # [1, p]
+    """
     return rows.all[path] if path in rows.all else rows(path, torch.full_like(like, initial), 1)

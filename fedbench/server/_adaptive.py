@@ -37,18 +37,26 @@ class Adaptive(ServerRule):
         self.states = {"m": 0.0, "v": tau**2 if initial_v is None else initial_v}
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Return the new second moment.  # [p]"""
+        """Return the new second moment.  Subclasses must implement it.
+
+        Args:
+            v: The second moment before the round.  # [p]
+            delta: The mean change of the clients, Delta.  # [p]
+
+        Returns:
+            The second moment v of this round.  # [p]
+        """
         raise NotImplementedError
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return w after one adaptive step.  # [p]"""
+        """Return w after one adaptive step, and replace m and v in the state.  # [p]"""
         m = self.beta1 * state["m"] + (1 - self.beta1) * s.delta  # [p]
         v = self.second_moment(state["v"], s.delta)  # [p]
         state["m"], state["v"] = m, v
         return s.w + self.rate(s.round) * m / (v.sqrt() + self.tau)
 
     def rate(self, round: int) -> float:
-        """Return the server learning rate of a round, from 0."""
+        """Return the server learning rate in a round, which is counted from 0.  Subclasses may override it."""
         return self.lr
 
 
@@ -56,9 +64,12 @@ BiasCorrection = Literal["none", "flower"]
 
 
 def flower_correction(round: int, beta1: float, beta2: float) -> float:
-    """Return the factor of the learning rate in Flower's FedAdam.
+    """Return Adam's bias correction as a factor of the learning rate, as Flower's FedAdam computes it.
 
-    Its exponent is one higher than in Adam: round + 2 in the round counted from 0.
+    Args:
+        round: The round, from 0.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
     """
-    t = round + 2
+    t = round + 2  # Flower counts rounds from 1 and adds 1; Adam's t would be round + 1
     return math.sqrt(1 - beta2**t) / (1 - beta1**t)

@@ -9,5 +9,5 @@ class Average(ServerRule):
     """The mean of the uploads."""
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return the mean.  # [p]"""
+        """Return the weighted mean of the uploads.  # [p]"""
         return s.mean

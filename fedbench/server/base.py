@@ -1,6 +1,7 @@
 """Base class of server rules.
 
-A method averages uploads by `cohort.mean(up.theta, updates="w")`.  The rule then computes the new value of w from the
+A method averages uploads by `cohort.mean(up.theta, updates="w")`, where w is the name of the tensor that it broadcast.
+The rule then computes the new value of w from the
 old one and from this mean.  Running statistics of batch norm are averaged, whatever the rule.
 
 Letters: K clients of the cohort, p trained parameters of a server row.
@@ -47,7 +48,7 @@ class ServerRule:
     states: dict[str, float] = {}
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Compute the server's new parameters.
+        """Compute the server's new parameters.  Subclasses must implement it.
 
         Args:
             s: The old parameters and the uploads.

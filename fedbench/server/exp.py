@@ -30,7 +30,8 @@ class Extrapolation(ServerRule):
         return s.w + self.server_lr(s) * s.delta
 
     def server_lr(self, s: ServerStep) -> Tensor:
-        """Return eta_g, or 1 if no client moved.  # []"""
+        """Return eta_g; 1 if the quotient is undefined, because the mean change and eps are 0.  # []"""
         squares = (s.uploads - s.w).square().sum(1)  # |Delta_i|^2  [K]
+        # the mean of |Delta_i|^2, with p_i = weights[i]
         ratio = (s.weights @ squares) / (2 * (s.delta.square().sum() + self.eps))
         return ratio.nan_to_num(1.0, posinf=1.0).clamp_min(1.0)

@@ -28,7 +28,7 @@ class Momentum(ServerRule):
         self.beta, self.lr, self.nesterov = beta, lr, nesterov
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return w after one step of momentum.  # [p]"""
+        """Return w after one step of momentum, and replace v in the state.  # [p]"""
         d = s.w - s.mean  # [p]
         v = self.beta * state["v"] + d  # [p]
         state["v"] = v

@@ -51,12 +51,20 @@ def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:
-    """Return the sketch of samples x [n, c, p].  # [q]"""
+    """Return the sketch of one client's samples (module docstring).
+
+    Args:
+        x: Samples with c channels of p pixels.  # [n, c, p]
+        kind: The sketch, but label_hist.
+
+    Returns:
+        A vector of q = c p (feature_mean), p (sample_mean) or p^2 (second_moment) numbers.  # [q]
+    """
     if kind == "feature_mean":
-        return x.mean(0).flatten()
+        return x.mean(0).flatten()  # over samples
     if kind == "sample_mean":
-        return x.mean((0, 1))
-    X = (x - x.mean()).flatten(0, 1)  # [n c, p]
+        return x.mean((0, 1))  # over samples and channels
+    X = (x - x.mean()).flatten(0, 1)  # [n c, p]; the released code subtracts one mean of all pixels
     return (X.T @ X / len(X)).flatten()
 
 

@@ -24,7 +24,10 @@ def test_fedper_with_an_empty_head_is_fedavg() -> None:
     equal(deployed(a, one), other.w.expand(6, -1))
 
 
-WITH_BASE = ("fedbabu", "feddat", "fedpac", "fedper", "fedpia", "fedrep", "fedrod", "lg_fedavg")
+WITH_BASE = (
+    *("fedas", "fedbabu", "fedcp", "feddat", "fedgh", "fedpac", "fedper", "fedpia", "fedrep", "fedrod", "gpfl"),
+    "lg_fedavg",
+)
 
 
 def test_methods_that_share_a_base() -> None:

@@ -112,7 +112,7 @@ class PFedNet(Algorithm):
                 f"algorithm.{name}={steps} needs algorithm.mode=gradient, got {self.mode}",
             )
         require(
-            self.mode == "local_epochs" or getattr(optimizer, "plain", False),
+            self.mode == "local_epochs" or getattr(optimizer, "is_plain_sgd", False),
             "algorithm.mode=gradient needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null), "
             "because clients upload gradients and the server takes the step",
         )

@@ -37,7 +37,7 @@ class Scaffold(Algorithm):
         """Require plain SGD."""
         super().check_settings(num_clients, groups, optimizer)
         require(
-            getattr(optimizer, "plain", False),
+            getattr(optimizer, "is_plain_sgd", False),
             "algorithm=scaffold needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null): "
             "its control variates are derived from theta - lr * gradient",
         )

@@ -100,8 +100,8 @@ class Compression:
         if self._passes(value):
             return Received(value, num_bytes(value))
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
-        known = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)  # to the server
-        residual = x - known
+        base = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)  # the server has it
+        residual = x - base
         has_feedback = accumulates and self.compressor.error_feedback
         residuals = self._residuals(path, context, x.shape[1]) if has_feedback else None
         if residuals is not None:
@@ -112,7 +112,7 @@ class Compression:
         decompressed, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
         if residuals is not None:
             residuals[context.ids] = residual - decompressed
-        return Received(self._with_running_statistics(known + decompressed, x).view(value.shape), in_bytes(bits))
+        return Received(self._with_running_statistics(base + decompressed, x).view(value.shape), in_bytes(bits))
 
     def broadcast(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
         """Compress one tensor for all clients.  Only in a round does the state change, and are bytes counted.

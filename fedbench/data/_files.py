@@ -174,10 +174,10 @@ def require_memory(size: int, what: str) -> None:
     Raises:
         ConfigError: `size` exceeds the physical memory of the machine.
     """
-    memory = physical_memory()
+    total_memory = physical_memory()
     require(
-        size <= memory,
-        f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {memory / 1e9:,.1f} GB of memory: "
+        size <= total_memory,
+        f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {total_memory / 1e9:,.1f} GB of memory: "
         "use a smaller file, or another machine",
     )
 

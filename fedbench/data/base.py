@@ -149,8 +149,8 @@ class Arrays:
         rows |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
         for name, values in rows.items():
             require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
-        known = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
-        require(bool(known), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra)")
+        is_valid = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
+        require(bool(is_valid), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra)")
         for name, entry in shared.items():
             count = len(self.parts()[name])
             inside = entry.dtype == np.int64 and int(entry.min()) >= 0 and int(entry.max()) < count

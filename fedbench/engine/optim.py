@@ -136,10 +136,10 @@ class Optimizer:
 
     Attributes:
         buffers: Names of the buffers of a row.  "count" is the number of steps of each parameter.
-        plain: Whether a step is exactly theta -= lr * gradient, which SCAFFOLD requires.
+        is_plain_sgd: Whether a step is exactly theta -= lr * gradient, which SCAFFOLD requires.
     """
 
-    plain = False
+    is_plain_sgd = False
     buffers: tuple[str, ...] = ()
 
     def __init__(self, lr: float | list[float], reset: str, clip: float | None, schedule: Mapping | None):
@@ -182,7 +182,7 @@ class Optimizer:
         if norm is None:
             return self
         other = copy.copy(self)
-        other.clip, other.plain = norm, False
+        other.clip, other.is_plain_sgd = norm, False
         return other
 
     def clipped(self, grad: Tensor, updating: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class SGD(Optimizer):
         require(momentum > 0 or not nesterov, "optimizer.nesterov=true needs optimizer.momentum > 0, got 0")
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
         self.buffers = ("momentum",) if momentum else ()
-        self.plain = not momentum and not weight_decay and clip is None
+        self.is_plain_sgd = not momentum and not weight_decay and clip is None
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
         """v <- momentum v + g + decay theta; theta <- theta - lr v (Nesterov: lr (g + decay theta + momentum v))."""

@@ -60,10 +60,10 @@ class TextTower:
         eot = tokens.argmax(1)  # EOT is the largest token
         self.length = length
         self.total = int(eot.max()) + 1  # positions to compute
-        longest = 1 + length + max(len(tokenize.encode(name)) for name in names) + 2
+        num_tokens = 1 + length + max(len(tokenize.encode(name)) for name in names) + 2
         require(
-            longest <= tokens.shape[1],
-            f"model.context={length}: with the longest class name, the prompt has {longest} tokens, but "
+            num_tokens <= tokens.shape[1],
+            f"model.context={length}: with the longest class name, the prompt has {num_tokens} tokens, but "
             f"model.backbone reads {tokens.shape[1]}: lower model.context",
         )
         self.common = 1 + length  # p: SOS and the context
@@ -94,8 +94,8 @@ class TextTower:
         P = contexts.reshape(A, self.length, -1)  # [A, l, d]
         head = torch.cat([self.sos.expand(A, 1, -1), P], 1)  # [A, p, d]
         tail = self.tail.expand(A, -1, -1, -1)  # [A, C, S, d]
-        place = self.clip.positional_embedding
-        head, tail = head + place[: self.common], tail + place[self.common : self.total]
+        positions = self.clip.positional_embedding
+        head, tail = head + positions[: self.common], tail + positions[self.common : self.total]
         for i in range(len(self.blocks)):
             head, tail = self._block(i, head, tail, layer)
         at = self.eot.view(1, C, 1, 1).expand(A, C, 1, tail.shape[-1])
@@ -144,8 +144,8 @@ class TextBlock(nn.Module):
         self.norm1, self.norm2 = _layer_norm(block.ln_1), _layer_norm(block.ln_2)
         self.qkv = _linear(attention.in_proj_weight, attention.in_proj_bias)
         self.attn = _linear(attention.out_proj.weight, attention.out_proj.bias)
-        plain = (_linear(m.weight, m.bias) if isinstance(m, nn.Linear) else m for m in block.mlp)
-        self.mlp = nn.Sequential(*plain)
+        mlp_layers = (_linear(m.weight, m.bias) if isinstance(m, nn.Linear) else m for m in block.mlp)
+        self.mlp = nn.Sequential(*mlp_layers)
         self.scale1, self.scale2 = block.ls_1, block.ls_2
         self.end = Stream(attention.embed_dim)
         self.heads: int = attention.num_heads

@@ -358,8 +358,8 @@ class CLIPPrompt(MoveListener):
             return self.evaluation_view(x)
         if self.augment == "cached_views":
             at = x["view"]  # [k, B]
-            drawn = (random.uniform(at.shape[1]) * self.views).long()
-            return self._unwrap({n: t[at, drawn] for n, t in self._views.items()})  # type: ignore
+            view = (random.uniform(at.shape[1]) * self.views).long()
+            return self._unwrap({n: t[at, view] for n, t in self._views.items()})  # type: ignore
         pixels = x["pixels"]
         draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)
         features = self.encode(self.cropped(pixels.flatten(0, 1), draws))

@@ -203,8 +203,8 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
     blocks += [f'{{{{ commands("{part}") }}}}', f'{{{{ ran("{part}") }}}}.']
     blocks.append(f'{{{{ table("{" ".join([RESULTS, *extra])}", {arguments}, title="{title}") }}}}')
     if runs["part_up"].notna().any():
-        sent = " ".join(SENT_KEYS)
-        blocks.append(f'{{{{ table("{sent}", {arguments}, title="what was sent, by all clients together") }}}}')
+        keys = " ".join(SENT_KEYS)
+        blocks.append(f'{{{{ table("{keys}", {arguments}, title="what was sent, by all clients together") }}}}')
     blocks += [f'{{{{ paper("{table}") }}}}' for table in about["papers"]]
     blocks.append("  \n".join(explanations))
     figures = {f"curves{suffix}": {"part": part, "alt": "over rounds"}}

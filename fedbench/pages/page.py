@@ -185,7 +185,7 @@ def read_page(folder: Path) -> Page:
         require(key in page.runs, f"{folder / 'runs.csv'} is damaged: it has no column {key}")
     for key in (label for part in page.parts for label in page.labels(part)):
         require(key in page.runs, f"{folder / 'runs.csv'} has no column {key}, which page.json lists in labels")
-    forms = {form for frame in (page.runs, page.cells) if len(frame) for form in frame["form"]}
+    forms = {value for frame in (page.runs, page.cells) if len(frame) for value in frame["form"]}
     require(forms <= set(FORMS), f"{folder}: a form is one of {', '.join(FORMS)}, got {', '.join(map(str, forms))}")
     return page
 
@@ -231,8 +231,8 @@ def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | No
     groups = []
     for values, members in rows.groupby(labels, sort=False, dropna=False):
         is_mixed = len(members) > 1 and (members["n"] != 1).any()
-        words = ", ".join(map(str, values))
-        require(not is_mixed, f"{page.folder}: runs.csv has a summary of several runs beside other rows of {words}")
+        setting = ", ".join(map(str, values))
+        require(not is_mixed, f"{page.folder}: runs.csv has a summary of several runs beside other rows of {setting}")
         groups.append(Group({key: _label(value) for key, value in zip(labels, values)}, members))
     return groups
 
@@ -259,11 +259,11 @@ def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping
     names = list(names)
     groups = groups_of(page, part, where)
     found = [g for g in groups if all(any(_is_equal(v, name) for v in g.labels.values()) for name in names)]
-    words = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
+    requested = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
     candidates = listed([" ".join(map(str, group.labels.values())) for group in found or groups], 40)
     require(
         len(found) == 1,
-        f"{page.folder}: {len(found)} groups of part {page.part(part)} are {words}; there are {candidates}",
+        f"{page.folder}: {len(found)} groups of part {page.part(part)} are {requested}; there are {candidates}",
     )
     return found[0]
 

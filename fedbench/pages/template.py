@@ -110,7 +110,7 @@ class PageFunctions:
         """Return the printed mean and standard deviation of a method in a cell; None if there is none."""
         columns = {"method": method, **self._page.entry("cells", cell), **where}
         row = self._one_row(pd.DataFrame(paper.read_table(columns.pop("table"))), columns)
-        return None if row is None else paper.Cell(row).printed
+        return None if row is None else paper.Cell(row).reported
 
     def ours(self, method: Any, cell: str) -> float:
         """Return our mean of a method in a cell, from cells.csv."""
@@ -166,9 +166,9 @@ class PageFunctions:
         rows = []
         for group in self.groups(part, order, **where):
             if not has or group.spread(has).count:
-                counted = group.rows["counted"].dropna().unique() if "counted" in group.rows else []
+                client_counts = group.rows["counted"].dropna().unique() if "counted" in group.rows else []
                 row: dict[str, Any] = {key: group.spread(key) for key in keys if key not in ("n", "counted")}
-                row |= {"n": group.n, "counted": ", ".join(map(str, counted)) or None, "tuned": group.tuned}
+                row |= {"n": group.n, "counted": ", ".join(map(str, client_counts)) or None, "tuned": group.tuned}
                 rows.append(group.labels | row)
         all_columns = [*label_columns(label_keys), *(self._columns[key] for key in keys)]
         all_columns = [replace(column, title=(titles or {}).get(column.key, column.title)) for column in all_columns]
@@ -312,7 +312,7 @@ def _forms(page: Page) -> str:
     if not len(page.cells):
         return _unique(page.runs, "form")
     counts = page.cells["form"].value_counts()
-    return ", ".join(f"{counts[form]} {form}" for form in FORMS if form in counts)
+    return ", ".join(f"{counts[status]} {status}" for status in FORMS if status in counts)
 
 
 def _unique(rows: Any, key: str, separator: str = ", ") -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError
 
-UNDECIDED, KEPT, HELD_OUT = -1, 0, 1
+UNDECIDED, TRAIN, HELD_OUT = -1, 0, 1
 
 
 def split_by_subject(
@@ -32,13 +32,13 @@ def split_by_subject(
         The samples held out and the other samples of each client, in the order of its list.
     """
     part = np.full(int(subject.max(initial=-1)) + 1, UNDECIDED, np.int8)  # [subjects]
-    held_out, kept = [], []
+    held_out, train = [], []
     for samples in lists:
         _assign_parts(labels[samples], subject[samples], fraction, part, rng)
         is_held_out = part[subject[samples]] == HELD_OUT  # [n_i]
         held_out.append(samples[is_held_out])
-        kept.append(samples[~is_held_out])
-    return held_out, kept
+        train.append(samples[~is_held_out])
+    return held_out, train
 
 
 def _assign_parts(
@@ -57,10 +57,10 @@ def _assign_parts(
         free = members[before == UNDECIDED]
         cumulative = np.concatenate(([0], np.cumsum(sizes[free])))  # samples of the first 0, 1, 2 ... subjects
         least = int(len(members) > 1 and not (before == HELD_OUT).any())
-        most = len(free) - int(len(members) > 1 and not (before == KEPT).any())
+        most = len(free) - int(len(members) > 1 and not (before == TRAIN).any())
         count = int(np.clip(np.abs(cumulative - missing).argmin(), min(least, len(free)), max(most, 0)))
         part[ids[free[:count]]] = HELD_OUT
-        part[ids[free[count:]]] = KEPT
+        part[ids[free[count:]]] = TRAIN
         missing -= cumulative[count]
 
 

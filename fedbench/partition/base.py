@@ -292,13 +292,14 @@ def _hold_out(
         parts = split_by_subject([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
         return _as_ragged(parts[0]), _as_ragged(parts[1])
     sizes = lists.sizes  # [N]
-    kept = np.maximum(floor_counts((1 - fraction) * sizes), np.minimum(sizes, 1))  # [N]
+    num_train = np.maximum(floor_counts((1 - fraction) * sizes), np.minimum(sizes, 1))  # [N]
     positions = np.empty_like(lists.indices)
     for start, stop in pairwise(lists.offsets.tolist()):
         positions[start:stop] = start + rng.permutation(stop - start)
     shuffled = lists.indices[positions]  # [total]
-    is_held_out = lists.ranks() < np.repeat(sizes - kept, sizes)  # [total]
-    return Ragged.from_sizes(shuffled[is_held_out], sizes - kept), Ragged.from_sizes(shuffled[~is_held_out], kept)
+    is_held_out = lists.ranks() < np.repeat(sizes - num_train, sizes)  # [total]
+    held_out = Ragged.from_sizes(shuffled[is_held_out], sizes - num_train)
+    return held_out, Ragged.from_sizes(shuffled[~is_held_out], num_train)
 
 
 def _advice(partition: Partition) -> str:

@@ -87,15 +87,15 @@ class Pachinko:
         for g in available:
             members = (superclass == g) & (remaining > 0)
             p_class[members] = rng.dirichlet(np.full(members.sum(), self.beta))
-        drawn: list[np.ndarray] = []
+        classes_of_batches: list[np.ndarray] = []
         while count:
             p = _probabilities(p_superclass, p_class, remaining > 0, superclass)
             classes = rng.choice(len(superclass), count, p=p)
             classes = classes[: _count_until_exhausted(classes, remaining)]
             remaining -= np.bincount(classes, minlength=len(remaining))
             count -= len(classes)
-            drawn.append(classes)
-        return np.concatenate(drawn)
+            classes_of_batches.append(classes)
+        return np.concatenate(classes_of_batches)
 
 
 def _probabilities(

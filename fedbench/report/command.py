@@ -123,8 +123,8 @@ def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], 
     if table_format not in MACHINE_FORMATS:
         if groups:
             labels = list(groups[0].labels)
-            sent = sent_table(groups, tables[0], options)
-            tables = [for_readers(table, labels) for table in (tables[0], sent) if table is not None]
+            communication = sent_table(groups, tables[0], options)
+            tables = [for_readers(table, labels) for table in (tables[0], communication) if table is not None]
             shown = {column.key for table in tables for column in table.columns}
             tables.append(Table("", [], notes=notes(groups, repeated, options, shown)))
         open_runs = unfinished(runs)

@@ -183,5 +183,5 @@ def _is_measured(value: Any) -> bool:
 
 def _repeats(text: str, label: str) -> bool:
     """Return whether all words of a text occur in a label."""
-    words, label_words = (set(re.findall(r"\w+(?:\.\d+)?", part.casefold())) for part in (text, label))
-    return words <= label_words
+    text_words, label_words = (set(re.findall(r"\w+(?:\.\d+)?", part.casefold())) for part in (text, label))
+    return text_words <= label_words

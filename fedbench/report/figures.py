@@ -67,8 +67,8 @@ def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
     """Return the groups of each setting, by its description."""
     settings: dict[str, list[Group]] = {}
     for group in groups:
-        words = [str(value) if name in SETTING else f"{name} {value}" for name, value in group.setting.items()]
-        settings.setdefault(", ".join(words), []).append(group)
+        parts = [str(value) if name in SETTING else f"{name} {value}" for name, value in group.setting.items()]
+        settings.setdefault(", ".join(parts), []).append(group)
     return settings
 
 
@@ -152,16 +152,16 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     for column, direction in enumerate(("up", "down")):
         smallest = 100.0
         for i, (group, name) in enumerate(zip(groups, names)):
-            sent, dense = (_megabytes(group, direction, kind) for kind in ("bytes", "dense"))  # [R, seeds]
-            if sent.empty or not sent.iloc[-1].any():
+            transmitted, dense = (_megabytes(group, direction, kind) for kind in ("bytes", "dense"))  # [R, seeds]
+            if transmitted.empty or not transmitted.iloc[-1].any():
                 continue
-            sent_per_round, dense_per_round = (sizes.diff().fillna(sizes) for sizes in (sent, dense))
-            percent = 100 * (sent_per_round / dense_per_round.where(dense_per_round > 0))
+            transmitted_per_round, dense_per_round = (sizes.diff().fillna(sizes) for sizes in (transmitted, dense))
+            percent = 100 * (transmitted_per_round / dense_per_round.where(dense_per_round > 0))
             smallest = min(smallest, float(percent.min().min()))
             label = f"{name} (n={len(group.runs)})"
-            for axes, values in zip(panels[:, column], (sent, percent)):
+            for axes, values in zip(panels[:, column], (transmitted, percent)):
                 std = values.std(axis=1, ddof=0) if len(group.runs) > 1 else None
-                drawing.draw_line(axes, i, Series(label, sent.index, values.mean(axis=1), std))
+                drawing.draw_line(axes, i, Series(label, transmitted.index, values.mean(axis=1), std))
         for axes in panels[:, column]:
             if axes.lines:
                 drawing.set_log_scale(axes, "y", np.concatenate([line.get_ydata() for line in axes.lines]))
@@ -219,8 +219,8 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         mean, std = ([scale * function(line[x]) for x in xs] for function in (np.mean, np.std))
         series.append(Series(f"{name} (n={n})", xs, mean, std))
     sizes = [abs(x) for line in series for x in line.x if x]
-    form = "bars" if max(sizes) > 100 * min(sizes) else "points"
-    data = Drawing(form, "", key_title(key), metric_axis_label(options.metric), series)
+    kind = "bars" if max(sizes) > 100 * min(sizes) else "points"
+    data = Drawing(kind, "", key_title(key), metric_axis_label(options.metric), series)
     return drawing.save(drawing.draw_axes(data, figsize=(7, 4.5)), path)
 
 

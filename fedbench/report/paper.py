@@ -67,7 +67,7 @@ class Cell:
     clients: str | None = None
 
     @property
-    def printed(self) -> Spread:
+    def reported(self) -> Spread:
         """The printed mean and standard deviation."""
         std = self.row["std"]
         return Spread(float(self.row["mean"]), float(std) if std else None)
@@ -75,7 +75,7 @@ class Cell:
     @property
     def difference(self) -> float:
         """Our mean minus the printed one."""
-        return self.ours.mean - self.printed.mean
+        return self.ours.mean - self.reported.mean
 
     @property
     def difference_in_std(self) -> float:
@@ -122,7 +122,7 @@ class Experiment:
             if reference := REFERENCE.match(str(value)):
                 overrides.append(f"{reference.group(1)}={row[column]}")
             elif isinstance(value, dict):
-                overrides += [override for override, printed in value.items() if _matches_value(printed, row[column])]
+                overrides += [override for override, reported in value.items() if _matches_value(reported, row[column])]
         return overrides
 
     def config_keys(self) -> set[str]:
@@ -201,7 +201,7 @@ def paper_of(run: Run) -> dict[str, Any]:
     paper = dict(run.config.get("paper") or {})
     for column, value in paper.items():
         if isinstance(value, dict):
-            paper[column] = [printed for override, printed in value.items() if holds(override)]
+            paper[column] = [reported for override, reported in value.items() if holds(override)]
     return paper
 
 
@@ -248,9 +248,9 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
     return cells
 
 
-def _measure(cell: Cell, printed: PrintedCell) -> None:
+def _measure(cell: Cell, reported: PrintedCell) -> None:
     """Set our value of a cell."""
-    measurements = [METRICS[cell.row["metric"]](run, printed) for run in cell.runs]
+    measurements = [METRICS[cell.row["metric"]](run, reported) for run in cell.runs]
     cell.ours = over_seeds(measurement.value for measurement in measurements)
     cell.std_over_seeds = cell.ours.std
     cell.tuned = any(run.tuned for run in cell.runs)
@@ -331,7 +331,7 @@ def cell_table(
     rows = []
     for cell in cells:
         row: dict[str, Any] = {key: cell.row[key] for key in ("method", *KEYS)}
-        row |= {"overrides": cell.overrides or None, "printed": cell.printed, "difference": cell.difference}
+        row |= {"overrides": cell.overrides or None, "printed": cell.reported, "difference": cell.difference}
         row["ours"] = cell.ours if cell.ours.count else "not measured" if cell.runs else None
         row |= {"in_std": cell.difference_in_std, "n": cell.ours.count, "counted": cell.clients, "tuned": cell.tuned}
         rows.append(row)
@@ -353,7 +353,7 @@ def ranking_table(cells: list[Cell]) -> Table | None:
         The table; None if no column has two methods with runs.
     """
     frame = pandas().DataFrame([cell.row | {"overrides": cell.overrides} for cell in cells])
-    frame["printed"] = [cell.printed.mean for cell in cells]
+    frame["printed"] = [cell.reported.mean for cell in cells]
     frame["ours"] = [cell.ours.mean if cell.ours.count else float("nan") for cell in cells]
     varying = varying_keys(cells)
     rows = []

@@ -177,11 +177,11 @@ def clients_of(run: Run, domain: str) -> list[int]:
     """
     names = run.partition.get("domains")
     names = [normalized(str(name)) for name in names] if isinstance(names, list) else []
-    numbered = re.match(r"c(\d+)_", domain)
+    match = re.match(r"c(\d+)_", domain)
     wanted = normalized(domain)
-    if numbered:
+    if match:
         distinct = list(dict.fromkeys(names))
-        index = int(numbered[1]) - 1
+        index = int(match[1]) - 1
         wanted = distinct[index] if index < len(distinct) else None
     return [client for client, name in enumerate(names) if name == wanted]
 

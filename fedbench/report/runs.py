@@ -209,11 +209,11 @@ def damage_of(run: Run) -> str | None:
 def _check_summary(run: Run) -> None:
     summary = run.summary
     require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
-    for types, words, keys in SUMMARY_TYPES:
+    for types, expected, keys in SUMMARY_TYPES:
         for key in keys:
             value = summary.get(key)
             is_valid = isinstance(value, types | None) and not isinstance(value, bool)
-            require(is_valid, f"summary.json is damaged: {key} must be {words}, got {value!r}")
+            require(is_valid, f"summary.json is damaged: {key} must be {expected}, got {value!r}")
     for group, key in SUMMARY_NUMBERS:
         value = (summary.get(group) or {}).get(key)
         is_valid = isinstance(value, int | float | None)

@@ -241,7 +241,7 @@ def scores_of(run: Run, options: Options, runs: list[Run]) -> dict[str, Any]:
         "mb_to_target": float(megabytes(run, ("down", "up")).get(to_target, NAN)),
     }
     for d in ("up", "down"):
-        sent, dense = (megabytes(run, (d,), kind).iloc[-1:].max() for kind in ("bytes", "dense"))
-        scores[f"mb_{d}"] = float(sent)
-        scores[f"part_{d}"] = float(sent / dense) if dense else NAN
+        transmitted, dense = (megabytes(run, (d,), kind).iloc[-1:].max() for kind in ("bytes", "dense"))
+        scores[f"mb_{d}"] = float(transmitted)
+        scores[f"part_{d}"] = float(transmitted / dense) if dense else NAN
     return scores

@@ -170,8 +170,8 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
     rows = [{"group": i, **scores_of(run, options, runs)} for i, group in enumerate(groups) for run in group.runs]
     by_group = pandas().DataFrame(rows).groupby("group")
     table = by_group[[name for name in rows[0] if name not in ("group", "counted")]].agg(over_seeds)
-    counted = by_group["counted"].agg(lambda texts: ", ".join(texts.fillna("all").unique()))
-    table["counted"] = counted.astype(object).where(counted != "all", None)
+    client_counts = by_group["counted"].agg(lambda texts: ", ".join(texts.fillna("all").unique()))
+    table["counted"] = client_counts.astype(object).where(client_counts != "all", None)
     table["n"] = by_group.size()
     table["gain_last"] = [
         Spread(gain.mean, std.mean, gain.count, gain.total) if gain.count else None
@@ -238,10 +238,10 @@ def sort_key(value: Any) -> tuple[bool, float, str]:
 
 def common_facts(groups: list[Group]) -> str:
     """Return what all runs have in common: data set, partition, model, clients, cohort, rounds."""
-    words = {"dataset": "{}", "partition": "{} partition", "model": "{}", "num_clients": "{} clients",
+    formats = {"dataset": "{}", "partition": "{} partition", "model": "{}", "num_clients": "{} clients",
              "cohort": "{} a round", "rounds": "{} rounds"}  # fmt: skip
     facts = []
-    for key, text in words.items():
+    for key, text in formats.items():
         values = {g.runs[0].choice(key) if key in SETTING else g.runs[0].summary.get(key) for g in groups}
         if len(values) == 1 and None not in values:
             facts.append(text.format(*values))

@@ -41,7 +41,7 @@ class Method:
 
     Attributes:
         name: The option of ``algorithm=``.
-        printed: The name in papers.
+        paper_name: The name in papers.
         file: The path of the module.
         yaml: The text of the YAML.
         title: The first line of the module's docstring; for a variant, of the YAML.
@@ -56,7 +56,7 @@ class Method:
     """
 
     name: str
-    printed: str
+    paper_name: str
     file: str
     yaml: str
     title: str
@@ -84,7 +84,7 @@ def read_methods(root: Path) -> list[Method]:
     results = results_of(root, [path.stem for path in paths], rows)
     methods = []
     for path in paths:
-        name, printed = path.stem, method_name(path.stem)
+        name, paper_name = path.stem, method_name(path.stem)
         text = path.read_text(encoding="utf-8")
         module, _, class_name = yaml.safe_load(text)["_target_"].rpartition(".")
         file = f"{module.replace('.', '/')}.py"
@@ -92,11 +92,11 @@ def read_methods(root: Path) -> list[Method]:
         docstrings = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
         header = ast.get_docstring(tree) or class_name
         title = header.partition("\n")[0]
-        is_variant = not title.startswith(f"{printed}:")
+        is_variant = not title.startswith(f"{paper_name}:")
         methods.append(
             Method(
                 name=name,
-                printed=printed,
+                paper_name=paper_name,
                 file=file,
                 yaml=text.strip(),
                 title=text.partition("\n")[0].removeprefix("# ") if is_variant else title,

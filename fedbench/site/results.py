@@ -76,8 +76,8 @@ def option_of(label: str, names: Mapping[str, str]) -> str | None:
         label: The label.
         names: The options by their `normalized` names.
     """
-    words = [label, *re.split(r"[^\w]+", label)]
-    return next((names[word] for word in map(normalized, words) if word in names), None)
+    candidates = [label, *re.split(r"[^\w]+", label)]
+    return next((names[word] for word in map(normalized, candidates) if word in names), None)
 
 
 def _result(page: Page, part: str, group: Group, label: str, option: str) -> dict[str, Any]:

@@ -57,24 +57,24 @@ def printed_tables(root: Path) -> list[PrintedTable]:
     experiments, about = paper.experiments(conf), read_tables(conf)
     tables = []
     for name in paper.tables():
-        printed: Any = pd.DataFrame(paper.read_table(name))
-        printed = printed[printed["metric"].map(is_measured)]
-        if len(printed):
+        reported: Any = pd.DataFrame(paper.read_table(name))
+        reported = reported[reported["metric"].map(is_measured)]
+        if len(reported):
             answers = cells[(cells["table"] == name) & (cells["form"] != "not run")]
             rows = [experiment for experiment in experiments if paper.names_table(experiment.paper, name)]
-            tables.append(_table(name, printed, answers, rows, about.get(name, {})))
+            tables.append(_table(name, reported, answers, rows, about.get(name, {})))
     return tables
 
 
 def _table(
-    name: str, printed: Any, answers: Any, experiments: list[paper.Experiment], about: dict[str, Any]
+    name: str, reported: Any, answers: Any, experiments: list[paper.Experiment], about: dict[str, Any]
 ) -> PrintedTable:
-    printed = printed.assign(cell=range(len(printed)))
-    merged = printed.merge(answers.drop(columns="table"), how="left", on=CELL_KEYS)
+    reported = reported.assign(cell=range(len(reported)))
+    merged = reported.merge(answers.drop(columns="table"), how="left", on=CELL_KEYS)
     merged["form"] = pd.Categorical(merged["form"].fillna("not run"), FORMS, ordered=True)
     merged = merged.sort_values(["cell", "form"], kind="stable").astype({"mean": float})
-    first = printed.iloc[0]
-    varying = [key for key in paper.KEYS if printed[key].nunique() > 1]
+    first = reported.iloc[0]
+    varying = [key for key in paper.KEYS if reported[key].nunique() > 1]
     labels = ["method", *varying]
     rows = []
     for row in merged.to_dict("records"):

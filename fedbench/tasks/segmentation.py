@@ -140,10 +140,10 @@ class Segmentation(Task):
         valid = self._is_valid(target, num_classes)
         first = torch.arange(k * b, device=z.device)[:, None] * num_classes  # index of the sample's first class
 
-        def count(classes: Tensor, counted: Tensor) -> Tensor:
+        def count(classes: Tensor, is_counted: Tensor) -> Tensor:
             counts = z.new_zeros(k * b * num_classes, dtype=torch.int64)
-            index = (first + classes.where(counted, 0)).flatten()
-            return counts.scatter_add_(0, index, counted.flatten().long()).view(k, b, num_classes)
+            index = (first + classes.where(is_counted, 0)).flatten()
+            return counts.scatter_add_(0, index, is_counted.flatten().long()).view(k, b, num_classes)
 
         return {
             "loss": self.loss(logits, y, class_mask),

@@ -54,7 +54,7 @@ TINY = {  # options of conf/model that make a model small
 SMALL = ("mlp", "resnet", "vit_tiny", "dnet")  # tried first: other models take seconds to import or to build
 CLIP = "clip_prompt_tiny"
 ADAPTED = ["model=vit_tiny", *TINY["vit_tiny"], "adapter=houlsby", "adapter.width=3"]
-TWINS = [*ADAPTED, "adapter.twin=true"]
+PAIRED = [*ADAPTED, "adapter.twin=true"]
 BASE = ("rounds=4", "clients_per_round=4", "local.epochs=1", "local.batch_size=5", "optimizer.lr=0.1")
 CLIENT_RATES = re.compile(r"(^|_)lr$|^eta")  # options of methods that are learning rates, except SERVER_RATES
 SERVER_RATES = ("server_lr",)
@@ -187,7 +187,7 @@ def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | Non
 def _models() -> Iterator[list[str]]:
     """Yield overrides: small models, a model with adapters, a prompt, and the other models by size."""
     yield from map(_small, SMALL)
-    yield from (ADAPTED, TWINS, _small(CLIP))
+    yield from (ADAPTED, PAIRED, _small(CLIP))
     yield from map(_small, _other_models())
 
 

@@ -147,11 +147,11 @@ def resume(case: Case) -> None:
             raise AssertionError(f"the checkpoint cannot be loaded: {refused}") from None
         assert resumed.done == 2, f"a checkpoint of 2 rounds is loaded as one of {resumed.done} rounds"
         names = _attributes_not_restored(saved, resumed)
-        lost = f"; self.{', self.'.join(names)} changed but is not restored" if names else ""
-        message = f"{{}} directly after loading a checkpoint{lost}"
+        unrestored = f"; self.{', self.'.join(names)} changed but is not restored" if names else ""
+        message = f"{{}} directly after loading a checkpoint{unrestored}"
         assert_same(state_of(resumed, deploy=False), state_of(saved, deploy=False), message=message)
         state = state_of(continue_rounds(resumed, ROUNDS))
-        assert_same(state, case.states[ROUNDS], message=f"{{}} between a resumed and an uninterrupted run{lost}")
+        assert_same(state, case.states[ROUNDS], message=f"{{}} between a resumed and an uninterrupted run{unrestored}")
 
 
 def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str]:

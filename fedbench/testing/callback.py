@@ -35,7 +35,7 @@ RUN = (
     *(f"rounds={ROUNDS}", "clients_per_round=2", "local.epochs=1", "local.batch_size=64", "eval.every=2"),
     *("hardware.device=cpu", "hardware.executor=vmap", "tracking=disabled"),
 )
-PLAIN = bool | int | float | str | list | dict | tuple | set | None
+COMPARABLE = bool | int | float | str | list | dict | tuple | set | None
 
 
 class StopAfter(StopSignals):
@@ -86,7 +86,7 @@ class Results:
     def attributes(self) -> dict[str, Any]:
         """Return the last state for checkpoints, and the public attributes of the callback that have plain types."""
         values = vars(self.recorded.callback).items()
-        public = {f"self.{name}": v for name, v in values if not name.startswith("_") and isinstance(v, PLAIN)}
+        public = {f"self.{name}": v for name, v in values if not name.startswith("_") and isinstance(v, COMPARABLE)}
         return {"the state of on_checkpoint": self.recorded.states[-1], **public}
 
 

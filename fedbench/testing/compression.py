@@ -146,8 +146,8 @@ def rows_are_independent(case: CompressionCase) -> None:
         received, bits = case.send(x, message)
         for i in range(K):
             one = message.of(i, i + 1)
-            alone, bits_alone = case.ready(message)(x[i : i + 1], RowRandom(keys_of(one)), one)
-            are_equal = _equal(alone, received[i : i + 1]) and bits_alone[0] == bits[i]
+            separate, separate_bits = case.ready(message)(x[i : i + 1], RowRandom(keys_of(one)), one)
+            are_equal = _equal(separate, received[i : i + 1]) and separate_bits[0] == bits[i]
             assert are_equal, f"a row of {size} values is received differently alone than together with {K - 1} others"
 
 

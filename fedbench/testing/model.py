@@ -266,9 +266,9 @@ def many_clients_are_each_one(case: ModelCase) -> None:
         raise SkipTest(f"one client at a time is computed: {case.reason_for_loop}")
     for mode, train in (("evaluation", False), ("training", True)):
         keys = torch.tensor([5, 6, 7]) if train else None
-        alone = torch.cat([case.logits(_only(i), train, keys) for i in range(K)])
+        separate = torch.cat([case.logits(_only(i), train, keys) for i in range(K)])
         together = case.logits(slice(K), train, keys)
-        assert_close(together, alone, 1e-4, f"in {mode} the logits of {K} clients computed at once and one by one")
+        assert_close(together, separate, 1e-4, f"in {mode} the logits of {K} clients computed at once and one by one")
 
 
 @SUITE.check

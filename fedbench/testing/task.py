@@ -340,9 +340,9 @@ def clients_are_scored_alone(case: TaskCase) -> None:
     """
     for i, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
         if b > a:
-            alone = case.task.scores(case.sample_statistics(a, b), np.array([0, b - a]))
+            of_client = case.task.scores(case.sample_statistics(a, b), np.array([0, b - a]))
             together = {name: values[i : i + 1] for name, values in case.scores.items()}
-            _assert_equal(alone, together, f"for client {i} alone")
+            _assert_equal(of_client, together, f"for client {i} alone")
 
 
 def _assert_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], condition: str) -> None:

@@ -94,8 +94,8 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
         return []  # open_run refuses the folder
     given = {override.partition("=")[0] for override in args.overrides}
     stored = OmegaConf.to_container(load_config(config))
-    own = user_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
-    return [override for override in own if override.partition("=")[0] not in given]
+    class_overrides = user_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
+    return [override for override in class_overrides if override.partition("=")[0] not in given]
 
 
 def _check_arguments(args: argparse.Namespace) -> None:

@@ -578,7 +578,7 @@ def test_cifar_names_and_statistics(source, tmp_path: Path):
     assert len(arrays.class_names) == len(source.classes.split()) == len(set(arrays.class_names))
     assert arrays.class_names[0] in ("airplane", "apple") and arrays.mean == (0.5,) * 3
     own = source("d", str(path), statistics="own").load()
-    assert (own.mean, own.std) == source.own
+    assert (own.mean, own.std) == source.train_statistics
 
 
 def test_cifar_damage_is_one_sentence(tmp_path: Path):

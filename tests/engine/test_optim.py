@@ -89,9 +89,10 @@ def test_clipping_is_per_row() -> None:
 
 
 def test_plain_optimizers_subtract_lr_times_gradient() -> None:
-    assert SGD(lr=0.1).plain and SGD(lr=0.1, momentum=0.0, nesterov=False).plain
+    assert SGD(lr=0.1).is_plain_sgd and SGD(lr=0.1, momentum=0.0, nesterov=False).is_plain_sgd
     assert not any(
-        o.plain for o in (SGD(lr=0.1, momentum=0.9), SGD(lr=0.1, weight_decay=0.1), SGD(lr=0.1, clip=1.0), Adam(lr=0.1))
+        o.is_plain_sgd
+        for o in (SGD(lr=0.1, momentum=0.9), SGD(lr=0.1, weight_decay=0.1), SGD(lr=0.1, clip=1.0), Adam(lr=0.1))
     )
 
 

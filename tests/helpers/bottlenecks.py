@@ -18,7 +18,7 @@ from fedbench.engine.optim import SGD
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build_model as build
 from fedbench.testing._cases import OPTIMIZERS, Case
-from fedbench.testing._cases import TWINS as TWINS_OF_A_METHOD
+from fedbench.testing._cases import PAIRED as PAIRED_OVERRIDES
 
 ADAPTERS = {
     "houlsby": ["adapter=houlsby"],
@@ -67,7 +67,7 @@ def engine(adapter: str = "houlsby", sizes: tuple[int, ...] = (7, 21, 12), **opt
 def summed(**options: Any) -> Case:
     """FedPIA with outputs that are added, as the contract suite plays a method."""
     optimizer = OPTIMIZERS[0]
-    return Case("fedpia", [*TWINS_OF_A_METHOD, *optimizer], optimizer, target={"combine": "output_sum", **options})
+    return Case("fedpia", [*PAIRED_OVERRIDES, *optimizer], optimizer, target={"combine": "output_sum", **options})
 
 
 def spread(model: FlatModel, k: int, size: float = 0.3) -> Tensor:

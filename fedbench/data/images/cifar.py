@@ -62,7 +62,8 @@ class CIFAR10(DownloadedImages):
     python_names_file, python_names_key = "batches.meta", "label_names"
     python_labels_key = "labels"
     classes = "airplane automobile bird cat deer dog frog horse ship truck"
-    own = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # usual mean and standard deviation of the train images
+    # the usual mean and standard deviation of the training images
+    train_statistics = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
     def load(self) -> Arrays:
         """Read the files, or download and convert them.
@@ -84,9 +85,9 @@ class CIFAR10(DownloadedImages):
             if self.path is None:
                 store(Path(self.data_dir) / f"{self.name}.npz", file)
             arrays = resized(arrays, self.resize, self.data_dir, source)
-        arrays.published_scaling = self.own
+        arrays.published_scaling = self.train_statistics
         if self.statistics == "own":
-            arrays.mean, arrays.std = self.own
+            arrays.mean, arrays.std = self.train_statistics
         return arrays
 
     def _published(self, side: int = 32) -> Published:
@@ -182,7 +183,7 @@ class CIFAR100(CIFAR10):
         shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
         television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
     """
-    own = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    train_statistics = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def read_members(source: Path, folders: Sequence[str], names: Sequence[str]) -> dict[str, bytes]:

@@ -85,10 +85,10 @@ class SyntheticMedVQA:
         asking = list(sites) if self.kind == "vqa" else []
         if self.kind == "mixed":
             asking = [site for site in sites if site % 5 in WITH_QUESTIONS]
-        reporting = [site for site in sites if site not in asking]
-        silos = [[self._name(site) for site in some] for some in (asking, reporting)]
+        report_sites = [site for site in sites if site not in asking]
+        silos = [[self._name(site) for site in some] for some in (asking, report_sites)]
         pictures, questions = self._questions(asking)
-        more, labelled = self._reports(reporting, first=len(pictures))
+        more, labelled = self._reports(report_sites, first=len(pictures))
         scans = np.stack([*pictures, *more])[:, None]
         if self.kind == "vqa":
             return question_arrays(questions, scans, _tokenizer(QUESTIONS, TOKENS["vqa"]), silos[0], SOURCE)

@@ -49,7 +49,7 @@ class BatchedLayers:
             require(
                 graph is not None,
                 f"the layer {name} ({type(layer).__name__}) cannot be computed for several clients at once; "
-                "use another layer, or another adapter",
+                "use a layer whose operations torch.fx can trace, or another adapter",
             )
             y = graph.run(params, (x,), batched, context)  # type: ignore[union-attr]
         return context.process_output(name, y, params, batched) if context.observes_layers else y
@@ -61,11 +61,12 @@ class BatchedLayers:
                 self._trace(name)
 
     def _trace(self, name: str) -> None:
+        """Store the traced graph of a layer, or None if it cannot be traced."""
         self._graphs[name] = trace(self.module.get_submodule(name), f"{name}.")
 
 
 def find_batched_layers(module: nn.Module) -> BatchedLayers | None:
-    """Return the `BatchedLayers` among the attributes of a module, or in a tuple among them, or None."""
+    """Return the `BatchedLayers` that is an attribute of a module, or in a tuple among them; None without one."""
     for value in vars(module).values():
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, BatchedLayers):

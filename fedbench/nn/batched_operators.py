@@ -72,9 +72,10 @@ class ForwardContext:
             The output for the next layer.
         """
         if name in self.hooks:
-            own_params = {n: p for n, p in params.items() if n not in self.frozen}
+            # without frozen parameters, which all clients share: torch.vmap needs an axis k
+            client_params = {n: p for n, p in params.items() if n not in self.frozen}
             hook = self.hooks[name]
-            y = torch.vmap(hook)(y, own_params) if batched else hook(y, own_params)
+            y = torch.vmap(hook)(y, client_params) if batched else hook(y, client_params)
         if name in self.recorded_layers:
             self.activations[name] = y
         return y
@@ -85,8 +86,9 @@ BATCH_OF_ONE = (
     "of one sample, or use a larger local.batch_size, clients with more samples, or another norm"
 )
 
-# (layer, its name, parameters of all layers by name, input, batched, context) -> output.  Parameters that are not
-# frozen and the input have a leading axis k if batched.
+# (layer, its name, parameters of all layers by name, input x, batched, context) -> output.  If batched, the input, the
+# output and the parameters that are not frozen have a leading axis k of clients.  The operators below have no Args,
+# because all have these.
 Operator = Callable[[nn.Module, str, Params, Tensor, bool, ForwardContext], Tensor]
 
 
@@ -114,8 +116,9 @@ class _BatchedLinear(torch.autograd.Function):
         )
 
 
-def _linear(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+def _linear(layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.Linear: x [k, B, ..., in] -> [k, B, ..., out], without k if not batched."""
+    weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
     if not batched:
         return F.linear(x, weight, bias)
     if f"{name}.weight" in context.frozen:  # one matrix product for all clients
@@ -131,19 +134,20 @@ def _linear(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, contex
     return y if x.dim() == 3 else y.unflatten(1, x.shape[1:-1])
 
 
-def _conv2d(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+def _conv2d(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.Conv2d: x [k, B, C, H, W] -> [k, B, out, H', W'], without k if not batched."""
+    weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
     if not batched:
         if x.device.type == "cpu":
-            x = x.contiguous(memory_format=conv_memory_format(weight, m.stride))
-        return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, m.groups)
+            x = x.contiguous(memory_format=conv_memory_format(weight, layer.stride))
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     k = len(x)
     if f"{name}.weight" in context.frozen:  # one batch of all clients' samples
         shared_bias, client_bias = _split_bias(bias, f"{name}.bias", context)
         shared = {f"{name}.weight": weight}
         if shared_bias is not None:
             shared[f"{name}.bias"] = shared_bias
-        y = _conv2d(m, name, shared, x.flatten(0, 1), False, context).unflatten(0, (k, -1))
+        y = _conv2d(layer, name, shared, x.flatten(0, 1), False, context).unflatten(0, (k, -1))
         return _add_client_bias(y, client_bias, spatial_axes=2)
     bias = _expand_frozen(bias, f"{name}.bias", k, context)
     clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
@@ -151,47 +155,68 @@ def _conv2d(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: For
         clients_as_channels,
         weight.flatten(0, 1),
         None if bias is None else bias.flatten(),
-        m.stride,
-        m.padding,
-        m.dilation,
-        k * m.groups,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        k * layer.groups,
     )
     return y.unflatten(1, (k, -1)).transpose(0, 1)  # [k, B, out, H', W']
 
 
-def _conv_transpose2d(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")  # [in, out / groups, kh, kw]
+def _conv_transpose2d(
+    layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
+) -> Tensor:
+    """Compute nn.ConvTranspose2d: x [k, B, C, H, W] -> [k, B, out, H', W'], without k if not batched."""
+    weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")  # [in, out / groups, kh, kw]
 
     def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        return F.conv_transpose2d(x, weight, bias, m.stride, m.padding, m.output_padding, groups, m.dilation)
+        return F.conv_transpose2d(
+            x, weight, bias, layer.stride, layer.padding, layer.output_padding, groups, layer.dilation
+        )
 
     if not batched:
-        return convolve(x, weight, bias, m.groups)
+        return convolve(x, weight, bias, layer.groups)
     k = len(x)
     if f"{name}.weight" in context.frozen:
         shared_bias, client_bias = _split_bias(bias, f"{name}.bias", context)
-        y = convolve(x.flatten(0, 1), weight, shared_bias, m.groups).unflatten(0, (k, -1))
+        y = convolve(x.flatten(0, 1), weight, shared_bias, layer.groups).unflatten(0, (k, -1))
         return _add_client_bias(y, client_bias, spatial_axes=2)
     bias = _expand_frozen(bias, f"{name}.bias", k, context)
     clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
-    y = convolve(clients_as_channels, weight.flatten(0, 1), None if bias is None else bias.flatten(), k * m.groups)
+    y = convolve(clients_as_channels, weight.flatten(0, 1), None if bias is None else bias.flatten(), k * layer.groups)
     return y.unflatten(1, (k, -1)).transpose(0, 1)
 
 
 def _split_bias(bias: Tensor | None, name: str, context: ForwardContext) -> tuple[Tensor | None, Tensor | None]:
-    """Return (shared bias [C], bias of each client [k, C]) of a layer with a frozen weight.  One of them is None."""
+    """Return the bias of a layer with a frozen weight as (shared bias [C], bias of each client [k, C]).
+
+    One of them is None: the second if the bias is frozen, else the first.  Both are None for a layer without a bias.
+    """
     return (bias, None) if name in context.frozen else (None, bias)
 
 
 def _add_client_bias(y: Tensor, bias: Tensor | None, spatial_axes: int) -> Tensor:
-    """Add each client's bias [k, C] to y [k, B, ..., C, *spatial axes]."""
+    """Add each client's bias to the output of a layer.
+
+    Args:
+        y: The output.  # [k, B, ..., C, *spatial axes]
+        bias: The bias, or None.  # [k, C]
+        spatial_axes: Number of axes after the channels: 2 for images, 0 for a linear layer.
+    """
     if bias is None:
         return y
     return y + bias.view(len(y), *(1,) * (y.dim() - 2 - spatial_axes), -1, *(1,) * spatial_axes)
 
 
 def _expand_frozen(t: Tensor | None, name: str, k: int, context: ForwardContext) -> Tensor | None:
-    """Return a parameter with an axis k.  A frozen one is expanded."""
+    """Return a parameter with an axis k.
+
+    Args:
+        t: The parameter [k, ...], or [...] if it is frozen and so shared by all clients.  None is returned as None.
+        name: Its name.
+        k: Number of clients.
+        context: Its names of frozen parameters are used.
+    """
     return t.expand(k, *t.shape) if t is not None and name in context.frozen else t
 
 
@@ -214,7 +239,10 @@ def conv_memory_format(weight: Tensor, stride: Any) -> torch.memory_format:
 
 
 def cast_for_autocast(*tensors: Any) -> Any:
-    """Cast tensors (or None) as torch.autocast would, for custom autograd functions."""
+    """Cast tensors (or None) to bfloat16 if autocast is on for their device, for custom autograd functions.
+
+    Autocast itself does not cast their arguments.
+    """
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -222,24 +250,33 @@ def cast_for_autocast(*tensors: Any) -> Any:
 
 
 def _write_back(reshaped: Tensor, statistic: Tensor) -> None:
-    """Copy updated statistics back to the tensor that was reshaped, unless both share memory."""
+    """Copy updated statistics back to the tensor that was reshaped, unless both share memory.
+
+    Args:
+        reshaped: The updated statistics.  # [k * C]
+        statistic: The tensor from which it was reshaped.  # [k, C]
+    """
     if reshaped.data_ptr() != statistic.data_ptr():
         statistic.copy_(reshaped.view_as(statistic))
 
 
-def _batch_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    mean, var = p.get(f"{name}.running_mean"), p.get(f"{name}.running_var")
-    weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
+def _batch_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.BatchNorm1d or 2d of x [k, B, C, ...], without k if not batched.
+
+    In training mode, the running statistics in params are updated in place.
+    """
+    mean, var = params.get(f"{name}.running_mean"), params.get(f"{name}.running_var")
+    weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     is_frozen = f"{name}.running_mean" in context.frozen  # a frozen norm is in evaluation mode
     batch_statistics = (context.train and not is_frozen) or mean is None
     channel_axis = 2 if batched else 1
     values_per_channel = x.shape[channel_axis - 1] * x.shape[channel_axis + 1 :].numel()  # of one client
     require(values_per_channel != 1 or not batch_statistics, BATCH_OF_ONE)
     if not batched:
-        return F.batch_norm(x, mean, var, weight, bias, batch_statistics, m.momentum or 0.0, m.eps)
+        return F.batch_norm(x, mean, var, weight, bias, batch_statistics, layer.momentum or 0.0, layer.eps)
     k, channels = len(x), x.shape[2]
     if is_frozen:
-        return F.batch_norm(x.flatten(0, 1), mean, var, weight, bias, False, 0.0, m.eps).unflatten(0, (k, -1))
+        return F.batch_norm(x.flatten(0, 1), mean, var, weight, bias, False, 0.0, layer.eps).unflatten(0, (k, -1))
     weight, bias = (_expand_frozen(t, f"{name}.{n}", k, context) for n, t in (("weight", weight), ("bias", bias)))
     flat_mean, flat_var, flat_weight, flat_bias = (
         None if t is None else t.reshape(-1)
@@ -247,7 +284,14 @@ def _batch_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context:
     )
     clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, ...]
     y = F.batch_norm(
-        clients_as_channels, flat_mean, flat_var, flat_weight, flat_bias, batch_statistics, m.momentum or 0.0, m.eps
+        clients_as_channels,
+        flat_mean,
+        flat_var,
+        flat_weight,
+        flat_bias,
+        batch_statistics,
+        layer.momentum or 0.0,
+        layer.eps,
     )
     for statistic, updated in ((mean, flat_mean), (var, flat_var)):
         if context.train and statistic is not None and updated is not None:
@@ -258,7 +302,19 @@ def _batch_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context:
 def _affine(
     y: Tensor, name: str, weight: Tensor | None, bias: Tensor | None, shape: tuple, context: ForwardContext
 ) -> Tensor:
-    """Return y times weight plus bias, where each client's parameters are reshaped to this shape."""
+    """Return y times weight plus bias.
+
+    Args:
+        y: The normalized values.  # [k, B, ...]
+        name: Name of the layer.
+        weight: The weight, or None: [k, C], or [C] if it is frozen.
+        bias: The bias, likewise.
+        shape: Shape to which the parameters of one client are reshaped, so that they are broadcast against y[i].
+        context: Its names of frozen parameters are used.
+
+    Returns:
+        The values.  # [k, B, ...]
+    """
     for t, kind in ((weight, "weight"), (bias, "bias")):
         if t is not None:
             t = t.view(1 if f"{name}.{kind}" in context.frozen else len(y), *shape)
@@ -266,27 +322,30 @@ def _affine(
     return y
 
 
-def _group_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
+def _group_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.GroupNorm of x [k, B, C, ...], without k if not batched."""
+    weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
-        return F.group_norm(x, m.num_groups, weight, bias, m.eps)
-    y = F.group_norm(x.flatten(0, 1), m.num_groups, None, None, m.eps).view_as(x)
+        return F.group_norm(x, layer.num_groups, weight, bias, layer.eps)
+    y = F.group_norm(x.flatten(0, 1), layer.num_groups, None, None, layer.eps).view_as(x)
     return _affine(y, name, weight, bias, (1, -1) + (1,) * (x.dim() - 3), context)
 
 
-def _layer_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
+def _layer_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.LayerNorm of x [k, B, ..., *normalized_shape], without k if not batched."""
+    weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
-        return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
+        return F.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
     if f"{name}.weight" in context.frozen and (bias is None or f"{name}.bias" in context.frozen):
-        return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
-    y = F.layer_norm(x, m.normalized_shape, None, None, m.eps)
-    other_axes = (1,) * (x.dim() - 1 - len(m.normalized_shape))
-    return _affine(y, name, weight, bias, (*other_axes, *m.normalized_shape), context)
+        return F.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
+    y = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    other_axes = (1,) * (x.dim() - 1 - len(layer.normalized_shape))
+    return _affine(y, name, weight, bias, (*other_axes, *layer.normalized_shape), context)
 
 
-def _embedding(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    weight = p[f"{name}.weight"]
+def _embedding(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.Embedding: tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched."""
+    weight = params[f"{name}.weight"]
     if not batched or f"{name}.weight" in context.frozen:
         return F.embedding(x, weight)
     k, num_embeddings = weight.shape[:2]
@@ -294,30 +353,38 @@ def _embedding(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: 
     return F.embedding(x + offsets.view(k, *(1,) * (x.dim() - 1)), weight.flatten(0, 1))
 
 
-def has_default_options(m: nn.Embedding) -> bool:
+def has_default_options(layer: nn.Embedding) -> bool:
     """Return whether an embedding only looks up vectors, without padding_idx, max_norm and the like."""
-    return m.padding_idx is None and m.max_norm is None and not m.scale_grad_by_freq and not m.sparse
+    return layer.padding_idx is None and layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
 
 
-def _per_image(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    return m(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if batched else m(x)
+def _per_image(
+    layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
+) -> Tensor:
+    """Compute a layer without parameters that needs images [B, C, H, W], by one batch of all clients' images."""
+    return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if batched else layer(x)
 
 
-def _elementwise(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    return m(x)
+def _elementwise(
+    layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
+) -> Tensor:
+    """Compute a layer without parameters that treats each value by itself."""
+    return layer(x)
 
 
-def _flatten(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+def _flatten(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.Flatten, which keeps the axes of clients (if batched) and samples: x -> [k, B, values]."""
     return x.flatten(2) if batched else x.flatten(1)
 
 
-def _dropout(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    if not context.train or m.p == 0 or name in context.eval_layers:
+def _dropout(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    """Compute nn.Dropout.  The mask of each client depends only on its key and the name of the layer."""
+    if not context.train or layer.p == 0 or name in context.eval_layers:
         return x
     keys = context.keys if context.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
     uniform = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if batched else x.shape))
-    is_kept = (uniform if batched else uniform[0]) >= m.p
-    return x * is_kept / (1 - m.p)
+    is_kept = (uniform if batched else uniform[0]) >= layer.p
+    return x * is_kept / (1 - layer.p)
 
 
 class ClientDropout(nn.Module):

@@ -52,9 +52,9 @@ class ClientRandom(TorchFunctionMode):
         return replacement(self, func, *args, **(kwargs or {}))
 
     def random(self, like: Tensor) -> RowRandom:
-        """Return new random numbers with one row, on the device of a tensor."""
+        """Return new random numbers with one row, [1, ...] each, on the device of a tensor."""
         self.num_calls += 1
-        default_key = torch.zeros((), dtype=torch.int64, device=like.device)
+        default_key = torch.zeros((), dtype=torch.int64, device=like.device)  # for random calls in evaluation mode
         client_key = default_key if self.client_key is None else self.client_key
         return RowRandom(client_key[None] ^ (key("draw", self.num_calls) >> 1))
 
@@ -80,11 +80,16 @@ def _dropout(
     inplace: bool = False,
     train: bool = True,
 ) -> Tensor:
+    """Replace F.dropout, and torch.dropout, whose third argument is named train.  inplace has no effect."""
     return mode.dropout(input, p, input.shape) if training and train and p > 0 else input
 
 
 def _channel_dropout(unbatched_axes: int) -> Replacement:
-    """Return dropout of whole channels of [B, C, ...], or of [C, ...] if the input has `unbatched_axes` axes."""
+    """Return the replacement of F.dropout1d, 2d or 3d, which drop whole channels.
+
+    Args:
+        unbatched_axes: Number of axes of an input [C, ...] without a batch axis.  0: inputs always are [B, C, ...].
+    """
 
     def channel_dropout(
         mode: ClientRandom, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -108,7 +113,11 @@ def _dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute scaled_dot_product_attention, by elementary operations if it has dropout or is vmapped."""
+    """Compute scaled_dot_product_attention, by elementary operations if it has dropout or is vmapped.
+
+    Queries are [..., L, d], keys and values [..., S, d].  A Boolean mask [..., L, S] is true where attention
+    is allowed.
+    """
     if enable_gqa or (dropout_p == 0 and not mode.vmapped):
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
@@ -120,7 +129,12 @@ def _dot_product_attention(
 
 
 def _additive_mask(is_masked: Tensor, like: Tensor) -> Tensor:
-    """Return -inf where masked, else 0.  A mask that is not Boolean is additive already."""
+    """Return a mask that can be added to scores: -inf where a Boolean mask is true, else 0.
+
+    Args:
+        is_masked: The mask.  One that is not Boolean is additive already, and is returned.
+        like: A tensor with the type and device of the scores.
+    """
     if is_masked.dtype != torch.bool:
         return is_masked
     return torch.zeros(is_masked.shape, dtype=like.dtype, device=like.device).masked_fill(is_masked, float("-inf"))
@@ -147,51 +161,65 @@ def _weighted_values(
 
 
 def _attention(mode: ClientRandom, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute multi_head_attention_forward, by elementary operations if it has dropout or is vmapped."""
+    """Compute multi_head_attention_forward, by elementary operations if it has dropout or is vmapped.
+
+    Args:
+        mode: Random numbers of dropout.
+        func: The torch function.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The output [L, N, E], and the attention weights [N, L, S], or [N, H, L, S] if they are not averaged over heads;
+        None if need_weights is false.  Without a batch of samples, there is no axis N.
+
+    Raises:
+        ConfigError: The attention has add_bias_kv, add_zero_attn or static keys.
+    """
     bound = ATTENTION.bind(*args, **kwargs)
     bound.apply_defaults()
-    a = SimpleNamespace(**bound.arguments)
-    p = a.dropout_p if a.training else 0.0
+    given = SimpleNamespace(**bound.arguments)
+    p = given.dropout_p if given.training else 0.0
     if p == 0 and not mode.vmapped:
         return func(*args, **kwargs)
-    if a.bias_k is not None or a.add_zero_attn or a.static_k is not None or a.static_v is not None:
+    if given.bias_k is not None or given.add_zero_attn or given.static_k is not None or given.static_v is not None:
         raise ConfigError(
             "attention with add_bias_kv=True or add_zero_attn=True has no dropout by client and cannot be computed "
             "for several clients at once; set both to False"
         )
-    is_unbatched = a.query.dim() == 2
-    inputs = [t.unsqueeze(1) if is_unbatched else t for t in (a.query, a.key, a.value)]  # [L or S, N, E]
-    if a.use_separate_proj_weight:
-        weights = a.q_proj_weight, a.k_proj_weight, a.v_proj_weight
+    is_unbatched = given.query.dim() == 2
+    inputs = [t.unsqueeze(1) if is_unbatched else t for t in (given.query, given.key, given.value)]  # [L or S, N, E]
+    if given.use_separate_proj_weight:
+        weights = given.q_proj_weight, given.k_proj_weight, given.v_proj_weight
     else:
-        weights = a.in_proj_weight.chunk(3)
-    biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
+        weights = given.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if given.in_proj_bias is None else given.in_proj_bias.chunk(3)
     q, k, v = (
-        F.linear(t, w, b).unflatten(-1, (a.num_heads, -1)).permute(1, 2, 0, 3)  # [N, H, L or S, d]
+        F.linear(t, w, b).unflatten(-1, (given.num_heads, -1)).permute(1, 2, 0, 3)  # [N, H, L or S, d]
         for t, w, b in zip(inputs, weights, biases)
     )
-    out, attention_weights = _weighted_values(mode, q, k, v, _attention_mask(a, q), p)
-    out = F.linear(out.permute(2, 0, 1, 3).flatten(2), a.out_proj_weight, a.out_proj_bias)  # [L, N, E]
+    out, attention_weights = _weighted_values(mode, q, k, v, _attention_mask(given, q), p)
+    out = F.linear(out.permute(2, 0, 1, 3).flatten(2), given.out_proj_weight, given.out_proj_bias)  # [L, N, E]
     if is_unbatched:
         out = out.squeeze(1)
-    if not a.need_weights:
+    if not given.need_weights:
         return out, None
-    if a.average_attn_weights:
+    if given.average_attn_weights:
         attention_weights = attention_weights.mean(1)
     return out, attention_weights.squeeze(0) if is_unbatched else attention_weights
 
 
-def _attention_mask(a: SimpleNamespace, q: Tensor) -> Tensor | None:
+def _attention_mask(given: SimpleNamespace, q: Tensor) -> Tensor | None:
     """Return the mask that is added to the scores [N, H, L, S], or None.
 
     It is the sum of the attention mask [L, S] or [N * H, L, S] and the key padding mask [N, S] or [S].
     """
     mask = None
-    if a.attn_mask is not None:
-        mask = _additive_mask(a.attn_mask, q)
+    if given.attn_mask is not None:
+        mask = _additive_mask(given.attn_mask, q)
         mask = mask.unflatten(0, q.shape[:2]) if mask.dim() == 3 else mask
-    if a.key_padding_mask is not None:
-        padding = _additive_mask(a.key_padding_mask, q)
+    if given.key_padding_mask is not None:
+        padding = _additive_mask(given.key_padding_mask, q)
         padding = (padding if padding.dim() == 2 else padding[None])[:, None, None, :]
         mask = padding if mask is None else mask + padding
     return mask
@@ -291,12 +319,14 @@ def _unrolled_layer(
 
 
 def _lstm(input_term: Tensor, state_term: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the new hidden state h and cell state c of nn.LSTM, whose gates are in the order i, f, g, o."""
     input_gate, forget_gate, new, output_gate = (input_term + state_term).chunk(4, -1)
     c = forget_gate.sigmoid() * c + input_gate.sigmoid() * new.tanh()
     return output_gate.sigmoid() * c.tanh(), c
 
 
 def _gru(input_term: Tensor, state_term: Tensor, h: Tensor) -> tuple[Tensor]:
+    """Return the new hidden state h of nn.GRU, whose gates are in the order r, z, n."""
     reset_input, update_input, new_input = input_term.chunk(3, -1)
     reset_state, update_state, new_state = state_term.chunk(3, -1)
     new = (new_input + (reset_input + reset_state).sigmoid() * new_state).tanh()
@@ -338,22 +368,26 @@ def _embedding(
 
 
 def _bernoulli_(mode: ClientRandom, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
+    """Replace Tensor.bernoulli_: set x to 1 with probability p, else to 0, in place."""
     return x.copy_((mode.random(x).uniform(*x.shape)[0] < p).to(x.dtype))
 
 
 def _bernoulli(mode: ClientRandom, func: Any, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
+    """Replace torch.bernoulli: return 1 with probability p (default: x), else 0.  # [*x.shape]"""
     return (mode.random(x).uniform(*x.shape)[0] < (x if p is None else p)).to(x.dtype)
 
 
 def _uniform_(
     mode: ClientRandom, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
 ) -> Tensor:
+    """Replace Tensor.uniform_: set x to uniform numbers from low to high, in place."""
     return x.copy_(low + (high - low) * mode.random(x).uniform(*x.shape)[0])
 
 
 def _normal_(
     mode: ClientRandom, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
 ) -> Tensor:
+    """Replace Tensor.normal_: set x to normal numbers, in place."""
     return x.copy_(mean + std * mode.random(x).normal(*x.shape)[0])
 
 

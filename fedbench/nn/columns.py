@@ -71,8 +71,9 @@ class Columns:
         Returns:
             The changed copy.  # [..., P]
         """
-        lead = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])  # torch.broadcast_shapes imports sympy: slow
-        out = rows.expand(*lead, rows.shape[-1]).clone()
+        # NumPy's function, because torch.broadcast_shapes imports sympy, which is slow
+        leading_shape = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])
+        out = rows.expand(*leading_shape, rows.shape[-1]).clone()
         start = 0
         for a, b in self.slices:
             out[..., a:b] = values[..., start : start + b - a]
@@ -80,9 +81,11 @@ class Columns:
         return out
 
     def __and__(self, other: Columns) -> Columns:
+        """Return the columns that are in both sets."""
         return Columns((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices if max(a, c) < min(b, d))
 
     def __or__(self, other: Columns) -> Columns:
+        """Return the columns that are in at least one of the sets."""
         return Columns([*self.slices, *other.slices])
 
     def overlaps(self, start: int, stop: int) -> bool:
@@ -91,7 +94,7 @@ class Columns:
 
     def rest(self, size: int) -> Columns:
         """Return the columns of a row of this size that are not in this set."""
-        edges = [0, *(edge for span in self.slices for edge in span), size]
+        edges = [0, *(edge for span in self.slices for edge in span), size]  # of the gaps between the slices
         return Columns(zip(edges[::2], edges[1::2]))
 
     def __len__(self) -> int:

@@ -164,14 +164,14 @@ class FlatModel(RowLayout):
             The rows.  # [k, P]
         """
         if self._new_module is None:
-            raise ValueError("init_rows needs a model with FlatModel(..., new_module=)")
+            raise ValueError("init_rows needs a function that makes modules: pass FlatModel(..., new_module=...)")
         row_keys = range(keys) if isinstance(keys, int) else keys.tolist()
         out = self.init_row().repeat(len(row_keys), 1)
         for row, row_key in zip(out, row_keys):
             module = self._new_module(*purpose, row_key)
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            for name, (a, b) in self.spans.items():
-                row[a:b] = tensors.get(name, row[a:b]).detach().reshape(-1)
+            for name, (start, stop) in self.spans.items():  # added columns are not in the module, and keep their values
+                row[start:stop] = tensors.get(name, row[start:stop]).detach().reshape(-1)
         return out
 
     # -- single layers -----------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class FlatModel(RowLayout):
     # -- forward -----------------------------------------------------------------------------------------
     @property
     def traced_graph(self) -> TracedGraph | None:
-        """The module's traced graph, or None."""
+        """The module's traced graph, or None if the module could not be traced."""
         return self.forward_pass.traced_graph
 
     @property
@@ -239,7 +239,7 @@ class FlatModel(RowLayout):
     def forward(
         self, rows: Tensor, inputs: Inputs, context: ForwardContext | None = None, until: str | None = None
     ) -> Tensor:
-        """Return the logits.
+        """Return the logits, or the input of a layer.
 
         Args:
             rows: A row [P], or rows [k, P].
@@ -248,7 +248,7 @@ class FlatModel(RowLayout):
             until: Name of a layer.  Its input is returned instead of the logits.
 
         Returns:
-            The logits.  # [B, C] or [k, B, C]
+            The logits [B, C] or [k, B, C], or the input of the layer `until`.
         """
         return self.apply(self.named(rows), inputs, rows.dim() == 2, context or ForwardContext(), until)
 
@@ -260,7 +260,7 @@ class FlatModel(RowLayout):
         context: ForwardContext,
         until: str | None = None,
     ) -> Tensor:
-        """Return the logits with named parameters.  See `ForwardPass.apply`."""
+        """Return the logits with named parameters, or the input of the layer `until`.  See `ForwardPass.apply`."""
         return self.forward_pass.apply(params, inputs, batched, context, until)
 
     def predict(self, rows: Tensor, inputs: Inputs) -> Tensor:
@@ -276,7 +276,7 @@ class FlatModel(RowLayout):
         return self.forward_pass.predict(self.named(rows), inputs, rows.dim() == 2)
 
     def features(self, rows: Tensor, inputs: Inputs, context: ForwardContext | None = None) -> Tensor:
-        """Return the input of the module named head.  Arguments as in `forward`.
+        """Return the features, which are the input of the module named head.  Arguments as in `forward`.
 
         Returns:
             The features.  # [B, F] or [k, B, F]; for segmentation [..., F, H, W]

@@ -127,7 +127,7 @@ class ForwardPass:
             patterns: Patterns of layer names (fnmatch).
 
         Returns:
-            The logits, and the outputs by layer name.
+            The logits [B, C], and the outputs of the layers by name [B, ...], with a first axis k if batched.
 
         Raises:
             ConfigError: A pattern matches no layer, or the forward pass does not call a matching layer.
@@ -143,7 +143,10 @@ class ForwardPass:
         return logits, context.activations
 
     def precision(self) -> AbstractContextManager:
-        """Return the context manager in which matrix products are computed."""
+        """Return the context manager in which matrix products are computed.
+
+        It is torch.autocast to bfloat16 if `autocast` is set, and else has no effect.
+        """
         # a cache of casts would share tensors between CUDA graphs
         return (
             torch.autocast(self._device.type, AUTOCAST_DTYPE, cache_enabled=False) if self.autocast else nullcontext()
@@ -182,6 +185,11 @@ class ForwardPass:
     def _apply(
         self, params: dict[str, Tensor], inputs: Inputs, batched: bool, context: ForwardContext, until: str | None
     ) -> Any:
+        """Compute the output by the fastest way that the module supports.  Arguments as in `apply`.
+
+        Returns:
+            The logits, (logits, additional losses) if the module returns both, or the input of the layer `until`.
+        """
         if batched and len(next(iter(params.values()))) == 1:  # one client: unbatched kernels are faster
             single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
             out = self._apply(single, map_inputs(lambda x: x[0], inputs), False, context, until)
@@ -196,7 +204,10 @@ class ForwardPass:
         return self._vmapped.run(params, inputs, batched, context, until)
 
     def predict(self, params: dict[str, Tensor], inputs: Inputs, batched: bool) -> Tensor:
-        """Compute the logits in evaluation mode, without autograd where possible.  Arguments as in `apply`."""
+        """Compute the logits in evaluation mode.  Arguments as in `apply`.
+
+        Without gradients, a module with a manual backward pass is computed by its layers, which has less overhead.
+        """
         network = self.manual_backward
         if network is None or torch.is_grad_enabled() or not isinstance(inputs, Tensor):
             return self.apply(params, inputs, batched, ForwardContext())
@@ -211,6 +222,9 @@ class ForwardPass:
         Args:
             params: The parameters by name.  # [k, ...] each if batched
             batched: Whether parameters have an axis k.  Frozen ones are then expanded.
+
+        Returns:
+            All parameters by name.  # [k, ...] each if batched
         """
         if not batched or not self.frozen:
             return params | self.frozen

@@ -47,11 +47,14 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
 
 
 def is_frozen_by_name(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a name matches a pattern of model.freeze."""
+    """Return whether the name of a parameter or buffer matches any of the patterns of model.freeze (fnmatch)."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def is_frozen_norm(m: nn.Module) -> bool:
-    """Return whether all parameters of a batch norm are frozen.  Its statistics are then frozen as well."""
-    parameters = list(m.parameters(recurse=False))
-    return isinstance(m, BatchNorm) and bool(parameters) and not any(p.requires_grad for p in parameters)
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Return whether a layer is a batch norm with parameters, all of which are frozen.
+
+    Its running statistics are then frozen as well.
+    """
+    parameters = list(module.parameters(recurse=False))
+    return isinstance(module, BatchNorm) and bool(parameters) and not any(p.requires_grad for p in parameters)

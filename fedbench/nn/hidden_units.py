@@ -20,7 +20,9 @@ UnitAxes = dict[str, tuple[tuple[int, ...], int]]
 
 @dataclass(frozen=True)
 class HiddenUnits:
-    """The m hidden units of a module.  Names are relative to the module.
+    """The m hidden units of a module, such as an adapter with the layers down and up.
+
+    Names are relative to the module.
 
     Attributes:
         size: Number of hidden units, m.
@@ -53,11 +55,16 @@ class HiddenUnitLayer(Protocol):
     """A layer other than nn.Linear that can be before or after hidden units."""
 
     def output_units(self) -> tuple[int, int, UnitAxes]:
-        """Return the number of units m, the number of blocks, and the parameters to reorder with the output units."""
+        """Return the output units of this layer.
+
+        Returns:
+            The number of units m, the number of blocks of m in the output, and the parameters to reorder with the
+            units, by their names in this layer.
+        """
         ...
 
     def input_units(self) -> UnitAxes:
-        """Return the parameters to reorder with the input units."""
+        """Return the parameters to reorder with the input units, by their names in this layer."""
         ...
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
@@ -79,7 +86,7 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
     Args:
         down: The layer before the units, with the name prefix.down.
         up: The layer after the units, with the name prefix.up.
-        prefix: Name of the bottleneck.
+        prefix: Name of the bottleneck in its module.
 
     Returns:
         The hidden units, or None if one of the layers is neither nn.Linear nor a `HiddenUnitLayer`.
@@ -105,6 +112,7 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
 
 
 def _output_units(layer: nn.Module) -> tuple[int, int, UnitAxes] | None:
+    """Return what `HiddenUnitLayer.output_units` returns, for nn.Linear too; None for any other layer."""
     if isinstance(layer, HiddenUnitLayer):
         return layer.output_units()
     if type(layer) is not nn.Linear:
@@ -114,6 +122,7 @@ def _output_units(layer: nn.Module) -> tuple[int, int, UnitAxes] | None:
 
 
 def _input_units(layer: nn.Module) -> UnitAxes | None:
+    """Return what `HiddenUnitLayer.input_units` returns, for nn.Linear too; None for any other layer."""
     if isinstance(layer, HiddenUnitLayer):
         return layer.input_units()
     return {"weight": (tuple(layer.weight.shape), 1)} if type(layer) is nn.Linear else None

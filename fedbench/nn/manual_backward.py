@@ -53,11 +53,11 @@ class Layer:
     weight: Any = None
     bias: Any = None
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Compute the output.
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
+        """Compute the output.  Subclasses must implement it.
 
         Args:
-            p: Parameters of all layers by name.
+            params: Parameters of all layers by name.
             x: The input.  # [B, ...] or [k, B, ...]
             batched: Whether there is an axis k.
 
@@ -67,14 +67,14 @@ class Layer:
         raise NotImplementedError
 
     def backward(
-        self, p: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
+        self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Compute gradients.
+        """Compute gradients.  Subclasses must write those of their parameters that are named in `out`.
 
         Args:
-            p: Parameters of all layers by name.
+            params: Parameters of all layers by name.
             saved: The values that `forward` returned.
-            grad: Gradient of the output.
+            grad: Gradient of the loss with respect to the output.
             batched: Whether there is an axis k.
             out: Tensors that receive the gradients of parameters.
             needs_input_grad: Whether to compute the gradient of the input.
@@ -92,28 +92,28 @@ class Linear(Layer):
         self.weight = f"{name}.weight"
         self.bias = f"{name}.bias" if module.bias is not None else None
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
         """Return the output, and the values that `backward` needs."""
-        w = p[self.weight]
+        w = params[self.weight]
         if not batched and weight_goes_first(w, x):
-            y = torch.addmm(p[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
+            y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
             return y.T.contiguous(), x
         if not batched:
-            return F.linear(x, w, p[self.bias] if self.bias else None), x
+            return F.linear(x, w, params[self.bias] if self.bias else None), x
         transposed = w.transpose(1, 2)  # [k, in, out]
         if self.bias:
-            return torch.baddbmm(p[self.bias].unsqueeze(1), x, transposed), x
+            return torch.baddbmm(params[self.bias].unsqueeze(1), x, transposed), x
         return torch.bmm(x, transposed), x
 
     def backward(
-        self, p: Params, x: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
+        self, params: Params, x: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
         """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
         if self.weight in out:
             torch.matmul(grad.transpose(-2, -1), x, out=out[self.weight])
         if self.bias in out:
             torch.sum(grad, -2, out=out[self.bias])
-        return torch.matmul(grad, p[self.weight]) if needs_input_grad else None
+        return torch.matmul(grad, params[self.weight]) if needs_input_grad else None
 
 
 class Conv2d(Layer):
@@ -125,9 +125,9 @@ class Conv2d(Layer):
         self.options = [list(module.stride), list(module.padding), list(module.dilation)]  # type: ignore
         self.groups = module.groups
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
         """Return the output, and the values that `backward` needs."""
-        w, b = p[self.weight], p[self.bias] if self.bias else None
+        w, b = params[self.weight], params[self.bias] if self.bias else None
         k = len(x) if batched else 1
         if batched:
             x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
@@ -137,7 +137,7 @@ class Conv2d(Layer):
         return (y.unflatten(1, (k, -1)).transpose(0, 1) if batched else y), (x, w, k)
 
     def backward(
-        self, p: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
+        self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
         """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
         x, w, k = saved
@@ -156,29 +156,29 @@ class Conv2d(Layer):
 class ReLU(Layer):
     """max(x, 0)."""
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
         """Return the output, and the values that `backward` needs."""
         y = x.relu()
         return y, y
 
     def backward(
-        self, p: Params, y: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
+        self, params: Params, y: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
+        """Return the gradient of the input, given the output y, or None if not needed.  There are no parameters."""
         return aten.threshold_backward(grad, y, 0) if needs_input_grad else None
 
 
 class Flatten(Layer):
     """Flattens all axes after those of clients and samples."""
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
         """Return the output, and the values that `backward` needs."""
         return x.flatten(2 if batched else 1), x.shape
 
     def backward(
-        self, p: Params, shape: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
+        self, params: Params, shape: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
+        """Return the gradient of the input, given its shape, or None if not needed.  There are no parameters."""
         return grad.reshape(shape) if needs_input_grad else None
 
 
@@ -197,16 +197,16 @@ class MaxPool2d(Layer):
             module.ceil_mode,
         )
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
         """Return the output, and the values that `backward` needs."""
         flat = x.flatten(0, 1) if batched else x
         y, indices = aten.max_pool2d_with_indices(flat, *self.options)
         return (y.unflatten(0, x.shape[:2]) if batched else y), (flat, indices)
 
     def backward(
-        self, p: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
+        self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
+        """Return the gradient of the input, or None if it is not needed.  There are no parameters."""
         if not needs_input_grad:
             return None
         flat, indices = saved
@@ -228,7 +228,10 @@ LAYERS: dict[type[nn.Module], Any] = {  # (name, module) -> Layer
 
 
 def pool_before_relu(layers: list[Layer]) -> list[Layer]:
-    """Exchange each ReLU with a MaxPool2d after it.  Values and gradients stay the same bit for bit."""
+    """Exchange each ReLU with a MaxPool2d after it, so that the ReLU has fewer values to compute.
+
+    ReLU is monotone, so that values and gradients stay the same bit for bit.
+    """
     layers = list(layers)
     for i, (first, second) in enumerate(pairwise(layers)):
         if isinstance(first, ReLU) and isinstance(second, MaxPool2d):
@@ -237,7 +240,10 @@ def pool_before_relu(layers: list[Layer]) -> list[Layer]:
 
 
 def _is_supported(layers: list[Layer]) -> bool:
-    """Return whether every weight is used once, and linear layers have inputs [B, in]."""
+    """Return whether some weight exists, every weight is used once, and linear layers have inputs [B, in].
+
+    Inputs are [B, in] after a Flatten, or if all layers are linear or ReLU.
+    """
     weights = [layer.weight for layer in layers if layer.weight is not None]
     if len(set(weights)) < len(weights):
         return False  # the gradient of a shared weight would be a sum
@@ -269,14 +275,15 @@ class ManualBackward:
                 return None
             layers.append(LAYERS[type(module)](str(node.target), module))
             previous = node
+        # the graph returns the output of its last node, and nothing else
         ends_in_logits = isinstance(previous, fx.Node) and graph.output is previous
         return cls(pool_before_relu(layers)) if ends_in_logits and _is_supported(layers) else None
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, list[Any]]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, list[Any]]:
         """Compute the logits.
 
         Args:
-            p: Parameters of all layers by name.  # [k, ...] each if batched
+            params: Parameters of all layers by name.  # [k, ...] each if batched
             x: The input.  # [B, ...] or [k, B, ...]
             batched: Whether there is an axis k.
 
@@ -285,21 +292,21 @@ class ManualBackward:
         """
         saved = []
         for layer in self.layers:
-            x, saved_by_layer = layer.forward(p, x, batched)
+            x, saved_by_layer = layer.forward(params, x, batched)
             saved.append(saved_by_layer)
         return x, saved
 
-    def predict(self, p: Params, x: Tensor, batched: bool) -> Tensor:
+    def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
         """Compute the logits only, with less memory than `forward`.  Arguments as in `forward`."""
         for layer in self.layers:
-            x = layer.forward(p, x, batched)[0]
+            x = layer.forward(params, x, batched)[0]
         return x
 
-    def backward(self, p: Params, saved: list[Any], grad: Tensor, batched: bool, out: Gradients) -> None:
+    def backward(self, params: Params, saved: list[Any], grad: Tensor, batched: bool, out: Gradients) -> None:
         """Compute the gradients of parameters.
 
         Args:
-            p: Parameters of all layers by name.
+            params: Parameters of all layers by name.
             saved: The values that `forward` returned.
             grad: Gradient of the logits.
             batched: Whether there is an axis k.
@@ -311,28 +318,28 @@ class ManualBackward:
                 first = i
                 break
         for i in range(len(self.layers) - 1, first - 1, -1):
-            grad = self.layers[i].backward(p, saved[i], grad, batched, out, needs_input_grad=i > first)  # type: ignore
+            grad = self.layers[i].backward(params, saved[i], grad, batched, out, needs_input_grad=i > first)  # type: ignore
 
 
 class BFloat16ManualBackward(ManualBackward):
-    """The same in bfloat16.  Parameters and input are rounded once; logits and gradients are float32."""
+    """A `ManualBackward` in bfloat16.  Parameters and input are rounded once; logits and gradients are float32."""
 
-    def forward(self, p: Params, x: Tensor, batched: bool) -> tuple[Tensor, list[Any]]:
+    def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, list[Any]]:
         """Return the logits in float32, and the values that `backward` needs."""
-        rounded = self._rounded(p)
+        rounded = self._rounded(params)
         logits, saved = super().forward(rounded, x.to(AUTOCAST_DTYPE), batched)
         return logits.float(), [rounded, *saved]
 
-    def predict(self, p: Params, x: Tensor, batched: bool) -> Tensor:
-        """Return the logits in float32."""
-        return super().predict(self._rounded(p), x.to(AUTOCAST_DTYPE), batched).float()
+    def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
+        """Return the logits in float32, computed in bfloat16."""
+        return super().predict(self._rounded(params), x.to(AUTOCAST_DTYPE), batched).float()
 
-    def _rounded(self, p: Params) -> Params:
+    def _rounded(self, params: Params) -> Params:
         """Return the parameters of the layers in bfloat16."""
         names = {name for layer in self.layers for name in (layer.weight, layer.bias)}
-        return {name: t.to(AUTOCAST_DTYPE) for name, t in p.items() if name in names}
+        return {name: t.to(AUTOCAST_DTYPE) for name, t in params.items() if name in names}
 
-    def backward(self, p: Params, saved: list[Any], grad: Tensor, batched: bool, out: Gradients) -> None:
+    def backward(self, params: Params, saved: list[Any], grad: Tensor, batched: bool, out: Gradients) -> None:
         """Write the gradients of the parameters into out, in float32."""
         rounded, *saved = saved
         rounded_out = {name: torch.empty_like(rounded[name]) for name in out if name in rounded}

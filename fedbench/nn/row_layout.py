@@ -105,7 +105,10 @@ class RowLayout:
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
 
     def parameter_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return the spans of the parameters in rows of this length.  Rows that are not the model's have one span."""
+        """Return the (start, stop) columns of each tensor in rows of this length.
+
+        Rows of another length than P, such as states of a method, count as one tensor.
+        """
         return list(self.spans.values()) if length == self.size else [(0, length)]
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
@@ -122,11 +125,16 @@ class RowLayout:
         return {n: view.view((*leading_shape, *shape)) for (n, shape), view in zip(self.shapes.items(), flat_views)}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """Return a row [P] as a state_dict for module.load_state_dict(..., strict=False)."""
+        """Return a row [P] as a state_dict for module.load_state_dict(..., strict=False).
+
+        It has the module's trained parameters and running statistics, without columns that a method added.
+        """
         return {n: t.clone() for n, t in self.named(row).items() if n not in self._extra_names}
 
     def message_layout(self, length: int) -> MessageLayout | None:
-        """Return the layout of messages of a length, or None if it is ambiguous.
+        """Return the layout of messages of a length.
+
+        Return None if no message has this length, or if messages with different tensors have it.
 
         A message can be a row, a group of columns, all columns that are not in a group, or the trained columns of one
         of these.
@@ -140,12 +148,13 @@ class RowLayout:
         for name in names.pop():
             if name in self.buffer_names:
                 break  # buffers are last
-            a, b = self.spans[name]
-            spans[name] = (start, start + b - a, tuple(self.shapes[name]))
-            start += b - a
+            size = self.shapes[name].numel()
+            spans[name] = (start, start + size, tuple(self.shapes[name]))
+            start += size
         return MessageLayout(spans, start)
 
     def _names_in(self, columns: Columns) -> list[str]:
+        """Return the names of the tensors that overlap with some columns, in the order of a row."""
         return [name for name, span in self.spans.items() if columns.overlaps(*span)]
 
 
@@ -154,7 +163,7 @@ def matches(name: str, owner: str, patterns: Sequence[str]) -> bool:
 
     Args:
         name: Name of the tensor.
-        owner: Class name of the module that it belongs to.
+        owner: Class name of the module that it belongs to; "" if it belongs to none.
         patterns: Patterns of names, or of class names after "type:" (fnmatch).
     """
     return any(
@@ -168,7 +177,7 @@ def check_patterns(
     names: Sequence[str],
     class_of: Callable[[str], str],
     modules: Sequence[str],
-    spans: Sequence[str],
+    suggestions: Sequence[str],
 ) -> None:
     """Check that each pattern of model.columns matches something.
 
@@ -177,7 +186,7 @@ def check_patterns(
         names: Names of all tensors, including frozen ones, because a group may be frozen.
         class_of: Returns the class name of the module that a tensor belongs to, or "".
         modules: Names of all modules.  "body.*" may match a module without parameters.
-        spans: Names that the error message lists.
+        suggestions: Names of tensors that the error message lists.
 
     Raises:
         ConfigError: A pattern matches nothing.
@@ -190,5 +199,5 @@ def check_patterns(
                 or is_empty_module
                 or pattern.startswith(("*", "type:")),
                 f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
-                f"the parameters are {listed(spans)}",
+                f"the parameters are {listed(suggestions)}",
             )

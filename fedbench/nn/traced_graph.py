@@ -100,7 +100,7 @@ class _Tracer(fx.Tracer):
 
 
 class TracedGraph:
-    """The traced operations of a module.
+    """The traced operations of a module.  Nodes are those of torch.fx.
 
     Args:
         module: The module.
@@ -173,7 +173,15 @@ class TracedGraph:
     def _compute(
         self, node: fx.Node, values: dict[fx.Node, Tensor], params: Params, batched: bool, context: ForwardContext
     ) -> Tensor:
-        """Return the value of a node, given the values of earlier nodes."""
+        """Return the value of a node.
+
+        Args:
+            node: The node.
+            values: The values of earlier nodes.  # [k, B, ...] or [B, ...] each
+            params: As in `run`.
+            batched: As in `run`.
+            context: As in `run`.
+        """
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             name = self.prefix + str(node.target)
@@ -192,7 +200,17 @@ class TracedGraph:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _batched_arguments(self, node: fx.Node, args: list, kwargs: dict, context: ForwardContext) -> tuple[list, dict]:
-        """Return the arguments of a function for tensors with an additional first axis k."""
+        """Return the arguments of a function for tensors with an additional first axis k.
+
+        Args:
+            node: The node that calls the function.
+            args: Its arguments, with the values of nodes.
+            kwargs: Its keyword arguments.
+            context: Options of the pass.
+
+        Returns:
+            The arguments and keyword arguments, with shifted axes, indices and shapes of parameters.
+        """
         if node.target in AXES:
             args = [_shift_axis(a) if i in AXES[node.target] else a for i, a in enumerate(args)]
             return args, {key: _shift_axis(a) if key in AXIS_KEYWORDS else a for key, a in kwargs.items()}
@@ -211,7 +229,7 @@ def missing_layer_message(name: str) -> str:
     """Return the error message for a model that never calls a layer which a method needs."""
     return (
         f"the model never calls a layer named {name!r}: methods that work on features need the last linear layer "
-        "under that name"
+        f"under that name; rename it to {name!r} in the model, or use another method"
     )
 
 
@@ -248,7 +266,12 @@ def trace(module: nn.Module, prefix: str = "") -> TracedGraph | None:
 
 
 def _is_supported(node: fx.Node, graph: TracedGraph) -> bool:
-    """Return whether a node can be computed for several clients at once."""
+    """Return whether `TracedGraph.run` can compute a node for several clients at once.
+
+    Args:
+        node: The node.
+        graph: The graph to which it belongs.
+    """
     if node.op == "call_module":
         has_one_input = len(node.args) == 1 and not node.kwargs
         return has_one_input and _is_supported_layer(graph.modules[str(node.target)])
@@ -272,7 +295,7 @@ def _is_supported(node: fx.Node, graph: TracedGraph) -> bool:
 
 
 def _is_supported_layer(module: nn.Module) -> bool:
-    """Return whether an operator computes this layer with these options."""
+    """Return whether there is an operator for this kind of layer, and it supports the layer's options."""
     if type(module) not in OPERATORS:
         return False
     if isinstance(module, nn.Flatten):
@@ -294,7 +317,8 @@ def _is_supported_index(node: fx.Node) -> bool:
         return is_sequence and isinstance(index, int)
     bounds = [n for i in index for n in ((i.start, i.stop, i.step) if isinstance(i, slice) else (i,))]
     keeps_batch = isinstance(index[0], slice) and index[0] == slice(None)
-    return keeps_batch and not is_sequence and all(n is None or isinstance(n, int) for n in bounds)
+    has_constant_bounds = all(n is None or isinstance(n, int) for n in bounds)  # no results of operations
+    return keeps_batch and not is_sequence and has_constant_bounds
 
 
 def _has_constant_axes(node: fx.Node) -> bool:
@@ -307,22 +331,25 @@ def _has_constant_axes(node: fx.Node) -> bool:
 
 
 def _shift_axis(axis: Any) -> Any:
-    """Return an axis, or several, for tensors with one more axis in front.  Negative axes stay the same."""
+    """Return an axis, or a list of them, for tensors with one more axis in front.
+
+    Negative axes and arguments that are no axes stay the same.
+    """
     if isinstance(axis, tuple | list):
         return [_shift_axis(a) for a in axis]
     return axis + 1 if isinstance(axis, int) and axis > 0 else axis
 
 
-def _argument_value(a: Any, values: dict[fx.Node, Tensor]) -> Any:
-    """Replace the nodes in an argument by their values."""
-    if isinstance(a, fx.Node):
-        return values[a]
-    if isinstance(a, list | tuple):
-        items = [_argument_value(item, values) for item in a]
-        return tuple(items) if isinstance(a, tuple) else items
-    return a
+def _argument_value(argument: Any, values: dict[fx.Node, Tensor]) -> Any:
+    """Return an argument of a node, which may be a list or tuple, with nodes replaced by their values."""
+    if isinstance(argument, fx.Node):
+        return values[argument]
+    if isinstance(argument, list | tuple):
+        items = [_argument_value(item, values) for item in argument]
+        return tuple(items) if isinstance(argument, tuple) else items
+    return argument
 
 
-def _is_result(a: Any) -> bool:
-    """Return whether an argument is the result of an operation, not a parameter or buffer."""
-    return isinstance(a, fx.Node) and a.op != "get_attr"
+def _is_result(argument: Any) -> bool:
+    """Return whether an argument is an input or the result of an operation, not a parameter or buffer."""
+    return isinstance(argument, fx.Node) and argument.op != "get_attr"  # get_attr reads a parameter or buffer

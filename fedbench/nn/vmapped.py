@@ -19,7 +19,7 @@ from fedbench.nn.traced_graph import missing_layer_message
 
 
 class VmappedModule:
-    """Computes a module by torch.func.functional_call.
+    """Computes a module with given parameters, by torch.func.functional_call.
 
     Args:
         module: The module.
@@ -42,8 +42,8 @@ class VmappedModule:
         """Compute the output of the module.
 
         Args:
-            params: Parameters and buffers by name.  Names that the module does not have are passed to hooks only.
-                # [k, ...] each if batched
+            params: Trained parameters and running statistics by name, without frozen ones, which the module itself has.
+                Names that the module does not have are passed to hooks only.  # [k, ...] each if batched
             inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
             batched: Whether to compute k clients at once.
             context: Options of the pass, and its other results.
@@ -106,7 +106,19 @@ class _LayerReached(Exception):
 
 
 def _input_of_layer(module: nn.Module, name: str, call: Callable[[], Any]) -> Tensor:
-    """Return the input of the layer `name` in a call of the module, which stops there."""
+    """Return the input of a layer in a forward pass, which stops there.
+
+    Args:
+        module: The module.
+        name: Name of the layer.
+        call: Runs the forward pass of the module.
+
+    Returns:
+        The first argument of the layer in its first call.
+
+    Raises:
+        ConfigError: The module has no such layer, or does not call it.
+    """
 
     def stop(m: nn.Module, args: tuple) -> None:
         raise _LayerReached(args[0])
@@ -125,7 +137,13 @@ def _input_of_layer(module: nn.Module, name: str, call: Callable[[], Any]) -> Te
 
 @contextmanager
 def _observed_layers(module: nn.Module, context: ForwardContext, params: Params) -> Iterator[None]:
-    """Within the context manager, apply the context's hooks to layers of the module, and record activations."""
+    """Within the context manager, apply the context's hooks to layers of the module, and record activations.
+
+    Args:
+        module: The module.
+        context: Its hooks and recorded layers, by name.  It receives the activations.
+        params: Parameters of one client by name, which hooks receive.
+    """
 
     def forward_hook(name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
         return lambda m, args, y: context.process_output(name, y, params, batched=False)

@@ -26,16 +26,19 @@ def add_extra(
         train: Training samples of each client.
         extra: Indices of the extra samples.
         domain: The client site of each sample of the data set, [n].
-        rng: Random numbers.
+        rng: The generator that shuffles the extra samples of each site.
 
     Returns:
         Training samples of each client, the extra ones last.
 
     Raises:
-        ConfigError: There are no client sites, or no client of a site.
+        ConfigError: The data set has no client sites, or no client trains on a site that has extra samples.
     """
     if domain is None:
-        raise ConfigError("the data set has extra samples but no client sites (domain), which must assign them")
+        raise ConfigError(
+            "the data set has extra (synthesized) samples but no client sites (domain), which determine their clients: "
+            "use data with client sites, or leave the extra samples out"
+        )
     sites = [set(np.unique(domain[samples]).tolist()) for samples in train]
     parts = [[samples] for samples in train]
     for site in np.unique(domain[extra]).tolist():

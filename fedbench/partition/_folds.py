@@ -33,6 +33,10 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
         fold: The fold of the validation part, 0 to k - 1.
         seed: Seed of the folds.
 
+    Returns:
+        The split with the same test parts, where fold number ``fold`` has moved from the training to the validation
+        part of each client.
+
     Raises:
         ConfigError: The fold does not exist, there already are validation parts, or a client would not have training
             samples.
@@ -51,8 +55,8 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
         in_fold = _assign_folds(samples, arrays, labels, folds, rng) == fold  # [n_i]
         require(
             not in_fold.all(),
-            f"folds={folds}: client {i} has {len(samples)} training sample(s), and all would be in fold {fold}: "
-            "lower folds",
+            f"folds={folds}: client {i} has {len(samples)} training sample(s), and all would be in its validation "
+            f"fold {fold}: give it more samples (or subjects), for example by a lower partition.num_clients",
         )
         train.append(samples[~in_fold])
         val.append(samples[in_fold])
@@ -63,15 +67,26 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
 def _assign_folds(
     samples: np.ndarray, arrays: Arrays, labels: np.ndarray, folds: int, rng: np.random.RandomState
 ) -> np.ndarray:
-    """Return the fold of each sample of a client, -1 for extra samples.  # [n_i]"""
+    """Assign the samples of one client to folds.
+
+    Args:
+        samples: Indices of the client's training samples, [n_i].
+        arrays: The data set.
+        labels: Label of each sample of the data set, [n].
+        folds: k.
+        rng: The generator that orders the groups of each label at random.
+
+    Returns:
+        The fold of each sample, 0 to k - 1, and -1 for extra samples, [n_i].
+    """
     is_regular = arrays.split[samples] != EXTRA  # [n_i]
-    groups = samples if arrays.subject is None else arrays.subject[samples]
-    names, first, group = np.unique(groups[is_regular], return_index=True, return_inverse=True)
-    order = rng.permutation(len(names))
-    group_labels = labels[samples[is_regular][first]]
+    groups = samples if arrays.subject is None else arrays.subject[samples]  # [n_i], a group stays in one fold
+    ids, first, group = np.unique(groups[is_regular], return_index=True, return_inverse=True)
+    order = rng.permutation(len(ids))
+    group_labels = labels[samples[is_regular][first]]  # of the first sample of each group
     order = order[np.argsort(group_labels[order], kind="stable")]  # by label, in random order within a label
-    group_fold = np.empty(len(names), np.int64)
-    group_fold[order] = np.arange(len(names)) % folds
+    group_fold = np.empty(len(ids), np.int64)
+    group_fold[order] = np.arange(len(ids)) % folds  # in turn, so that each label is in all folds
     fold = np.full(len(samples), -1)
     fold[is_regular] = group_fold[group.reshape(-1)]
     return fold

@@ -44,20 +44,28 @@ def split_by_subject(
 def _assign_parts(
     labels: np.ndarray, subject: np.ndarray, fraction: float, part: np.ndarray, rng: np.random.RandomState
 ) -> None:
-    """Set part [subjects] of the undecided subjects of a client, whose samples have labels and subject [n_i]."""
+    """Decide the parts of a client's subjects that no earlier client has decided, and write them to ``part``.
+
+    Args:
+        labels: Label of each sample of the client, [n_i].
+        subject: Subject of each sample of the client, [n_i].
+        fraction: Fraction of the samples of each stratum to hold out.
+        part: UNDECIDED, KEPT or HELD_OUT for each subject of the data set, changed in place.
+        rng: The generator that orders the subjects of each stratum.
+    """
     ids, inverse = np.unique(subject, return_inverse=True)  # [S], [n_i]
-    sizes = np.bincount(inverse)  # [S]
+    sizes = np.bincount(inverse)  # [S], samples of each of the client's S subjects
     stratum = rarest_label(labels, inverse, len(ids))  # [S]
     missing = 0.0  # samples to hold out; the rounding error of a stratum is made up for by the next one
     for k in np.unique(stratum):
         members = rng.permutation(np.flatnonzero(stratum == k))
         missing += fraction * sizes[members].sum()
-        before = part[ids[members]]
-        missing -= sizes[members[before == HELD_OUT]].sum()
-        free = members[before == UNDECIDED]
+        decided = part[ids[members]]  # by earlier clients
+        missing -= sizes[members[decided == HELD_OUT]].sum()
+        free = members[decided == UNDECIDED]
         cumulative = np.concatenate(([0], np.cumsum(sizes[free])))  # samples of the first 0, 1, 2 ... subjects
-        least = int(len(members) > 1 and not (before == HELD_OUT).any())
-        most = len(free) - int(len(members) > 1 and not (before == TRAIN).any())
+        least = int(len(members) > 1 and not (decided == HELD_OUT).any())  # of several subjects, hold out one ...
+        most = len(free) - int(len(members) > 1 and not (decided == TRAIN).any())  # ... and keep one
         count = int(np.clip(np.abs(cumulative - missing).argmin(), min(least, len(free)), max(most, 0)))
         part[ids[free[:count]]] = HELD_OUT
         part[ids[free[count:]]] = TRAIN
@@ -77,9 +85,9 @@ def rarest_label(labels: np.ndarray, subject: np.ndarray, num_subjects: int) -> 
     """
     classes, label = np.unique(labels, return_inverse=True)
     frequency = np.bincount(label)  # [C]
-    has = np.zeros((num_subjects, len(classes)), bool)  # [S, C]
-    has[subject, label] = True
-    return np.where(has, frequency, len(labels) + 1).argmin(1)
+    has_label = np.zeros((num_subjects, len(classes)), bool)  # [S, C]
+    has_label[subject, label] = True
+    return np.where(has_label, frequency, len(labels) + 1).argmin(1)  # n + 1: never the minimum
 
 
 def check_subjects(parts: dict[str, np.ndarray], subject: np.ndarray) -> None:

@@ -43,8 +43,11 @@ def assign_by_counts(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
     """Give each client the next samples of each class.  Samples beyond the counts are not assigned.
 
     Args:
-        classes: Shuffled samples of each class, C arrays.
+        classes: Shuffled sample indices of each class, C arrays.
         counts: The number of samples of class k for client j, [C, N] int64.
+
+    Returns:
+        The sample indices of each of the N clients, in the order of the classes.
     """
     num_clients = counts.shape[1]
     clients = np.concatenate([np.repeat(np.arange(num_clients), row) for row in counts])  # [total]
@@ -57,13 +60,17 @@ def assign_by_shares(
 ) -> list[Ragged]:
     """Divide the classes of each pool by the same shares: client j gets floor(shares[k, j] n_k) samples of class k.
 
-    The few samples that rounding leaves are not assigned, as in APPLE's code.
+    n_k is the number of samples of class k in the pool.  The few samples that rounding leaves are not assigned, as in
+    APPLE's code (see practical.py).
 
     Args:
         labels: Label of each sample of the data set, [n].
         pools: Sample indices of each pool.
         shares: Shares of the clients in each class, [C, N], with row sums of at most 1.
-        rng: Random numbers.
+        rng: The generator that shuffles each class.
+
+    Returns:
+        For each pool, the sample indices of each client.
     """
     assigned = []
     for pool in pools:
@@ -74,7 +81,10 @@ def assign_by_shares(
 
 
 def floor_counts(counts: np.ndarray) -> np.ndarray:
-    """Round down, but not by one too many because of floating point: 0.29 * 100 is 28.999999999999996.  # int64"""
+    """Return counts rounded down, as int64 of the same shape.
+
+    1e-9 is added first, because floating point gives 28.999999999999996 for 0.29 * 100, which must become 29.
+    """
     return np.floor(counts + 1e-9).astype(np.int64)
 
 
@@ -145,8 +155,12 @@ def build_split(
 
         test_fraction: Fraction of the test samples, unless published.
         val_fraction: Fraction of each client's training samples for validation.  If positive, published validation
-            samples are training samples.
+            samples are first added to the training samples.
         subset: Fraction of all samples to use, stratified by class and client site.
+
+    Returns:
+        The training, validation and test samples of each client, and the names of the clients if the partition has
+        any.  Validation parts are empty if there is no published validation part and val_fraction is 0.
 
     Raises:
         ConfigError: The request cannot be met.
@@ -162,8 +176,8 @@ def build_split(
     pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
     if subset < 1:
         pools = _subsample(pools, labels, arrays.domain, subset, seed)
-    for name, pool in zip(("train", "test"), pools):
-        unit = "samples" if split == "merged" else f"{name} samples"
+    for part, pool in zip(("train", "test"), pools):
+        unit = "samples" if split == "merged" else f"{part} samples"
         require(
             num_clients <= len(pool),
             f"partition.num_clients={num_clients:,} must be at most the number of {unit}, {len(pool):,}",
@@ -185,7 +199,11 @@ def build_split(
 
 
 def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partition) -> Split:
-    """Check a split, and return it with the names of the clients."""
+    """Return a split with the partition's names of the clients, if it has any.
+
+    Raises:
+        ConfigError: A client has no training or test samples, a sample is assigned twice, or a subject is in two parts.
+    """
     _check_split(split, num_clients, len(arrays), partition)
     if arrays.subject is not None:
         check_subjects({part: getattr(split, part).indices for part in ("train", "val", "test")}, arrays.subject)
@@ -194,7 +212,15 @@ def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partitio
 
 
 def _clean_names(names: Sequence[str] | None, num_clients: int) -> tuple[str, ...] | None:
-    """Return names without line breaks; None if they are the indices of the clients, or not one for each client."""
+    """Return the names of the clients on one line each.
+
+    Args:
+        names: The names, or None.
+        num_clients: N.
+
+    Returns:
+        N names without line breaks.  None if there are not N names, or if they only repeat the indices 0 to N - 1.
+    """
     cleaned = tuple(" ".join(str(name).split()) for name in names or ())
     are_indices = cleaned == tuple(map(str, range(num_clients)))
     return None if len(cleaned) != num_clients or are_indices else cleaned
@@ -207,25 +233,30 @@ def partition_labels(partition: Partition, arrays: Arrays) -> np.ndarray:
 
 
 def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fraction: float) -> None:
+    """Raise ConfigError if one of the options of `build_split` is invalid or the data lack the published parts."""
     require(split in SPLITS, f"dataset.split={split!r} must be one of {', '.join(SPLITS)}")
     require(
         split == "published" or 0 < test_fraction < 1,
         f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded)",
     )
     require(0 <= val_fraction < 1, f"dataset.val_fraction={val_fraction} must be in [0, 1)")
-    for part, name in ((TEST, "test"), (TRAIN, "train")):
+    for code, part in ((TEST, "test"), (TRAIN, "train")):
         require(
-            split != "published" or bool((arrays.split == part).any()),
-            f"dataset.split=published, but this data set has no published {name} part: use dataset.split=merged",
+            split != "published" or bool((arrays.split == code).any()),
+            f"dataset.split=published, but this data set has no published {part} part: use dataset.split=merged",
         )
 
 
 def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None) -> int:
+    """Return num_clients, or the number that the partition determines if it is None."""
     if num_clients is None:
-        default = getattr(partition, "default_num_clients", None)
-        if default is None:
-            raise ConfigError("partition.num_clients is null, but this partition needs a number >= 1")
-        return default(arrays.num_domains)
+        default_num_clients = getattr(partition, "default_num_clients", None)
+        if default_num_clients is None:
+            raise ConfigError(
+                "partition.num_clients is null, but this partition does not determine the number of clients: set it "
+                "to a number >= 1"
+            )
+        return default_num_clients(arrays.num_domains)
     require(num_clients >= 1, f"partition.num_clients={num_clients} must be >= 1")
     return num_clients
 
@@ -233,8 +264,21 @@ def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None)
 def _pools(
     arrays: Arrays, labels: np.ndarray, split: str, test_fraction: float, val_fraction: float, seed: int
 ) -> list[np.ndarray]:
-    """Return the pools: [all], [train, test] or [train, test, validation]."""
-    part = arrays.split
+    """Return the pools of samples that the partition divides, without the extra samples.
+
+    Args:
+        arrays: The data set.
+        labels: The label of each sample to stratify by, [n].
+        split: "merged", "published" or "stratified", as in `build_split`.
+        test_fraction: Fraction of test samples, used by "stratified".
+        val_fraction: If positive, published validation samples are in the training pool.
+        seed: Seed of the stratified split.
+
+    Returns:
+        Sample indices: [all] for "merged", else [train, test] or, with a published validation part, [train, test,
+        validation].
+    """
+    part = arrays.split  # [n]: TRAIN, VAL, TEST or EXTRA
     regular = np.flatnonzero(part != EXTRA)
     if split == "merged":
         return [regular]
@@ -249,14 +293,22 @@ def _pools(
 def _subsample(
     pools: list[np.ndarray], labels: np.ndarray, domain: np.ndarray | None, subset: float, seed: int
 ) -> list[np.ndarray]:
-    """Return round(subset n_k) samples, at least one, of each class k of each client site in each pool.
+    """Return a random part of each pool, stratified by class and client site.
 
-    A separate generator is used, so that the random numbers of the partition do not depend on the subset.
+    Args:
+        pools: Sample indices of each pool.
+        labels: Label of each sample of the data set, [n].
+        domain: Client site of each sample of the data set, [n], or None.
+        subset: Fraction to return: round(subset n_k) of the n_k samples of a class of a site in a pool, at least one.
+        seed: Seed of a generator of its own, so that the random numbers of the partition do not depend on the subset.
+
+    Returns:
+        The chosen sample indices of each pool, in the pool's order.
     """
     require(0 < subset <= 1, f"dataset.subset={subset} must be in (0, 1]")
     rng = np.random.RandomState(seed)
-    keys = np.stack([labels, np.zeros_like(labels) if domain is None else domain])  # [2, n]
-    _, groups = np.unique(keys, axis=1, return_inverse=True)  # [n]
+    label_and_site = np.stack([labels, np.zeros_like(labels) if domain is None else domain])  # [2, n]
+    _, groups = np.unique(label_and_site, axis=1, return_inverse=True)  # [n], one group for each pair
     used = np.zeros(len(labels), bool)  # [n]
     for pool in pools:
         for members in group_by_class(groups.reshape(-1), pool):
@@ -272,7 +324,10 @@ def _stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> li
     try:
         train, test = train_test_split(positions, test_size=test_fraction, random_state=seed, stratify=labels)
     except ValueError as error:
-        raise ConfigError(f"dataset.split=stratified is not possible: {error}") from error
+        raise ConfigError(
+            f"dataset.split=stratified with dataset.test_fraction={test_fraction} is not possible: {error}: change "
+            "test_fraction, or use dataset.split=merged"
+        ) from error
     return [np.asarray(train), np.asarray(test)]
 
 
@@ -283,10 +338,20 @@ def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
 def _hold_out(
     lists: Ragged, fraction: float, rng: np.random.RandomState, labels: np.ndarray, subject: np.ndarray | None
 ) -> tuple[Ragged, Ragged]:
-    """Hold out a fraction of each client's samples at random; returns the samples held out, and the others.
+    """Hold out a fraction of each client's samples at random.
 
     Of n samples, floor((1 - fraction) n) are kept, at least one.  The first samples of each permutation are held out,
     as in scikit-learn's ShuffleSplit.  With subjects, whole subjects are held out.
+
+    Args:
+        lists: Samples of each client.
+        fraction: Fraction to hold out.
+        rng: The generator of the permutations, one for each client in their order.
+        labels: Label of each sample of the data set, [n], used only with subjects, which are stratified by it.
+        subject: Subject (patient) of each sample of the data set, [n], or None.
+
+    Returns:
+        The samples held out, and the samples kept, of each client.
     """
     if subject is not None:
         parts = split_by_subject([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
@@ -303,7 +368,7 @@ def _hold_out(
 
 
 def _advice(partition: Partition) -> str:
-    """Return what to do about clients with too few samples."""
+    """Return the end of an error message: what the user can do about clients with too few samples."""
     if not hasattr(partition, "default_num_clients"):
         return "lower partition.num_clients or make the partition more even"
     path = getattr(partition, "path", None)
@@ -324,10 +389,13 @@ def _require_two(lists: Ragged, partition: Partition) -> None:
 
 def _check_split(split: Split, num_clients: int, num_samples: int, partition: Partition) -> None:
     """Require training and test samples of each client, and each sample in one part of one client only."""
-    name = type(partition).__name__
+    partition_name = type(partition).__name__
     for part in ("train", "test", "val"):
         lists: Ragged = getattr(split, part)
-        require(len(lists) == num_clients, f"{name} returned {len(lists)} {part} lists for {num_clients} clients")
+        require(
+            len(lists) == num_clients,
+            f"{partition_name} returned {len(lists)} {part} lists for {num_clients} clients: it must return one each",
+        )
         empty = np.flatnonzero(lists.sizes == 0)
         if part != "val" and len(empty):
             raise ConfigError(
@@ -338,18 +406,18 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
     times = np.bincount(assigned, minlength=num_samples)
     require(
         len(times) == num_samples,
-        f"{name} assigned sample {len(times) - 1:,}, but the data set has {num_samples:,} samples",
+        f"{partition_name} assigned sample {len(times) - 1:,}, but this data set has samples 0 to {num_samples - 1:,}",
     )
     repeated = np.flatnonzero(times > 1)
     if len(repeated):
         sample = int(repeated[0])
         raise ConfigError(
-            f"{name} assigned {len(repeated):,} samples to more than one client or part: sample {sample} to "
-            f"{', '.join(_find_sample(split, sample))}"
+            f"{partition_name} assigned {len(repeated):,} samples to more than one client or part, for example sample "
+            f"{sample} to {', '.join(_find_sample(split, sample))}: it must assign each sample at most once"
         )
 
 
 def _find_sample(split: Split, sample: int) -> list[str]:
-    """Return the clients and parts that contain a sample."""
+    """Return the places that contain a sample, such as "client 3 (train)"."""
     parts = {"train": split.train, "val": split.val, "test": split.test}
     return [f"client {i} ({part})" for part, lists in parts.items() for i in lists.owners()[lists.indices == sample]]

@@ -23,7 +23,8 @@ class ClassDisjoint:
     Args:
         class_seed: Seed of the order of the classes.  The shots depend on partition.seed.
         shots: Training samples of each class.  None: all.  Needs dataset.split=published or stratified.
-        short_classes: Classes with fewer training samples than shots: refuse, or keep what they have.
+        short_classes: What to do about classes with fewer training samples than shots: "refuse" the partition, or
+            "keep" all training samples of these classes.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ClassDisjoint:
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
         """Assign whole classes (see Partition.assign)."""
-        class_client = self._assign_classes(len(np.unique(labels)), num_clients)  # [C]
+        client_of_class = self._assign_classes(len(np.unique(labels)), num_clients)  # [C]
         require(
             self.shots is None or len(pools) > 1,
             f"partition.shots={self.shots} limits training samples only: set dataset.split=published or stratified",
@@ -57,7 +58,7 @@ class ClassDisjoint:
             classes = [rng.permutation(members) for members in group_by_class(labels, pool)]
             if i == 0 and self.shots is not None:
                 classes = [members[: self.shots] for members in classes]
-            clients = np.repeat(class_client, [len(members) for members in classes])  # [total]
+            clients = np.repeat(client_of_class, [len(members) for members in classes])  # [total]
             assigned.append(Ragged.from_owners(np.concatenate(classes), clients, num_clients))
         return assigned
 
@@ -71,18 +72,18 @@ class ClassDisjoint:
         )
         order = list(range(num_classes))
         random.Random(self.class_seed).shuffle(order)
-        client = np.empty(num_classes, np.int64)
-        client[order] = np.minimum(np.arange(num_classes) // per_client, num_clients - 1)
-        return client
+        client_of_class = np.empty(num_classes, np.int64)
+        client_of_class[order] = np.minimum(np.arange(num_classes) // per_client, num_clients - 1)
+        return client_of_class
 
 
 def _require_shots(labels: np.ndarray, pool: np.ndarray, shots: int) -> None:
-    """Require at least that many samples of each class in the pool."""
+    """Raise ConfigError if a class has fewer than ``shots`` samples in the training pool."""
     sizes = [len(members) for members in group_by_class(labels, pool)]  # [C]
     short = [(c, size) for c, size in zip(np.unique(labels), sizes) if size < shots]
     if short:
         raise ConfigError(
             f"partition.shots={shots} is more than the training samples of {len(short):,} of {len(sizes):,} classes "
-            f"(the first is class {short[0][0]}, with {short[0][1]}): lower it, or use all samples of such classes by "
-            "partition.short_classes=keep"
+            f"(the first is class {short[0][0]}, with {short[0][1]}): lower it, or set partition.short_classes=keep to "
+            "use all samples of such classes"
         )

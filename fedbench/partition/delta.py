@@ -28,8 +28,8 @@ class Delta:
 
     Args:
         delta: Negatives per positive of the first clients.
-        counts: Used instead of delta: negatives and positives [N, 2] of each client in the first balanced pool.  Other
-            pools are divided in proportion.
+        counts: Number of negatives and positives of each client in the first balanced pool, [N, 2], used instead of
+            delta.  Other pools are divided in proportion.
     """
 
     leaves_samples_out = True  # by balancing and rounding
@@ -38,7 +38,10 @@ class Delta:
         self.delta = delta
         self.counts = counts
         are_pairs = counts is None or (len(counts) > 0 and all(len(row) == 2 and min(row) >= 0 for row in counts))
-        require(are_pairs, "partition.counts must have a pair of numbers >= 0, [negatives, positives], for each client")
+        require(
+            are_pairs,
+            f"partition.counts must have a pair of numbers >= 0, [negatives, positives], for each client, got {counts}",
+        )
 
     def default_num_clients(self, num_domains: int) -> int:
         """Return N if partition.num_clients is null: the length of counts, or 5."""
@@ -55,16 +58,21 @@ class Delta:
         """Assign negatives and positives by their counts (see Partition.assign)."""
         require(num_clients >= 2, f"partition.num_clients={num_clients} must be at least 2 for partition=delta")
         rows = num_clients if self.counts is None else len(self.counts)
-        require(rows == num_clients, f"partition.num_clients={num_clients}, but partition.counts has {rows} rows")
-        positive = (labels > 0).astype(np.int64)  # [n]
+        require(
+            rows == num_clients,
+            f"partition.num_clients={num_clients}, but partition.counts has {rows} rows: give one row per client, or "
+            "set num_clients to null",
+        )
+        positive = (labels > 0).astype(np.int64)  # [n]: 0 negative, 1 positive
         require(
             bool(0 < positive.sum() < len(labels)),
-            "partition=delta needs negatives (class 0) and positives, but the data set has only one of them",
+            "partition=delta needs negatives (class 0) and positives (other classes), but the data set has only one of "
+            "them: use another partition",
         )
         assigned, first_sizes = [], None
         for pool in pools:
             classes = [rng.permutation(members) for members in group_by_class(positive, pool)]
-            size = min(len(members) for members in classes)
+            size = min(len(members) for members in classes)  # the balanced pool has as many negatives as positives
             classes = [members[:size] for members in classes]
             sizes = np.full(2, size)
             first_sizes = sizes if first_sizes is None else first_sizes
@@ -72,16 +80,26 @@ class Delta:
         return assigned
 
     def _client_counts(self, sizes: np.ndarray, first_sizes: np.ndarray, num_clients: int) -> np.ndarray:
-        """Return each client's negatives and positives in a pool; sizes [2] of this and the first pool.  # [2, N]"""
+        """Return the number of negatives and positives of each client in a pool.
+
+        Args:
+            sizes: Negatives and positives of this balanced pool, [2].
+            first_sizes: Those of the first pool, [2], to which ``self.counts`` refers.
+            num_clients: N.
+
+        Returns:
+            Counts, [2, N] int64.
+        """
         if self.counts is not None:
             counts = np.array(self.counts, np.int64).T  # [2, N]
             for total, available, kind in zip(counts.sum(1), first_sizes, ("negatives", "positives")):
                 require(
                     total <= available,
-                    f"partition.counts asks for {total:,} {kind}, but the balanced pool has {available:,}: lower them",
+                    f"partition.counts asks for {total:,} {kind}, but the balanced pool has {available:,}: lower the "
+                    "counts",
                 )
             return floor_counts(counts * (sizes / first_sizes)[:, None])
-        skewed = max(1, 2 * num_clients // 5)
+        skewed = max(1, 2 * num_clients // 5)  # clients at each end
         client_size = int(sizes.sum()) // num_clients
         major = client_size * self.delta / (1 + self.delta)
         minor = client_size / (1 + self.delta)
@@ -91,14 +109,15 @@ class Delta:
         return floor_counts(counts)
 
 
-LUNA16 = {1: (200, 200), 2: (260, 130), 4: (316, 79), 7: (350, 50)}  # of a skewed client; the balanced one: 200, 200
+# Samples of the more and the less frequent kind of a skewed client, by delta.  The balanced client has 200 and 200.
+LUNA16 = {1: (200, 200), 2: (260, 130), 4: (316, 79), 7: (350, 50)}
 
 
 class DeltaLuna16(Delta):
     """The counts that pFedNet's Luna16 tables imply for five clients.
 
     Args:
-        delta: 1, 2, 4 or 7.
+        delta: Negatives per positive of the first clients: 1, 2, 4 or 7, the values of the tables.
     """
 
     def __init__(self, delta: Literal[1, 2, 4, 7] = 2):

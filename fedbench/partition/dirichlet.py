@@ -12,7 +12,8 @@ from fedbench.core.options import ConfigError, Count, Positive, require
 from fedbench.core.split import Ragged
 from fedbench.partition.base import assign_by_counts, group_by_class
 
-MAX_WORK = 200_000_000  # samples shuffled, and 5 for each share drawn, in all tries: seconds, whatever max_tries is
+# Limits all tries together to some seconds.  Unit: one shuffled sample; drawing one share takes about as long as 5.
+MAX_WORK = 200_000_000
 
 
 class Dirichlet:
@@ -68,8 +69,21 @@ class Dirichlet:
         num_clients: int,
         rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Repeat `_try` until all minima [pools] are met."""
-        largest_minimum = 0
+        """Repeat `_try` until every client has enough samples.
+
+        Args:
+            classes: Samples of each class in each pool.
+            minima: Minimum samples of each client by pool, [pools].
+            num_clients: N.
+            rng: Random numbers.
+
+        Returns:
+            The shuffled classes of the first pool, and the counts [pools, C, N] by pool, class and client.
+
+        Raises:
+            ConfigError: No try met the minima.
+        """
+        largest_minimum = 0  # over the tries, samples of the smallest client in the first pool
         work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
         tries = min(self.max_tries, max(10, MAX_WORK // work))
         for _ in range(tries):
@@ -82,13 +96,23 @@ class Dirichlet:
             f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} "
             f"gave every client min_size={self.min_size} samples (min_test={self.min_test}) in "
             f"{tries:,} tries; the smallest client had at most {largest_minimum}: raise alpha, or lower "
-            "num_clients or min_size"
+            "num_clients, min_size or min_test"
         )
 
     def _try(
         self, classes: list[list[np.ndarray]], num_clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the shuffled classes of the first pool, and counts [pools, C, N] by pool, class and client."""
+        """Draw one partition, which may give some clients too few samples.
+
+        Args:
+            classes: Samples of each class in each pool.
+            num_clients: N.
+            rng: Random numbers.
+
+        Returns:
+            The shuffled classes of the first pool, and the counts [pools, C, N] by pool, class and client.  All counts
+            are 0 if the shares of a class cannot be normalized.
+        """
         counts = np.zeros((len(classes), len(classes[0]), num_clients), np.int64)
         client_sizes = np.zeros(num_clients, np.int64)
         even_size = sum(map(len, classes[0])) / num_clients
@@ -100,7 +124,7 @@ class Dirichlet:
             if self.cap:
                 shares = np.where(client_sizes < even_size, shares, 0.0)
             total = shares.sum()
-            if not 0 < total < np.inf:  # a tiny alpha underflows: this try fails
+            if not 0 < total < np.inf:  # a tiny alpha underflows: counts of 0 make this try fail
                 return shuffled, np.zeros_like(counts)
             shares = shares / total
             for pool, pool_classes in enumerate(classes):
@@ -110,9 +134,10 @@ class Dirichlet:
 
 
 def _share_counts(shares: np.ndarray, n: int) -> np.ndarray:
-    """Divide n samples at floor(cumsum(shares) n); the last client gets the remaining ones.  # [N]
+    """Divide n samples by shares [N], and return the number of samples of each client.  # [N] int64
 
-    Rounding may give the last client one sample although its share is 0, as in the papers' script.
+    The samples are cut at floor(cumsum(shares) n), and the last client gets the remaining ones.  Rounding may give the
+    last client one sample although its share is 0, as in the papers' script.
     """
     boundaries = (np.cumsum(shares) * n).astype(np.int64)[:-1]
     return np.diff(boundaries, prepend=0, append=n)

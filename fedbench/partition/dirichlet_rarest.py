@@ -16,14 +16,15 @@ class DirichletRarest(Dirichlet):
     max_tries = 1000
 
     def labels(self, arrays: Arrays) -> np.ndarray:
-        """Return the label of each sample that the fewest training samples have, the first one of equals.
+        """Return the rarest label of each sample: of its labels, the one that the fewest training samples have.
 
         Returns:
-            Labels, [n] int64; C for a sample without labels.
+            Labels, [n] int64: the first of equally rare ones, and C for a sample without labels.  Data that are not
+            multi-label keep their labels.
         """
         if arrays.task != "multilabel":
             return arrays.labels()
         positive = arrays.targets > 0  # [n, C]
         frequency = positive[arrays.split != TEST].sum(0)  # [C]
-        rarest = np.where(positive, frequency, len(positive) + 1).argmin(1)
+        rarest = np.where(positive, frequency, len(positive) + 1).argmin(1)  # n + 1: never the minimum
         return np.where(positive.any(1), rarest, arrays.num_classes).astype(np.int64)

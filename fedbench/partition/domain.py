@@ -20,10 +20,10 @@ class Domain:
 
     Args:
         clients_per_domain: Number of clients of each site.
-        alpha: How several clients divide a site: null, evenly, else by Dir(alpha).
-        min_size: As in Dirichlet.
-        min_test: As in Dirichlet.
-        cap: As in Dirichlet.
+        alpha: Concentration of the Dirichlet partition of a site among its clients.  None: divide it evenly (IID).
+        min_size: Minimum samples of each client, as in Dirichlet; used only with alpha.
+        min_test: Minimum test samples of each client, as in Dirichlet; used only with alpha.
+        cap: Whether to cap the sizes of clients, as in Dirichlet; used only with alpha.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Domain:
         self.site_partition = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap)
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return the number of clients of num_domains client sites."""
+        """Return the number of clients of all client sites together: num_domains * clients_per_domain."""
         require(
             num_domains > 0,
             "partition=domain needs a data set with client sites: an image folder of site/class folders, "
@@ -47,7 +47,7 @@ class Domain:
         return num_domains * self.clients_per_domain
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the client sites if each is one client."""
+        """Return the names of the client sites; None if they have no names or several clients each."""
         names = arrays.domain_names if self.clients_per_domain == 1 else None
         return None if names is None else names[: arrays.num_domains]
 
@@ -76,13 +76,14 @@ class Domain:
     def _divide_site(
         self, labels: np.ndarray, pools: list[np.ndarray], site: int, rng: np.random.RandomState
     ) -> list[Ragged]:
+        """Divide the samples of one client site, a part of each pool, among its clients: for each pool, their lists."""
         try:
             return self.site_partition.assign(labels, pools, self.clients_per_domain, rng)
         except ConfigError as error:
             raise ConfigError(f"client site {site}: {error}") from error
 
 
-def _concatenate(parts: list[Ragged]) -> Ragged:
-    """Return the clients of all parts, one part after the other."""
-    indices = np.concatenate([part.indices for part in parts])
-    return Ragged.from_sizes(indices, np.concatenate([part.sizes for part in parts]))
+def _concatenate(by_site: list[Ragged]) -> Ragged:
+    """Return the lists of the clients of all sites, one site after the other."""
+    indices = np.concatenate([lists.indices for lists in by_site])
+    return Ragged.from_sizes(indices, np.concatenate([lists.sizes for lists in by_site]))

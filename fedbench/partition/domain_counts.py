@@ -24,7 +24,10 @@ class DomainCounts:
     def __init__(self, counts: list[list[int]]):
         widths = {len(row) for row in counts}
         is_table = len(widths) == 1 and 0 not in widths and all(count >= 0 for row in counts for count in row)
-        require(is_table, "partition.counts must have a row for each client with a count >= 0 for each client site")
+        require(
+            is_table,
+            f"partition.counts must have a row for each client with a count >= 0 for each client site, got {counts}",
+        )
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
     def default_num_clients(self, num_domains: int) -> int:
@@ -41,10 +44,17 @@ class DomainCounts:
     ) -> list[Ragged]:
         """Assign samples by the table (see Partition.assign)."""
         if domain is None:
-            raise ConfigError("partition=domain_counts needs a data set with client sites, but this one has none")
+            raise ConfigError(
+                "partition=domain_counts needs a data set with client sites, but this one has none: use another "
+                "partition"
+            )
         num_sites = int(domain.max()) + 1
         columns, rows = self.counts.shape
-        require(num_clients == rows, f"partition.num_clients={num_clients}, but partition.counts has {rows} rows")
+        require(
+            num_clients == rows,
+            f"partition.num_clients={num_clients}, but partition.counts has {rows} rows: give one row per client, or "
+            "set num_clients to null",
+        )
         require(
             num_sites == columns,
             f"partition.counts has {columns} columns, but the data set has {num_sites} client sites: give one each",
@@ -54,11 +64,12 @@ class DomainCounts:
             require(
                 total <= first_sizes[site],
                 f"partition.counts asks for {total:,} samples of client site {site}, but there are "
-                f"{first_sizes[site]:,}: lower them",
+                f"{first_sizes[site]:,}: lower the counts",
             )
         assigned = []
         for pool in pools:
-            members = [rng.permutation(pool[domain[pool] == site]) for site in range(num_sites)]
-            fraction = np.array([len(m) for m in members]) / np.maximum(first_sizes, 1)  # [D], 1 for the first pool
-            assigned.append(assign_by_counts(members, floor_counts(self.counts * fraction[:, None])))
+            by_site = [rng.permutation(pool[domain[pool] == site]) for site in range(num_sites)]
+            sizes = np.array([len(samples) for samples in by_site])  # [D]
+            fraction = sizes / np.maximum(first_sizes, 1)  # [D], 1 for the first pool
+            assigned.append(assign_by_counts(by_site, floor_counts(self.counts * fraction[:, None])))
         return assigned

@@ -54,13 +54,17 @@ class File:
 
     Args:
         path: The file.
-        trust: Name of a pickle that may run code.  None: no pickle may.
+        trust: The name of the file, without its folder, if it is a pickle that may run code.  None: no pickle may.
     """
 
     leaves_samples_out = True  # those that the file does not contain
 
     def __init__(self, path: str | None = None, trust: str | None = None):
-        require(path is not None, "partition=file needs partition.path=<partition.npz of a run, or index lists>")
+        require(
+            path is not None,
+            "partition=file needs a file: set partition.path to the partition.npz of a run, or to a file of sample "
+            "indices",
+        )
         self.path = Path(str(path))
         self.trust = trust
 
@@ -75,7 +79,7 @@ class File:
             arrays: The data set.
 
         Raises:
-            ConfigError: The file is from another data set.
+            ConfigError: The file has indices that are not in the data set, or belongs to a run on other data.
         """
         lists = self.content.lists
         for part, client_samples in lists.items():
@@ -117,28 +121,28 @@ class File:
             ".npy": _read_npy,
             ".pkl": _read_trusted_pickle if self.trust == self.path.name else _read_pickle,
         }
-        key = f"partition.path={self.path}"
+        option = f"partition.path={self.path}"
         reader = readers.get(self.path.suffix.lower())
         if reader is None:
-            raise ConfigError(f"{key} must end in {', '.join(readers)}")
-        require(self.path.is_file(), f"{key} does not exist or is not a file")
+            raise ConfigError(f"{option} must end in {', '.join(readers)}")
+        require(self.path.is_file(), f"{option} does not exist or is not a file")
         try:
             content = reader(self.path)
         except ConfigError:
             raise
         except NotPlainError as refused:
-            raise ConfigError(not_plain(key, refused, f"partition.trust={self.path.name}")) from None
+            raise ConfigError(not_plain(option, refused, f"partition.trust={self.path.name}")) from None
         except Exception as error:  # of zip files, JSON, numbers or pickles
-            raise ConfigError(f"{key} cannot be read as index lists: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{option} cannot be read as index lists: {type(error).__name__}: {error}") from error
         lists = content.lists
         sizes = {len(client_samples) for client_samples in lists.values()}
-        require(len(sizes) == 1 and 0 not in sizes, f"{key} must have a list for each client in each of its parts")
+        require(len(sizes) == 1 and 0 not in sizes, f"{option} must have a list for each client in each of its parts")
         require(
             lists.keys() == {""} or {"train", "test"} <= lists.keys() <= {*PARTS},
-            f"{key} has the parts {', '.join(map(str, lists))}, but must have train and test (and optionally val) or "
-            "no parts",
+            f"{option} has the parts {', '.join(map(str, lists))}, but must have train and test (and optionally "
+            "val) or no parts",
         )
-        check_spelling(content.names or (), f"{key}: the clients")
+        check_spelling(content.names or (), f"{option}: the clients")
         return content
 
     def _check_run(self, arrays: Arrays) -> None:
@@ -164,12 +168,14 @@ class File:
 
 
 def _indices(values: Any) -> np.ndarray:
-    """Convert a list of integers to int64.  # [m]"""
+    """Return a list of sample indices as int64.  Raise ConfigError if they are not whole numbers.  # [m]"""
     array = np.asarray(values)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ConfigError("partition.path: a list of samples must have whole numbers only, such as [0, 5, 7]")
+        raise ConfigError(
+            f"partition.path: a list of samples must have whole numbers only, such as [0, 5, 7], got {str(values)[:60]}"
+        )
     return array.astype(np.int64)
 
 
@@ -224,13 +230,16 @@ def _group_by_client(samples: np.ndarray, client: np.ndarray, num_clients: int =
 
 
 def _sorted_names(names: Mapping[str, Any] | Sequence[str]) -> list[Any]:
-    """Return the names of clients in numerical order if all are numbers, else in their order."""
+    """Return the names of clients in numerical order if all are numbers, else in the given order."""
     listed = list(names)
     return sorted(listed, key=int) if all(str(name).isdecimal() for name in listed) else listed
 
 
 def _parse(value: Any) -> Content:
-    """Parse one of the forms of .json: by client, by client and part, or by part and client."""
+    """Return the content of a .json or .pkl file in one of the forms in this module's docstring.
+
+    These are lists by client, by client and part, or by part and client.
+    """
     if isinstance(value, Mapping) and "data_indices" in value:  # FL-bench
         value = value["data_indices"]
     if isinstance(value, Mapping) and {*value} <= {*PARTS}:
@@ -245,7 +254,7 @@ def _parse(value: Any) -> Content:
 
 
 def _parse_parts(value: Mapping[str, Any]) -> Content:
-    """Parse lists by part and client.  Parts with named clients may have them in any order."""
+    """Return the content of {part: lists of the clients}.  Parts with named clients may have them in any order."""
     first = next(iter(value.values()))
     names = _sorted_names(first) if isinstance(first, Mapping) else None
     lists = {}

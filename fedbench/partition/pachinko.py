@@ -46,8 +46,8 @@ class Pachinko:
         """Draw the samples of one client after the other (see Partition.assign)."""
         superclass = self._superclasses(int(labels.max()) + 1)  # [C]
         all_samples = np.concatenate(pools)
-        members = [rng.permutation(all_samples[labels[all_samples] == c]) for c in range(len(superclass))]
-        remaining = np.array([len(m) for m in members])  # [C]
+        members = [rng.permutation(all_samples[labels[all_samples] == c]) for c in range(len(superclass))]  # by class
+        remaining = np.array([len(m) for m in members])  # [C], the first ones of each class
         client_size = len(all_samples) // num_clients
         client_samples = []
         for _ in range(num_clients):
@@ -64,9 +64,9 @@ class Pachinko:
         ]
 
     def _superclasses(self, num_classes: int) -> np.ndarray:
-        """Return the superclass of each class.  # [C]"""
+        """Return the superclass of each of the C classes, from ``coarse`` or for CIFAR-100.  # [C]"""
         coarse = CIFAR100 if self.coarse is None else self.coarse
-        found = "null means those of CIFAR-100" if self.coarse is None else f"it has {len(coarse)}"
+        found = "null means the 100 classes of CIFAR-100" if self.coarse is None else f"it has {len(coarse)} values"
         require(
             len(coarse) == num_classes,
             f"partition.coarse must list the superclass of each of the {num_classes} classes, but {found}",
@@ -78,7 +78,17 @@ class Pachinko:
     def _draw_classes(
         self, count: int, remaining: np.ndarray, superclass: np.ndarray, rng: np.random.RandomState
     ) -> np.ndarray:
-        """Draw the classes of a client's samples, at most remaining [C] of each.  # [count]"""
+        """Draw the classes of a client's samples.
+
+        Args:
+            count: Number of samples of the client.
+            remaining: Samples of each class that no earlier client got, [C].  Not changed.
+            superclass: Superclass of each class, [C].
+            rng: Random numbers.
+
+        Returns:
+            The class of each sample, [count].  No class occurs more often than ``remaining`` allows.
+        """
         remaining = remaining.copy()
         available = np.unique(superclass[remaining > 0])
         p_superclass = np.zeros(superclass.max() + 1)  # [superclasses]
@@ -101,10 +111,19 @@ class Pachinko:
 def _probabilities(
     p_superclass: np.ndarray, p_class: np.ndarray, available: np.ndarray, superclass: np.ndarray
 ) -> np.ndarray:
-    """Return the probability of each available class: that of its superclass times that within it.  # [C]
+    """Return the probability of each class: that of its superclass times that within its superclass.
 
-    If a tiny alpha leaves all probability to exhausted classes, the others are equally likely.
+    Args:
+        p_superclass: Probability of each superclass, [superclasses].
+        p_class: Probability of each class within its superclass, [C].
+        available: Whether a class has samples left, [C] bool.  The other classes have probability 0.
+        superclass: Superclass of each class, [C].
+
+    Returns:
+        Probabilities, [C].  If a tiny alpha leaves all probability to classes without samples, the others are equally
+        likely.
     """
+    # 1e-300 replaces probabilities that a tiny alpha or beta rounds to 0 or NaN, so that the sums below are not 0.
     p_class = np.where(available, np.maximum(np.nan_to_num(p_class), 1e-300), 0.0)
     total = np.bincount(superclass, p_class, len(p_superclass))  # [superclasses]
     p_superclass = np.where(total > 0, np.maximum(np.nan_to_num(p_superclass), 1e-300), 0.0)
@@ -113,10 +132,18 @@ def _probabilities(
 
 
 def _count_until_exhausted(classes: np.ndarray, remaining: np.ndarray) -> int:
-    """Return the number of drawn classes up to the first one that exhausts its class, else all of them."""
+    """Return how many draws are valid: up to the first one that takes the last sample of its class.
+
+    Args:
+        classes: Class of each draw, [count].
+        remaining: Samples left of each class before these draws, [C].
+
+    Returns:
+        A number from 1 to count; count if no class is exhausted.
+    """
     order = np.argsort(classes, kind="stable")
     counts = np.bincount(classes, minlength=len(remaining))
     earlier = np.empty(len(classes), np.int64)  # earlier draws of the same class
     earlier[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
-    last = np.flatnonzero(earlier + 1 == remaining[classes])
-    return int(last[0]) + 1 if len(last) else len(classes)
+    exhausting = np.flatnonzero(earlier + 1 == remaining[classes])
+    return int(exhausting[0]) + 1 if len(exhausting) else len(classes)

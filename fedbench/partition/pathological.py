@@ -20,7 +20,7 @@ class Pathological:
 
     Args:
         classes_per_client: Classes of each client, at most C.
-        distinct: Whether the classes of a client must be distinct.
+        distinct: Whether a client's classes are distinct.  If False, it may get a class twice, and thus fewer classes.
     """
 
     def __init__(self, classes_per_client: Count = 2, distinct: bool = False):
@@ -53,15 +53,24 @@ class Pathological:
         return assign_by_shares(labels, pools, shares, rng)
 
     def _draw_classes(self, num_classes: int, num_clients: int, rng: np.random.RandomState) -> np.ndarray:
-        """Return the classes of each client.  # [N, classes_per_client]"""
+        """Cut concatenated random permutations of the C classes into the classes of each client.
+
+        Args:
+            num_classes: C.
+            num_clients: N.
+            rng: The generator of the permutations.
+
+        Returns:
+            The classes of each client, [N, classes_per_client].  A class may be repeated unless ``distinct``.
+        """
         per_client = self.classes_per_client
         classes: list[int] = []
         for _ in range(num_clients * per_client // num_classes + 1):
             order = rng.permutation(num_classes).tolist()
             started = len(classes) % per_client  # classes of the client that crosses the end of the permutation
             if self.distinct and started:
-                has = set(classes[-started:])
-                new = [c for c in order if c not in has][: per_client - started]
-                order = new + [c for c in order if c not in new]
+                already = set(classes[-started:])
+                new = [c for c in order if c not in already][: per_client - started]
+                order = new + [c for c in order if c not in new]  # the classes that complete this client come first
             classes += order
         return np.array(classes[: num_clients * per_client]).reshape(num_clients, per_client)

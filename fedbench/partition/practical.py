@@ -40,6 +40,7 @@ class Practical:
         return assign_by_shares(labels, pools, np.array(rows), rng)
 
     def _client_shares(self, num_clients: int) -> np.ndarray:
+        """Return the shares of a class before they are permuted over the clients.  # [N]"""
         if self.shares is None:
             require(
                 num_clients >= 3,

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from fedbench.models.noise_predictor import NoisePredictor
 from fedbench.tasks.denoising import Schedule
 
-Predictor = Callable[[dict[str, Tensor]], Tensor]  # from "image", "step" and "label" to a velocity
+# From a dict of noisy "image" [B, C, H, W], "step" [B] and one-hot "label" [B, classes] to a velocity [B, C, H, W].
+Predictor = Callable[[dict[str, Tensor]], Tensor]
 
 
 def ddim(
@@ -40,14 +41,14 @@ def ddim(
     times = torch.linspace(len(schedule.alpha_bar) - 1, 0, steps).round().long()
     x = start
     for i, t in enumerate(times):
-        a = schedule.alpha_bar[t]
+        alpha_bar = schedule.alpha_bar[t]
         velocity = predict({"image": x, "step": t.expand(len(x)), "label": label})
-        image = a.sqrt() * x - (1 - a).sqrt() * velocity
+        image = alpha_bar.sqrt() * x - (1 - alpha_bar).sqrt() * velocity  # x_0 of the definition of the velocity
         if clip:
             image = image.clamp(-1, 1)
-        noise = (x - a.sqrt() * image) / (1 - a).sqrt()
-        next_a = schedule.alpha_bar[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
-        x = next_a.sqrt() * image + (1 - next_a).sqrt() * noise
+        noise = (x - alpha_bar.sqrt() * image) / (1 - alpha_bar).sqrt()
+        next_alpha_bar = schedule.alpha_bar[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
+        x = next_alpha_bar.sqrt() * image + (1 - next_alpha_bar).sqrt() * noise  # equation 12 with sigma = 0
     return x
 
 
@@ -57,13 +58,14 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     Args:
         average: The module with the average.
         model: The module with the current parameters.
-        decay: The decay; in early steps it is step / (step + 10), so that initial weights have little influence.
-        step: The index of the training step.
+        decay: The decay of late steps.  In early steps it is step / (step + 10), if that is smaller, so that initial
+            weights have little influence.
+        step: The index of the training step, from 0.
     """
-    d = min(decay, step / (step + 10))
+    current_decay = min(decay, step / (step + 10))
     with torch.no_grad():
         for mean, current in zip(average.parameters(), model.parameters()):
-            mean.lerp_(current, 1 - d)
+            mean.lerp_(current, 1 - current_decay)  # current_decay * mean + (1 - current_decay) * current
 
 
 def train(
@@ -84,7 +86,7 @@ def train(
     Args:
         images: The training images [n, C, H, W] in [-1, 1].
         labels: Their classes [n].
-        num_classes: The number of classes.
+        num_classes: The number of classes, the width of the one-hot labels.
         schedule: The noise schedule.
         steps: The number of training steps.
         width: The channels of the model's first level.
@@ -94,9 +96,9 @@ def train(
         generator: The generator of all random numbers: weights, batches, noise steps and noise.
 
     Returns:
-        The model with the moving average of the weights, and the loss of each step.
+        The model with the moving average of the weights, and the mean squared error of the velocity in each step.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # modules draw weights from the global generator, which is restored
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         model = NoisePredictor({"image": tuple(images.shape[1:]), "step": (), "label": (num_classes,)}, width)
     one_hot = F.one_hot(labels, num_classes).float()  # [n, classes]

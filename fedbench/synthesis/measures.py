@@ -20,7 +20,8 @@ def bounds(
 ) -> dict[str, float]:
     """Return Frechet distances of real images, synthesized images and noise to one half of the real images.
 
-    All sets have n images, the smaller of half the real and all synthesized ones, because distances depend on n.
+    All sets have the same number n of images, because distances depend on n: half the number of real images, or the
+    number of synthesized ones if that is smaller.
     Distances are averaged over random halves, because a few unusual images can dominate one half of a small client.
 
     Args:
@@ -34,10 +35,11 @@ def bounds(
         n_fid: n; fid_real: the distance of the other half; fid: of the synthesized images; fid_noise: of normal noise
         with the mean and standard deviation of the real images per channel.  Distances are NaN if n < 2.
     """
-    n, names = min(len(real) // 2, len(synthetic)), ("fid_real", "fid", "fid_noise")
+    n = min(len(real) // 2, len(synthetic))
+    names = ("fid_real", "fid", "fid_noise")
     if n < 2:
         return {"n_fid": n, **dict.fromkeys(names, np.nan)}
-    mean, std = (f(real, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.std))
+    mean, std = (statistic(real, axis=(0, 2, 3), keepdims=True) for statistic in (np.mean, np.std))  # [1, C, 1, 1]
     noise = np.clip(rng.normal(mean, std, (n, *real.shape[1:])).round(), 0, 255).astype(np.uint8)
     real_features, synthetic_features, noise_features = features(real), features(synthetic), features(noise)
     distances = []
@@ -50,9 +52,9 @@ def bounds(
 
 
 def pairwise_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distances of images a [n, C, H, W] to images b [m, C, H, W].  # [n, m]"""
-    x, y = (images.reshape(len(images), -1).astype(np.float64) for images in (a, b))
-    squared = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
+    """Return the distance of each image of a [n, C, H, W] to each image of b [m, C, H, W].  # [n, m]"""
+    x, y = (images.reshape(len(images), -1).astype(np.float64) for images in (a, b))  # [n, pixels], [m, pixels]
+    squared = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T  # |x|^2 + |y|^2 - 2 x.y
     return np.sqrt(np.maximum(squared, 0) / x.shape[1])
 
 
@@ -66,9 +68,9 @@ def neighbours(synthetic: np.ndarray, train: np.ndarray, test: np.ndarray) -> di
     """Compare distances to the nearest training image, to detect copies of training images.
 
     Args:
-        synthetic: The synthesized images.
-        train: The training images.
-        test: Real images that were not trained on.
+        synthetic: The synthesized images, uint8 [n, C, H, W].
+        train: The training images, uint8 [n_train, C, H, W].
+        test: Real images that were not trained on, uint8 [n_test, C, H, W].
 
     Returns:
         nearest: the median distance of synthesized images; nearest_real: that of test images; closer: the fraction of
@@ -85,7 +87,15 @@ def neighbours(synthetic: np.ndarray, train: np.ndarray, test: np.ndarray) -> di
 
 
 def diversity(images: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean distance of two images of a class, averaged over the classes with at least two images."""
+    """Return the mean distance of two images of a class, averaged over the classes with at least two images.
+
+    Args:
+        images: uint8 [n, C, H, W].
+        labels: The class of each image, [n].
+
+    Returns:
+        The mean distance, or NaN if no class has two images.
+    """
     means = []
     for label in np.unique(labels):
         x = images[labels == label]

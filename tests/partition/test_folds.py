@@ -74,7 +74,9 @@ def test_mistakes_are_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"set dataset\.val_fraction=0"):
         hold_out_fold(build_split(arrays, IID(), 2, 0, val_fraction=0.2), arrays, 5, 0, 0)
     tiny = build_split(table(4), IID(), 2, 0, test_fraction=0.5)
-    with pytest.raises(ConfigError, match=r"client 0 has 1 training sample\(s\), and all would be in fold 0"):
+    with pytest.raises(
+        ConfigError, match=r"client 0 has 1 training sample\(s\), and all would be in its validation fold 0"
+    ):
         hold_out_fold(tiny, table(4), 5, 0, 0)
 
 

@@ -468,7 +468,7 @@ def test_pachinko_superclasses_of_cifar_100():
     """The table against the superclasses as CIFAR-100's page lists them."""
     from fedbench.data.images.cifar import CIFAR100 as Source
 
-    names = Source.names.split()
+    names = Source.classes.split()
     assert len(names) == len(CIFAR100) == 100 and np.bincount(CIFAR100).tolist() == [5] * 20
     for coarse, fine in {
         0: "beaver dolphin otter seal whale",
@@ -602,7 +602,7 @@ def test_other_targets_are_partitioned_by_their_label(kind: str):
         (IID(), 1000, {}, "too few for training and testing: lower partition.num_clients"),
         (IID(), 400, {"split": "published"}, "at most the number of test samples, 360"),
         (IID(), 0, {}, "must be >= 1"),
-        (IID(), None, {}, "needs a number"),
+        (IID(), None, {}, "set it to a number >= 1"),
         (IID(), 10, {"test_fraction": 0.0}, "test_fraction=0.0"),
         (IID(), 10, {"val_fraction": 1.0}, "val_fraction=1.0"),
         (IID(), 10, {"split": "official"}, "'official' must be one of"),
@@ -619,7 +619,7 @@ def test_other_targets_are_partitioned_by_their_label(kind: str):
         (ClassDisjoint(), 6, {}, "is not possible with 10 classes"),
         (ClassDisjoint(shots=4), 5, {}, "set dataset.split=published"),
         (ClassDisjoint(shots=200), 5, {"split": "published"}, "10 of 10 classes"),
-        (Pachinko(), 5, {}, "each of the 10 classes, but null means those of CIFAR-100"),
+        (Pachinko(), 5, {}, "each of the 10 classes, but null means the 100 classes of CIFAR-100"),
         (Pachinko(coarse=[0, 1]), 5, {}, "of the 10 classes, but it has 2"),
         (Pachinko(coarse=[-1] * 10), 5, {}, "whole numbers >= 0"),
         (Domain(), 5, {}, "4 client sites"),
@@ -657,7 +657,9 @@ def test_a_partition_that_doubles_a_sample_is_caught(digits: Arrays):
         def assign(self, labels, pools, num_clients, rng, domain=None):
             return [[np.arange(10)] * num_clients]
 
-    with pytest.raises(ConfigError, match=r"10 samples to more than one client or part: sample 0 to client 0"):
+    with pytest.raises(
+        ConfigError, match=r"10 samples to more than one client or part, for example sample 0 to client 0"
+    ):
         build_split(digits, Wrong(), 3, 0)
 
 

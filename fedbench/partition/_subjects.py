@@ -50,7 +50,7 @@ def _assign_parts(
         labels: Label of each sample of the client, [n_i].
         subject: Subject of each sample of the client, [n_i].
         fraction: Fraction of the samples of each stratum to hold out.
-        part: UNDECIDED, KEPT or HELD_OUT for each subject of the data set, changed in place.
+        part: UNDECIDED, TRAIN or HELD_OUT for each subject of the data set, changed in place.
         rng: The generator that orders the subjects of each stratum.
     """
     ids, inverse = np.unique(subject, return_inverse=True)  # [S], [n_i]

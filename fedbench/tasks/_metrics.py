@@ -13,25 +13,35 @@ from fedbench.tasks.base import ratio
 
 
 def client_of_sample(offsets: np.ndarray) -> np.ndarray:
-    """Return the client of each sample.  # [n]"""
+    """Return the client of each sample, from offsets [N + 1].  # [n]"""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 def count_by_class(label: np.ndarray, client: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:
-    """Count the samples of each client and class, from the label [n] and client [n] of each sample.  # [N, C]"""
-    pair = client * num_classes + label
+    """Count the samples of each client and class.
+
+    Args:
+        label: Class of each sample, [n].
+        client: Client of each sample, [n].
+        num_clients: N.
+        num_classes: C.
+
+    Returns:
+        Counts, [N, C] int64.
+    """
+    pair = client * num_classes + label  # [n], one number for each pair of client and class
     return np.bincount(pair, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
 
 
 def sum_by_client(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Sum values [n, R] over the samples of each client.  # [N, R]"""
+    """Sum the columns of values [n, R] over the samples of each client, from offsets [N + 1].  # [N, R]"""
     client = client_of_sample(offsets)
     num_clients = len(offsets) - 1
     return np.stack([np.bincount(client, values[:, r], num_clients) for r in range(values.shape[1])], axis=1)
 
 
 def nan_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of values [N, C] over C without NaN; NaN if all are.  # [N]"""
+    """Return the mean of each row of values [N, C] without its NaN; NaN for a row of NaN only.  # [N]"""
     defined = ~np.isnan(values)
     return ratio(np.where(defined, values, 0).sum(1), defined.sum(1))
 
@@ -49,7 +59,8 @@ def answer_scores(
         offsets: Where the samples of each client begin, [N + 1].
 
     Returns:
-        accuracy, accuracy_open and accuracy_closed, and ceiling: the share of questions whose answer is in the list.
+        accuracy: of all questions; accuracy_open and accuracy_closed: of open and closed questions; ceiling: the
+        fraction of questions whose answer is in the client's list, which accuracy cannot exceed.
     """
     columns = np.stack([question, closed, correct, correct & closed, in_list], 1)
     total, total_closed, num_correct, correct_closed, answerable = sum_by_client(columns, offsets).T  # [N] each
@@ -61,24 +72,27 @@ def answer_scores(
     }
 
 
-def weighted_binary_f1(tp: np.ndarray, p: np.ndarray, true: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Return the F1 of "yes" and "no" for binary decisions, weighted by how often each is true.  # [N]
+def weighted_binary_f1(tp: np.ndarray, predicted: np.ndarray, actual: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return the mean of the F1 of "yes" and the F1 of "no", weighted by how often each is true.
 
     Args:
-        tp: True positives of each client, [N].
-        p: Predicted positives, [N].
-        true: Actual positives, [N].
-        total: Decisions, [N].
+        tp: "Yes" decisions of each client that are correct (true positives), [N].
+        predicted: "Yes" decisions, [N].
+        actual: Decisions where "yes" is true, [N].
+        total: All decisions, [N].
 
-    An undefined F1 counts as 0.
+    Returns:
+        Weighted F1, [N].  An undefined F1 of "yes" or "no" counts as 0.  NaN: the client has no decisions.
     """
-    f1_yes = ratio(2 * tp, p + true)
-    f1_no = ratio(2 * (total - p - true + tp), 2 * total - p - true)
-    return ratio(true * np.nan_to_num(f1_yes) + (total - true) * np.nan_to_num(f1_no), total)
+    f1_yes = ratio(2 * tp, predicted + actual)
+    f1_no = ratio(2 * (total - predicted - actual + tp), 2 * total - predicted - actual)
+    return ratio(actual * np.nan_to_num(f1_yes) + (total - actual) * np.nan_to_num(f1_no), total)
 
 
 def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the area under the ROC curve of each client and column; ties count half.
+    """Return the area under the ROC curve of each client and class, by the ranks of the scores (Mann-Whitney U).
+
+    A pair of a positive and a negative with equal scores counts half.
 
     Args:
         scores: Scores of the positive class, [n, C].
@@ -94,38 +108,47 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
     area = np.empty((num_clients, scores.shape[1]))  # [N, C]
     client_bits = client.astype(np.uint64) << np.uint64(33)
     for c in range(scores.shape[1]):
-        # One sort of 64-bit keys (client, score, label) is faster than an argsort by two columns.
+        # One sort of 64-bit keys is faster than an argsort by two columns.  From the highest bit, a key has 31 bits of
+        # the client, 32 of the score and 1 of the label.
         score_bits = _sortable_bits(scores[:, c]).astype(np.uint64) << np.uint64(1)
         keys = np.sort(client_bits | score_bits | positive[:, c].astype(np.uint64))  # [n], still in client order
         label = (keys & np.uint64(1)).astype(np.float64)  # [n]
         tie = keys >> np.uint64(1)  # [n], equal for the tied samples of a client
-        first = np.flatnonzero(np.append(True, tie[1:] != tie[:-1])[: len(tie)])  # [ties]
-        length = np.diff(np.append(first, len(tie)))
-        rank = np.repeat(first + (length - 1) / 2, length) - start  # [n], from 0 within the client
+        first = np.flatnonzero(np.append(True, tie[1:] != tie[:-1])[: len(tie)])  # [ties], where each group begins
+        length = np.diff(np.append(first, len(tie)))  # [ties]
+        rank = np.repeat(first + (length - 1) / 2, length) - start  # [n], mean of the tied ranks, from 0 per client
         ones = np.bincount(client, label, num_clients)  # [N]
         zeros = np.diff(offsets) - ones
-        rank_sum = np.bincount(client, label * rank, num_clients)  # [N]
-        area[:, c] = ratio(rank_sum - ones * (ones - 1) / 2, ones * zeros)
+        rank_sum = np.bincount(client, label * rank, num_clients)  # [N], of the positives
+        area[:, c] = ratio(rank_sum - ones * (ones - 1) / 2, ones * zeros)  # U / (number of pairs)
     return area
 
 
 def _sortable_bits(x: np.ndarray) -> np.ndarray:
-    """Map x [n] to uint32 in the order of its float32 values; -0.0 becomes 0.0.  # [n]"""
-    bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)
+    """Return uint32 numbers that have the same order as the float32 values of x [n].  # [n]"""
+    bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
+    # IEEE 754 orders positive floats as integers, and negative floats in reverse.
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
 
 
 def log_odds(logits: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """Return log(p / (1 - p)) of the softmax of logits [n, C], without ties at 0 and 1.  # [n, C]
+    """Return log(p / (1 - p)) for the softmax p of logits.
 
-    largest [n]: the class of the largest logit.
+    It is computed without p itself, which rounding makes equal to 0 or 1 for many samples.
+
+    Args:
+        logits: Logits, [n, C].
+        largest: The class of the largest logit of each sample, [n].
+
+    Returns:
+        Log odds, [n, C].
     """
     samples = np.arange(len(logits))
-    shifted = logits - logits[samples, largest][:, None]  # [n, C], 0 at the largest
-    e = np.exp(shifted)
-    e[samples, largest] = 0
-    sum_others = e.sum(1, keepdims=True)  # [n, 1], without the largest
-    denominator = 1 + sum_others - e  # of all classes but one; >= 1, so without cancellation
+    shifted = logits - logits[samples, largest][:, None]  # [n, C], 0 for the largest logit
+    exp = np.exp(shifted)
+    exp[samples, largest] = 0
+    sum_others = exp.sum(1, keepdims=True)  # [n, 1], over all classes but the largest, whose exp(shifted) is 1
+    denominator = 1 + sum_others - exp  # [n, C], sum over all classes but this one; >= 1, so without cancellation
     denominator[samples, largest] = sum_others[:, 0]
     with np.errstate(divide="ignore"):
         return shifted - np.log(denominator)

@@ -10,7 +10,7 @@ class Auto:
     """Choose the task by the targets of the data set.
 
     Args:
-        **options: Options of that task.
+        **options: Options of the chosen task, for example ``primary``.
     """
 
     def __init__(self, **options: Any):
@@ -20,17 +20,18 @@ class Auto:
         """Return the task of a kind of targets.
 
         Args:
-            kind: The kind of targets, ``Arrays.task``.
+            kind: The kind of targets, such as "classification" (``Arrays.task``).
 
         Raises:
             ConfigError: The task does not have one of the options.
         """
-        task = task_for(kind)
+        task_class = task_for(kind)
         try:
-            return task(**self.options)
+            return task_class(**self.options)
         except TypeError as error:
-            keys = ", ".join(f"task.{name}" for name in self.options)
+            options = ", ".join(f"task.{name}" for name in self.options)
+            reason = str(error).replace("__init__()", task_class.__name__)  # "... got an unexpected keyword argument"
             raise ConfigError(
-                f"{keys}: the data set's task is {kind}, and {str(error).replace('__init__()', task.__name__)}; "
-                f"conf/task/{kind}.yaml lists its options"
+                f"{options}: the data set's task is {kind}, and {reason}: use the options that conf/task/{kind}.yaml "
+                "lists"
             ) from error

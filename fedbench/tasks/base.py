@@ -66,7 +66,8 @@ OLD_NAMES = {
 class Task:
     """Base class of tasks.
 
-    Targets and outputs have any leading axes: [B, ...] for one client, [k, B, ...] for k clients.
+    Targets and outputs have any leading axes: [B, ...] for one client, [k, B, ...] for k clients.  A task of your own
+    must implement `loss`.  Every other method has a default that you may override.
 
     Attributes:
         kind: The kind of targets, as in `Arrays.task`.  "": any kind.
@@ -92,10 +93,10 @@ class Task:
         register_directions({name: Direction(up, name in cls.fractions) for name, up in cls.higher_is_better.items()})
 
     def for_targets(self, kind: str) -> Task:
-        """Return the task for a kind of targets, which is this object.
+        """Return the task for a kind of targets: this object, or in `Auto` the task that it chooses.
 
         Args:
-            kind: The kind of targets, ``Arrays.task``.
+            kind: The kind of targets, such as "classification" (``Arrays.task``).
 
         Raises:
             ConfigError: The task is for other targets.
@@ -108,7 +109,7 @@ class Task:
         return self
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Check the targets [n, ...] of a data set.
+        """Raise ConfigError if the task cannot use the targets of a data set.  The default accepts all.
 
         Args:
             targets: The targets, [n, ...].
@@ -119,7 +120,7 @@ class Task:
         """
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return one label for each sample, by which partitions divide the samples.
+        """Return one label for each sample, by which partitions divide the samples.  The default is 0 for all.
 
         Args:
             targets: The targets, [n, ...].
@@ -139,7 +140,7 @@ class Task:
             num_classes: C.
 
         Returns:
-            Targets [n, ...].  None: the check uses its targets of this kind.
+            Targets [n, ...].  None, the default: the check makes its own targets of this ``kind``.
         """
         return None
 
@@ -160,7 +161,7 @@ class Task:
         return torch.bincount(y, minlength=num_classes) if self.single_label else None
 
     def setup(self, federation: TrainingData) -> None:
-        """Read the training data, once, before the first round.
+        """Read what the task needs of the training data, once, before the first round.  The default reads nothing.
 
         Args:
             federation: The samples of all clients.
@@ -168,7 +169,7 @@ class Task:
 
     @cached_property
     def key(self) -> Hashable:
-        """The class and the values of all attributes.  Tasks with the same key have the same loss."""
+        """The class and the values of all attributes, as a hashable tuple.  Tasks with equal keys have equal losses."""
         return (type(self), *((name, _hashable(value)) for name, value in sorted(vars(self).items()) if name != "key"))
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
@@ -177,6 +178,9 @@ class Task:
         Args:
             shape: The shape of a stored sample; a dict by input name if there are several inputs.
             num_classes: C.
+
+        Returns:
+            The shape, or a dict of shapes by input name.  The default is that of the stored sample.
         """
         return shape
 
@@ -200,11 +204,16 @@ class Task:
         return num_classes
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the outputs for targets y [B, ...], where outputs is R."""
+        """Return the shape of the model's outputs for a batch, for example [B, R].
+
+        Args:
+            y: Targets, [B, ...].
+            outputs: R.
+        """
         return len(y), outputs
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss of each sample.
+        """Return the loss of each sample.  Every task must implement this method.
 
         Args:
             logits: Outputs of the model, [..., B, R].
@@ -230,7 +239,7 @@ class Task:
         Returns:
             Losses [k, B], and the gradient of sum(weight * loss) with respect to the logits.
         """
-        with torch.enable_grad():
+        with torch.enable_grad():  # the caller may have disabled it
             leaf = logits.detach().requires_grad_()
             loss = self.loss(leaf, y, class_mask)
             (grad,) = torch.autograd.grad((loss * weight).sum(), leaf)
@@ -267,12 +276,16 @@ class Task:
         return {"loss": mean_loss(statistics["loss"], offsets)}
 
     def directions(self) -> dict[str, Direction]:
-        """Return the direction and unit of each metric."""
+        """Return the direction (whether higher is better) and the unit of each metric, by name."""
         return {name: Direction(up, name in self.fractions) for name, up in self.higher_is_better.items()}
 
 
 def _hashable(value: Any) -> Hashable:
-    """Convert a value to one that can be hashed and compared; tensors and arrays to their values."""
+    """Return a hashable value that is equal for equal values.
+
+    Tensors and arrays become their shapes and numbers, lists and dicts become tuples, and other objects that cannot be
+    hashed become their ``repr``.
+    """
     if isinstance(value, Tensor | np.ndarray):
         return tuple(value.shape), tuple(value.flatten().tolist())
     if isinstance(value, list | tuple):
@@ -292,22 +305,22 @@ def mean_loss(loss: Tensor, offsets: np.ndarray) -> np.ndarray:
     Returns:
         Means, [N].  NaN: the client has no samples.
     """
-    sizes = np.diff(offsets)
-    client = np.repeat(np.arange(len(sizes)), sizes)
+    sizes = np.diff(offsets)  # [N]
+    client = np.repeat(np.arange(len(sizes)), sizes)  # [n]
     return ratio(np.bincount(client, loss.cpu().numpy(), len(sizes)), sizes)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return numerator / denominator, or NaN where the denominator is 0."""
+    """Return numerator / denominator by element, and NaN where the denominator is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(denominator > 0, np.divide(numerator, denominator), np.nan)
 
 
 def check_primary(primary: str, task: Task) -> str:
-    """Return a primary metric.
+    """Check that a task has a metric, and return the metric's name unchanged.
 
     Args:
-        primary: The metric.
+        primary: The name of the metric, the value of the option ``task.primary``.
         task: The task, whose `higher_is_better` lists its metrics.
 
     Raises:
@@ -323,7 +336,7 @@ def check_primary(primary: str, task: Task) -> str:
 
 @cache
 def task_kinds() -> tuple[str, ...]:
-    """Return the kinds of targets that have a task: the names of the files of this package."""
+    """Return the kinds of targets that have a task, sorted: the names of this package's modules with a task."""
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     return tuple(sorted(name for name in names if name not in NOT_TASKS and not name.startswith("_")))
 
@@ -338,6 +351,9 @@ def task_for(kind: str) -> type[Task]:
         ConfigError: There is no such task.
     """
     if kind not in task_kinds():
-        raise ConfigError(f"the data set's task is {kind!r}, but must be one of {', '.join(task_kinds())}")
+        raise ConfigError(
+            f"the data set's task is {kind!r}, but must be one of {', '.join(task_kinds())}: change ``task`` of its "
+            "Arrays"
+        )
     module = importlib.import_module(f"fedbench.tasks.{kind}")
     return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("kind") == kind)

@@ -18,9 +18,10 @@ class Classification(Task):
     """Cross-entropy of targets [..., B] int64 and logits [..., B, C].
 
     Args:
-        class_weights: Factor of a sample's loss by its class: none; balanced, n / (C n_c) of all clients' training
-            samples; or a list of C values.
-        label_smoothing: Fraction of a target that is distributed over the client's classes.
+        class_weights: Factor of a sample's loss by its class.  "none": 1.  "balanced": n / (C n_c), where n_c of the n
+            training samples of all clients have class c, and C counts the classes with training samples.  Or a list of
+            one factor per class.
+        label_smoothing: Fraction of a target's probability that is distributed evenly over the client's classes.
         primary: Metric that selects the best round and is shown in tables.
     """
 
@@ -51,13 +52,13 @@ class Classification(Task):
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
         self.primary = check_primary(primary, self)
-        self.weights: Tensor | None = None  # [C]
+        self.weights: Tensor | None = None  # [C], None: no weights
         uses_plain_loss = class_weights == "none" and not label_smoothing
-        # A subclass may have another loss.
+        # A subclass that overrides `loss` has another gradient.
         self.has_closed_form_gradient = uses_plain_loss and type(self).loss is Classification.loss
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 labels [n] from 0 to C - 1."""
+        """Require int64 labels [n] from 0 to C - 1, and C class weights if they are a list."""
         check_labels(targets, num_classes, self.kind)
         count = num_classes if isinstance(self.class_weights, str) else len(self.class_weights)
         require(
@@ -66,11 +67,11 @@ class Classification(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the targets."""
+        """Return the targets, which are the labels."""
         return targets
 
     def setup(self, federation: TrainingData) -> None:
-        """Compute the class weights from the training samples."""
+        """Store the class weights: of a list, or computed from the training samples of all clients if "balanced"."""
         if self.class_weights == "none":
             return
         if self.class_weights == "balanced":
@@ -82,7 +83,7 @@ class Classification(Task):
         self.weights = torch.from_numpy(weights).float().to(federation.device)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the cross-entropy of each sample.  # [..., B]"""
+        """Return the cross-entropy of each sample, with label smoothing and class weights if set.  # [..., B]"""
         masked = mask_logits(logits, class_mask)
         z = masked.reshape(-1, logits.shape[-1])  # [n, C]
         labels = y.reshape(-1)  # [n]
@@ -97,7 +98,11 @@ class Classification(Task):
     def loss_and_gradient(
         self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses, and the gradient in closed form if possible: weight * (softmax - one-hot)."""
+        """Return the losses [k, B], and the gradient of sum(weight * loss) with respect to the logits [k, B, C].
+
+        Without class weights, label smoothing and a subclass's loss, the gradient is weight * (softmax - one-hot).
+        Otherwise autograd computes it.
+        """
         if not self.has_closed_form_gradient:
             return super().loss_and_gradient(logits, y, weight, class_mask)
         z = mask_logits(logits, class_mask).reshape(-1, logits.shape[-1])  # [n, C], n = k B
@@ -134,9 +139,9 @@ class Classification(Task):
         predicted = logits.argmax(1)  # [n]
         correct = predicted == targets
         tp = count_by_class(targets[correct], client[correct], num_clients, num_classes)  # [N, C]
-        p = count_by_class(predicted, client, num_clients, num_classes)
-        true = count_by_class(targets, client, num_clients, num_classes)
-        if num_classes == 2:
+        p = count_by_class(predicted, client, num_clients, num_classes)  # [N, C], predicted
+        true = count_by_class(targets, client, num_clients, num_classes)  # [N, C], actual
+        if num_classes == 2:  # one ROC curve, of class 1
             class_scores = logits[:, 1:] - logits[:, :1]  # [n, 1]
             positive = targets[:, None] == 1
         else:
@@ -151,7 +156,16 @@ class Classification(Task):
         }
 
     def _sample_losses(self, logits: Tensor, y: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return the losses [n] of samples whose client has the classes allowed [n, C]."""
+        """Return the loss of each sample.
+
+        Args:
+            logits: Logits, [n, C].
+            y: Targets, [n].
+            allowed: The classes of the client of each sample, [n, C] bool.  None: all.
+
+        Returns:
+            Losses, [n].
+        """
         if not len(logits):
             return logits.new_zeros(0)
         if allowed is None:
@@ -168,14 +182,15 @@ def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
         kind: The kind of targets, for the message.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: The targets have another type or shape, a label is out of range, or there are fewer than 2 classes.
     """
     require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
     require(targets.dtype == np.int64, f"targets have dtype {targets.dtype}, expected int64")
     require(targets.ndim == 1, f"targets of {kind} have shape {targets.shape}, expected 1 dimension(s)")
     require(
         int(targets.min()) >= 0 and int(targets.max()) < num_classes,
-        f"labels span {int(targets.min())} to {int(targets.max())}, expected 0 to {num_classes - 1}",
+        f"labels span {int(targets.min())} to {int(targets.max())}, expected 0 to {num_classes - 1}: number the "
+        f"{num_classes} classes from 0",
     )
 
 
@@ -185,21 +200,32 @@ def mask_logits(logits: Tensor, class_mask: Tensor | None) -> Tensor:
 
 
 def _uniform_loss(logits: Tensor, class_mask: Tensor | None) -> Tensor:
-    """Return the cross-entropy with the uniform distribution over a client's classes.  # [..., B]"""
+    """Return the cross-entropy of each sample with the uniform distribution over its client's classes.
+
+    Args:
+        logits: Logits, [..., B, C], -inf for classes that a client does not have.
+        class_mask: The classes of each client, [k, C] bool.  None: all.
+
+    Returns:
+        Cross-entropies, [..., B].
+    """
     log_p = logits.log_softmax(-1)
     if class_mask is None:
         return -log_p.mean(-1)
     allowed = class_mask.unsqueeze(-2)
-    return -log_p.masked_fill(~allowed, 0).sum(-1) / allowed.sum(-1)
+    return -log_p.masked_fill(~allowed, 0).sum(-1) / allowed.sum(-1)  # masked first, as -inf * 0 is NaN
 
 
 def _is_faster_transposed(z: Tensor) -> bool:
-    """Return whether logits z [n, C] should be processed as [C, n]: with few classes, a CPU vectorizes over samples."""
+    """Return whether cross-entropy of logits z [n, C] is faster on the transposed logits [C, n].
+
+    It is on a CPU with many samples and few classes, because the CPU can then vectorize over samples.
+    """
     return z.device.type == "cpu" and z.shape[1] <= 32 and len(z) >= 192
 
 
 class _TransposedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy [n] of logits [n, C], computed on [C, n]."""
+    """Cross-entropy [n] of logits [n, C] and labels [n], computed on the transposed logits [C, n]."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:

@@ -36,11 +36,13 @@ class Schedule:
 
     @classmethod
     def cosine(cls, steps: int = 1000, offset: float = 0.008) -> Schedule:
-        """Return the cosine schedule; beta is at most 0.999.
+        """Return the cosine schedule of Nichol and Dhariwal, equation 17.
+
+        Its betas, beta_t = 1 - alpha_bar_t / alpha_bar_(t - 1), are limited to 0.999 as in the paper.
 
         Args:
             steps: T.
-            offset: s in the paper, which bounds the first betas from below.
+            offset: s in the paper, which prevents very small betas in the first steps.
         """
         at = torch.arange(steps + 1, dtype=torch.float64) / steps
         curve = torch.cos((at + offset) / (1 + offset) * math.pi / 2) ** 2  # [T + 1]
@@ -48,18 +50,21 @@ class Schedule:
         return cls((1 - beta).cumprod(0).float())
 
     def add_noise(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Return x_t of q(x_t | x_0 = x).
+        """Return noisy images, x_t of q(x_t | x_0 = x) in Ho et al., equation 4.
 
         Args:
             x: Images, [..., C, H, W].
             t: Steps, [...].
             noise: Standard normal noise, [..., C, H, W].
+
+        Returns:
+            sqrt(alpha_bar_t) x + sqrt(1 - alpha_bar_t) noise, [..., C, H, W].
         """
-        a = self._at(t)
-        return a.sqrt() * x + (1 - a).sqrt() * noise
+        alpha_bar = self._alpha_bar_at(t)
+        return alpha_bar.sqrt() * x + (1 - alpha_bar).sqrt() * noise
 
     def velocity(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Return the target of the model, sqrt(a) noise - sqrt(1 - a) x where a is alpha_bar at t.
+        """Return the target of the model, the velocity of Salimans and Ho.
 
         The velocity determines image and noise at every t.  Predicted noise would not determine the image where
         alpha_bar is close to 0.
@@ -68,15 +73,19 @@ class Schedule:
             x: Images, [..., C, H, W].
             t: Steps, [...].
             noise: Standard normal noise, [..., C, H, W].
+
+        Returns:
+            sqrt(alpha_bar_t) noise - sqrt(1 - alpha_bar_t) x, [..., C, H, W].
         """
-        a = self._at(t)
-        return a.sqrt() * noise - (1 - a).sqrt() * x
+        alpha_bar = self._alpha_bar_at(t)
+        return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * x
 
     def to(self, device: torch.device | str) -> Schedule:
         """Return the schedule on a device."""
         return Schedule(self.alpha_bar.to(device))
 
-    def _at(self, t: Tensor) -> Tensor:
+    def _alpha_bar_at(self, t: Tensor) -> Tensor:
+        """Return alpha_bar at steps t [...], with axes for channels, height and width.  # [..., 1, 1, 1]"""
         return self.alpha_bar[t][..., None, None, None]
 
 
@@ -114,7 +123,7 @@ class Denoising(Task):
         check_labels(targets, num_classes, self.kind)
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the targets."""
+        """Return the targets, which are the labels."""
         return targets
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
@@ -135,7 +144,8 @@ class Denoising(Task):
         found = f"{inputs.dtype} {[*inputs.shape[1:]]}" if hasattr(inputs, "dtype") else f"inputs {', '.join(inputs)}"
         require(
             found.startswith("torch.uint8") and len(inputs.shape) == 4,
-            f"task=denoising needs images, uint8 [channels, height, width]; the data set has {found}",
+            f"task=denoising needs images, uint8 [channels, height, width]; the data set has {found}: use a data set "
+            "of images",
         )
         self.channels = int(inputs.shape[1])
         levels = torch.tensor([0, 255], dtype=torch.uint8, device=device)
@@ -154,7 +164,17 @@ class Denoising(Task):
     def stochastic_inputs(
         self, x: Tensor, y: Tensor, random: RowRandom, num_classes: int
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return noisy images and their velocities, from images x [k, B, C, H, W] of classes y [k, B]."""
+        """Add random noise to images at random steps.
+
+        Args:
+            x: Normalized images, [k, B, C, H, W].
+            y: Their classes, [k, B].
+            random: Random numbers (see Task.stochastic_inputs).
+            num_classes: The number of classes.
+
+        Returns:
+            The inputs of the model (see the class), and the velocities that it must predict, [k, B, C, H, W].
+        """
         image = (x - self.black) / (self.white - self.black) * 2 - 1
         t = (random.uniform(x.shape[1]) * len(self.alpha_bar)).long()  # [k, B]
         noise = random.normal(*x.shape[1:])  # [k, B, C, H, W]
@@ -171,5 +191,14 @@ class Denoising(Task):
         return tuple(y.shape)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the mean over the values of each image; logits and y [..., B, C, H, W].  # [..., B]"""
+        """Return the mean squared error of each image.
+
+        Args:
+            logits: Predicted velocities, [..., B, C, H, W].
+            y: Velocities, [..., B, C, H, W].
+            class_mask: Not used.
+
+        Returns:
+            Errors, [..., B].
+        """
         return (logits - y).square().flatten(-3).mean(-1)

@@ -21,9 +21,10 @@ LABEL_METRICS = ("f1", "sample_f1", "auc")
 class Mixed(Task):
     """Binary cross-entropy, summed over the client's list of answers or labels.
 
-    Targets are [..., B, 1 + L] int64.  The first column is LABELS, OPEN or CLOSED.  The other columns are indices in
-    the client's list: its true labels, or the answer if it is in the list; -1 fills the remaining columns.
-    Logits are [..., B, C].  The first ones are the client's list (class_mask).
+    Targets are [..., B, 1 + L] int64, where L is the largest number of true labels of a sample.  The first column is
+    LABELS, OPEN or CLOSED.  The other columns are indices in the client's list: the sample's true labels, or the answer
+    to its question if the list has it; -1 fills the remaining columns.  Logits are [..., B, C], where C is the length
+    of the longest list.  The first logits are those of the client's list (class_mask).
 
     A label or answer is predicted if its logit is > 0.  The largest logit is the model's answer to a question.
 
@@ -40,7 +41,7 @@ class Mixed(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 [n, 1 + L], with at most one answer to a question."""
+        """Require int64 targets [n, 1 + L] as the class describes, with at most one answer to a question."""
         require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
         fits = targets.ndim == 2 and targets.shape[1] >= 2 and targets.dtype == np.int64
         require(fits, f"targets of mixed are {targets.dtype} {targets.shape}, expected int64 [n, 1 + L], L >= 1")
@@ -57,18 +58,18 @@ class Mixed(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the answer or the first true label, and 0 if there is none."""
+        """Return the answer to each question or the first true label of each sample, and 0 if there is none.  # [n]"""
         return targets[:, 1].clip(0)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
         """Return random targets [n, 3]; some answers are not in the list, and samples have up to two labels."""
         sample_kind = rng.integers(0, 3, n)
         first, second = rng.integers(-1, num_classes, (2, n))
-        has_no_second = (sample_kind > LABELS) | (second == first)
+        has_no_second = (sample_kind > LABELS) | (second == first)  # a question has one answer; labels are distinct
         return np.stack([sample_kind, first, np.where(has_no_second, -1, second)], 1)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the sum over the client's list.  # [..., B]"""
+        """Return the binary cross-entropy of each sample, summed over its client's list.  # [..., B]"""
         true = _true_classes(y, logits.shape[-1]).to(logits.dtype)
         bce = F.binary_cross_entropy_with_logits(logits, true, reduction="none")  # [..., B, C]
         return (bce if class_mask is None else bce * class_mask.unsqueeze(-2)).sum(-1)
@@ -76,10 +77,11 @@ class Mixed(Task):
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """Return the statistics of each sample, [k, B, ...] each.
 
+        - loss: the loss.
         - y: the targets.
         - answer: the index of the largest logit.
-        - p: the number of predicted labels or answers.
-        - tp: the number of them that are correct.
+        - p: the number of predicted labels or answers (positives).
+        - tp: the number of those that are correct (true positives).
         - list_length: the length of the client's list.
         - logits: the logits, which the ROC AUC needs.
         """
@@ -126,7 +128,7 @@ class Mixed(Task):
 
 
 def _true_classes(y: Tensor, num_classes: int) -> Tensor:
-    """Return whether each class is true for each sample.  # [..., B, C] bool"""
+    """Return whether each class is true for each sample, from the targets y [..., B, 1 + L].  # [..., B, C] bool"""
     index = y[..., 1:]  # [..., B, L]
     true = torch.zeros(*y.shape[:-1], num_classes + 1, dtype=torch.bool, device=y.device)  # the last one for -1
     return true.scatter(-1, index.where(index >= 0, num_classes), True)[..., :num_classes]
@@ -135,7 +137,17 @@ def _true_classes(y: Tensor, num_classes: int) -> Tensor:
 def _label_scores(
     statistics: SampleStatistics, has_labels: np.ndarray, offsets: np.ndarray, class_mask: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Return LABEL_METRICS of the samples where has_labels [n], without the classes that only other clients have."""
+    """Return the metrics of samples with labels.
+
+    Args:
+        statistics: Statistics of all n samples, as `Mixed.sample_statistics` returns them.
+        has_labels: Whether a sample asks for labels, [n] bool.  Questions are left out.
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+        class_mask: The list of each client, [N, C] bool.  None: all.
+
+    Returns:
+        LABEL_METRICS by name, [N] each, NaN for a client without such samples.
+    """
     if not has_labels.any():
         return {name: np.full(len(offsets) - 1, np.nan) for name in LABEL_METRICS}
     samples = torch.from_numpy(np.flatnonzero(has_labels)).to(statistics["y"].device)
@@ -143,6 +155,7 @@ def _label_scores(
     logits = statistics["logits"][samples]
     true = _true_classes(statistics["y"][samples], logits.shape[1])
     if class_mask is not None:
+        # Leave out the classes that only the lists of answers have, because the ROC AUC sorts once for each class.
         used = np.flatnonzero(class_mask[np.diff(label_offsets) > 0].any(0))
         columns = torch.from_numpy(used).to(logits.device)
         logits, true, class_mask = logits[:, columns], true[:, columns], class_mask[:, used]

@@ -20,8 +20,8 @@ class MultiLabel(Task):
 
     Args:
         loss: bce_mean (mean over the classes) or bce_sum (their sum, as in task=vqa and task=mixed).
-        micro_f1: Record this metric as well.
-        sample_f1: Record this metric as well.
+        micro_f1: Whether to record the F1 over all labels together as well.
+        sample_f1: Whether to record the mean F1 of the samples as well.
         primary: Metric that selects the best round and is shown in tables.
     """
 
@@ -47,7 +47,7 @@ class MultiLabel(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require float32 [n, C]."""
+        """Require float32 targets [n, C]."""
         require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
         fits = targets.ndim == 2 and targets.shape[1] == num_classes and targets.dtype == np.float32
         require(fits, f"multi-label targets are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]")
@@ -58,11 +58,11 @@ class MultiLabel(Task):
         return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the number of samples of y [n, C] with each label.  # [C]"""
+        """Return the number of samples that have each label, from targets y [n, C].  # [C]"""
         return (y > 0).sum(0)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the mean or sum over the classes of a client.  # [..., B]"""
+        """Return the binary cross-entropy of each sample: the mean or sum over its client's classes.  # [..., B]"""
         bce = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
         if class_mask is None:
             return bce.sum(-1) if self.loss_name == "bce_sum" else bce.mean(-1)
@@ -90,10 +90,11 @@ class MultiLabel(Task):
         valid = np.ones_like(targets) if class_mask is None else class_mask[client_of_sample(offsets)]  # [n, C]
         predicted = logits > 0  # [n, C]
 
-        def count(cells: np.ndarray) -> np.ndarray:
-            return sum_by_client(cells & valid, offsets)  # [N, C]
+        def count(is_counted: np.ndarray) -> np.ndarray:
+            """Count the samples of each client where is_counted [n, C] holds, for its own classes.  # [N, C]"""
+            return sum_by_client(is_counted & valid, offsets)
 
-        tp = count(predicted & targets)
+        tp = count(predicted & targets)  # true positives
         p = count(predicted)
         true = count(targets)
         auc = roc_auc(logits, targets, offsets)  # [N, C]

@@ -12,16 +12,17 @@ from fedbench.core.options import require
 from fedbench.tasks._metrics import sum_by_client
 from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_primary, mean_loss, ratio
 
-BINS = 10  # quantiles of the first target, which are the labels for partitions
+BINS = 10  # intervals with equal numbers of samples into which the first target is divided, the labels for partitions
 
 
 class Regression(Task):
     """Loss of targets [..., B, R] float (or [..., B] if R = 1) and outputs [..., B, R].
 
     Args:
-        loss: mse, mae, or huber (squared up to a distance of 1); mean over the R targets.
-        standardize: Standardize targets for the loss, with the pooled mean and standard deviation of all clients'
-            training samples.  Metrics have the original units.
+        loss: mse (squared error), mae (absolute error) or huber (half the squared error up to an error of 1, absolute
+            error - 0.5 beyond), each the mean over the R targets.
+        standardize: Whether the model predicts standardized targets, with the pooled mean and standard deviation of all
+            clients' training samples.  Metrics have the original units.
         primary: Metric that selects the best round and is shown in tables.
     """
 
@@ -44,7 +45,7 @@ class Regression(Task):
         self.std = torch.ones(1)  # [R]
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require finite float32 [n] or [n, R], where R is num_classes."""
+        """Require finite float32 targets [n] or [n, R], where R is num_classes."""
         shape = targets.shape[1:] or (1,)
         require(
             targets.dtype == np.float32 and shape == (num_classes,),
@@ -53,13 +54,13 @@ class Regression(Task):
         require(bool(np.isfinite(targets).all()), "targets must be finite, but some are NaN or infinite")
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the quantile, 0 to BINS - 1, of the first target of each sample.  # [n] int64"""
+        """Return the interval, 0 to BINS - 1, of the first target of each sample between its quantiles.  # [n] int64"""
         y = targets.reshape(len(targets), -1)[:, 0]
         edges = np.quantile(y, np.arange(1, BINS) / BINS)
         return np.searchsorted(edges, y, side="right").astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Compute the mean and standard deviation of the training targets."""
+        """Compute the mean and standard deviation [R] of the training targets, if they are to be standardized."""
         device = federation.device
         self.mean, self.std = self.mean.to(device), self.std.to(device)
         if self.standardize:
@@ -67,10 +68,10 @@ class Regression(Task):
             y = federation.targets[index].double().reshape(len(index), -1)  # [n, R]
             std = y.std(0, correction=0)
             self.mean = y.mean(0).float().to(device)
-            self.std = std.where(std > 0, 1.0).float().to(device)
+            self.std = std.where(std > 0, 1.0).float().to(device)  # a constant target is not scaled
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss of each sample, in units of the standardized targets.  # [..., B]"""
+        """Return the loss of each sample, in units of the standardized targets (if standardize).  # [..., B]"""
         error = logits - (y.view(logits.shape) - self.mean) / self.std  # [..., B, R]
         if self.loss_name == "mse":
             return error.square().mean(-1)
@@ -80,7 +81,7 @@ class Regression(Task):
         return torch.where(distance <= 1, 0.5 * error.square(), distance - 0.5).mean(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return loss, error and target of each sample; error and target have the original units."""
+        """Return "loss" [k, B], and "error" and target "y" [k, B, R] in the original units, of each sample."""
         targets = y.view(logits.shape)
         return {
             "loss": self.loss(logits, y, class_mask),

@@ -25,7 +25,7 @@ class Direction(NamedTuple):
     fraction: bool
 
 
-# Metrics of runs that did not store their directions.  Tasks and runs register all others.
+# Directions by name of a metric.  These are for old runs, which did not store them; tasks and runs register all others.
 _SCORE = Direction(higher_is_better=True, fraction=True)
 DIRECTIONS = {
     "loss": Direction(higher_is_better=False, fraction=False),
@@ -50,11 +50,12 @@ def register_directions(directions: Mapping[str, Direction]) -> None:
         require(
             registered == new,
             f"the metric {name} of a task is {_describe(new)}, but another task has a metric of this name that is "
-            f"{_describe(registered)}: rename it",
+            f"{_describe(registered)}: rename one of the two metrics",
         )
 
 
 def _describe(direction: Direction) -> str:
+    """Return a direction in words, for example "(higher is better, a fraction of 1)"."""
     better = "higher is better" if direction.higher_is_better else "lower is better"
     return f"({better}, {'a fraction of 1' if direction.fraction else 'not a fraction'})"
 
@@ -74,19 +75,19 @@ def direction(column: str) -> Direction:
     registered = DIRECTIONS.get(name.removesuffix(suffix))
     if registered is None:
         raise ConfigError(
-            f"whether higher or lower values of {column} are better is unknown: add it to higher_is_better of its task "
-            f"(metrics with a direction: {', '.join(DIRECTIONS)})"
+            f"whether higher or lower values of {column} are better is unknown: add it to the attribute "
+            f"higher_is_better of its task (metrics with a direction: {', '.join(DIRECTIONS)})"
         )
     return registered._replace(higher_is_better=False) if suffix == "_std" else registered
 
 
 def is_better(column: str, value: float, reference: float) -> bool:
-    """Return whether a value of a metric is better than another.
+    """Return whether a value of a metric is better than a reference value.
 
     Args:
-        column: The metric.
+        column: The metric, or a column of metrics.csv.
         value: The value.
-        reference: The other value.  Every number is better than NaN.
+        reference: The value to compare with.  Every number is better than NaN, and NaN is never better.
     """
     if np.isnan(value) or np.isnan(reference):
         return bool(np.isnan(reference) and not np.isnan(value))
@@ -94,17 +95,20 @@ def is_better(column: str, value: float, reference: float) -> bool:
 
 
 def defined_counts(values: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of clients in each mean that leaves clients out.
+    """Return the number of clients in each mean that leaves clients out because their metric is NaN.
 
     Args:
-        values: A result of `summarize_clients`, also with further columns.
+        values: A result of `summarize_clients`, which may have further columns.
+
+    Returns:
+        Numbers of clients by metric, for the metrics that some but not all clients have.
     """
     metrics = (name.removesuffix(COUNT_SUFFIX) for name in values if name.endswith(COUNT_SUFFIX))
     return {name: int(values[name + COUNT_SUFFIX]) for name in metrics if name in values}
 
 
 def summarize_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, float]:
-    """Summarize metrics over clients, without clients where they are NaN.
+    """Summarize each metric over the clients for which it is not NaN.
 
     Args:
         values: Metrics of each client, [N] by name.
@@ -116,10 +120,10 @@ def summarize_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> di
         - m: the unweighted mean.
         - m_weighted: the mean weighted by num_test.
         - m_std: the population standard deviation (ddof=0), as in the papers.
-        - m_worst: the mean of the worst tenth of the clients, rounded down, at least one.
-        - m_clients: the number of clients where m is defined, only if these are some and not all.
+        - m_worst: the mean of the worst tenth of the clients (their number is rounded down, but at least one).
+        - m_clients: the number of clients for which m is defined, only if these are some but not all.
 
-        They are NaN if no client has the metric.
+        The first four are NaN if the metric is NaN for all clients, and m_weighted if no client has test samples.
     """
     summary: dict[str, float] = {}
     for name, value in values.items():

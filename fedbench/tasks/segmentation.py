@@ -13,7 +13,7 @@ from fedbench.core.options import NonNegativeInt, require
 from fedbench.tasks._metrics import nan_mean, sum_by_client
 from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_primary, mean_loss, ratio
 
-VOID_LABELS = (-1, 255)  # of pixels without a class
+VOID_LABELS = (-1, 255)  # values of pixels without a class in common data sets
 
 
 class Segmentation(Task):
@@ -21,11 +21,13 @@ class Segmentation(Task):
 
     Args:
         loss: ce, the mean cross-entropy of pixels; dice, 1 - the mean soft Dice coefficient of a sample over classes,
-            (2 sum p t + 1) / (sum p + sum t + 1); dice_ce, the sum of both.
-        ignore: A class whose pixels are excluded from loss and metrics.  Labels outside 0 to C - 1 always are.
-        empty: Dice and IoU of a class without true or predicted pixels of a client: skip (excluded from the mean),
-            one or zero.
-        per_class: Record Dice and IoU of each class as well, for example dice_class1.
+            (2 sum p t + 1) / (sum p + sum t + 1), where p is the probability of a class in a pixel and t is 1 for the
+            true class; dice_ce, the sum of both.
+        ignore: A class whose pixels are excluded from loss and metrics.  Pixels with a label outside 0 to C - 1 are
+            always excluded.
+        empty: The Dice coefficient and IoU of a class that is in no true or predicted mask of a client: one, zero, or
+            skip, which leaves the class out of the client's mean.
+        per_class: Whether to record Dice and IoU of each class as well, for example dice_class1.
         primary: Metric that selects the best round and is shown in tables.
     """
 
@@ -52,7 +54,7 @@ class Segmentation(Task):
         self.empty = empty
         self.per_class = per_class
         self.primary = check_primary(primary, self)
-        self.has_ignored_pixels = True  # setup may set it to False
+        self.has_ignored_pixels = True  # `setup` sets it to False if there are none, which makes the loss faster
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
         """Require masks [n, H, W], uint8 or int64, with classes 0 to C - 1, -1 or 255."""
@@ -71,14 +73,14 @@ class Segmentation(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the most frequent class of each mask other than 0, and 0 if there is no other.  # [n] int64"""
+        """Return the most frequent class of each mask except class 0, and 0 if no pixel has another.  # [n] int64"""
         masks = targets.reshape(len(targets), -1)  # [n, pixels]
         counts = np.stack([(masks == c).sum(1) for c in range(1, num_classes)], 1)
         return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Determine whether any pixel is ignored, and the names of the metrics of each class."""
-        chunks = federation.targets.split(256)
+        """Determine whether any pixel is ignored, and with per_class the names of the metrics of each class."""
+        chunks = federation.targets.split(256)  # samples; limits memory
         self.has_ignored_pixels = not all(bool(self._is_valid(y, federation.num_classes).all()) for y in chunks)
         if self.per_class:
             names = [f"{score}_class{c}" for score in ("dice", "iou") for c in self._classes(federation.num_classes)]
@@ -86,6 +88,7 @@ class Segmentation(Task):
             self.fractions = type(self).fractions | set(names)
 
     def _classes(self, num_classes: int) -> list[int]:
+        """Return the classes that are not ignored."""
         return [c for c in range(num_classes) if c != self.ignore]
 
     def _is_valid(self, y: Tensor, num_classes: int) -> Tensor:
@@ -94,16 +97,16 @@ class Segmentation(Task):
         return has_class if self.ignore is None else has_class & (y != self.ignore)
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Count the valid pixels of each class.  # [n, C]"""
+        """Count the pixels of each class in each mask y [n, H, W], without ignored pixels.  # [n, C]"""
         valid = self._is_valid(y, num_classes)
         return F.one_hot(y.long().where(valid, 0), num_classes).mul_(valid[..., None]).sum((1, 2))
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the logits of each class and pixel."""
+        """Return the shape of the logits, [B, C, H, W], for masks y [B, H, W]."""
         return len(y), outputs, *y.shape[1:]
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss of each sample over its valid pixels.  # [..., B]"""
+        """Return the loss of each sample over its pixels that are not ignored.  # [..., B]"""
         z = _masked(logits, class_mask).reshape(-1, *logits.shape[-3:])  # [n, C, H, W]
         target = y.reshape(-1, *y.shape[-2:])  # [n, H, W]
         valid = None
@@ -118,9 +121,19 @@ class Segmentation(Task):
         return total.view(y.shape[:-2])
 
     def _dice_loss(self, z: Tensor, y: Tensor, valid: Tensor | None, class_mask: Tensor | None) -> Tensor:
-        """Return 1 - the mean soft Dice coefficient over classes.  z [n, C, H, W], y and valid [n, H, W].  # [n]"""
+        """Return 1 - the mean soft Dice coefficient over the classes of each sample.
+
+        Args:
+            z: Logits, [n, C, H, W], with n = k B.
+            y: Classes, [n, H, W], 0 where a pixel is not valid.
+            valid: Whether a pixel counts, [n, H, W] bool.  None: all.
+            class_mask: The classes of each client, [k, C] bool.  None: all.
+
+        Returns:
+            Losses, [n].
+        """
         p = z.softmax(1)  # [n, C, H, W]
-        t = F.one_hot(y, z.shape[1]).movedim(-1, 1).to(z.dtype)  # [n, C, H, W]
+        t = F.one_hot(y, z.shape[1]).movedim(-1, 1).to(z.dtype)  # [n, C, H, W], 1 for the true class
         if valid is not None:
             p, t = p * valid[:, None], t * valid[:, None]
         dice = (2 * (p * t).sum((2, 3)) + 1) / (p.sum((2, 3)) + t.sum((2, 3)) + 1)  # [n, C]
@@ -132,7 +145,12 @@ class Segmentation(Task):
         return 1 - (dice * included).sum(1) / included.sum(1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return the pixels of each class: tp (true positives), p (predicted) and true (actual).  # [k, B, C] each"""
+        """Return "loss" [k, B], and the number of pixels of each class in each sample, [k, B, C] each.
+
+        - tp: correctly predicted pixels of the class (true positives).
+        - p: pixels that are predicted to have the class.
+        - true: pixels that have the class.
+        """
         z = _masked(logits, class_mask)
         k, b, num_classes = z.shape[:3]
         target = y.reshape(k * b, -1)  # [n, pixels]
@@ -141,6 +159,7 @@ class Segmentation(Task):
         first = torch.arange(k * b, device=z.device)[:, None] * num_classes  # index of the sample's first class
 
         def count(classes: Tensor, is_counted: Tensor) -> Tensor:
+            """Count the pixels of each class, from classes and whether a pixel counts, [n, pixels].  # [k, B, C]"""
             counts = z.new_zeros(k * b * num_classes, dtype=torch.int64)
             index = (first + classes.where(is_counted, 0)).flatten()
             return counts.scatter_add_(0, index, is_counted.flatten().long()).view(k, b, num_classes)
@@ -160,8 +179,8 @@ class Segmentation(Task):
         - accuracy: of pixels.
         - iou, dice: Jaccard index and Dice coefficient, mean over classes (see `empty`).
         - dice_iou: pFedNet's "IoU": d / (2 - d) for the Dice coefficient d of all classes pooled.
-        - label_iou: the same without class 0, the background.
-        - label_iou_majority: without the class of most true pixels, as in pFedNet's released code.
+        - label_iou: dice_iou without class 0, the background.
+        - label_iou_majority: dice_iou without the class that has the most true pixels, as in pFedNet's released code.
         """
         tp, p, true = (sum_by_client(statistics[name].cpu().numpy(), offsets) for name in ("tp", "p", "true"))
         num_classes = tp.shape[1]
@@ -175,7 +194,8 @@ class Segmentation(Task):
                 per_class[name][:, self.ignore] = np.nan
 
         def pooled(included: np.ndarray) -> np.ndarray:
-            return ratio((tp * included).sum(1), (union * included).sum(1))  # [N]; equal to d / (2 - d)
+            """Return the IoU of the included classes [1 or N, C] together, which is d / (2 - d).  # [N]"""
+            return ratio((tp * included).sum(1), (union * included).sum(1))
 
         classes = np.arange(num_classes)
         scores = {
@@ -199,7 +219,16 @@ def _masked(logits: Tensor, class_mask: Tensor | None) -> Tensor:
 
 
 def _cross_entropy(z: Tensor, y: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the mean over valid pixels (None: all).  z [n, C, H, W], y [n, H, W].  # [n]"""
+    """Return the mean cross-entropy of the valid pixels of each sample.
+
+    Args:
+        z: Logits, [n, C, H, W].
+        y: Classes, [n, H, W], 0 where a pixel is not valid.
+        valid: Whether a pixel counts, [n, H, W] bool.  None: all.
+
+    Returns:
+        Means, [n], 0 for a sample without valid pixels.
+    """
     losses = F.cross_entropy(z, y, reduction="none")  # [n, H, W]
     if valid is None:
         return losses.mean((-2, -1))

@@ -19,11 +19,12 @@ class VQA(Task):
     """Answers from the client's list.
 
     Targets are [..., B, 2] int64: the index of the answer in the client's list (-1: not in the list), and whether the
-    question is closed.  Logits are [..., B, C].  The first ones are the client's answers (class_mask).
+    question is closed.  Logits are [..., B, C], where C is the length of the longest list.  The first logits are those
+    of the client's answers (class_mask).
 
     Args:
         loss: bce_sum, the binary cross-entropy summed over the client's answers (FedDAT), or cross_entropy.
-        f1: Record micro_f1 and f1_flat as well.
+        f1: Whether to record micro_f1 and f1_flat as well (see `scores`).
         primary: Metric that selects the best round and is shown in tables.
     """
 
@@ -46,7 +47,7 @@ class VQA(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 [n, 2]: an answer from -1 to C - 1, and 0 or 1."""
+        """Require int64 targets [n, 2]: an answer from -1 to C - 1, and 1 for a closed question, else 0."""
         require(num_classes >= 2, f"the data set has {num_classes} answer(s), expected at least 2")
         fits = targets.ndim == 2 and targets.shape[1:] == (2,) and targets.dtype == np.int64
         require(fits, f"targets of vqa are {targets.dtype} {targets.shape}, expected int64 [n, 2]")
@@ -71,10 +72,10 @@ class VQA(Task):
         return np.stack([answer, rng.integers(0, 2, n)], 1).astype(np.int64)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss over the client's answers.
+        """Return the loss of each question over the answers of its client's list.  # [..., B]
 
-        If the correct answer is not in the list, bce_sum takes all of them as wrong, and cross_entropy as equally
-        likely.  # [..., B]
+        If the correct answer is not in the list, bce_sum takes all answers of the list as wrong, and cross_entropy
+        takes them as equally likely.
         """
         answer = y[..., 0]
         one_hot = F.one_hot(answer.clamp_min(0), logits.shape[-1]).to(logits.dtype) * (answer >= 0)[..., None]
@@ -91,6 +92,7 @@ class VQA(Task):
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """Return the statistics of each question, [k, B] each.
 
+        - loss: the loss.
         - correct: whether the answer with the largest logit is correct.
         - in_list: whether the correct answer is in the client's list.
         - closed: whether the question is closed.
@@ -118,8 +120,8 @@ class VQA(Task):
         - accuracy, accuracy_open, accuracy_closed: fraction of correctly answered questions.
         - ceiling: fraction of questions whose answer is in the client's list.
         - micro_f1: F1 of the binary decisions about each answer of the list.
-        - f1_flat: the same, also with "no" as a class, weighted by how often each is true.  FedPIA's Table 4 may
-          report this one.
+        - f1_flat: the mean of the F1 of the decisions "yes" (which is micro_f1) and "no", weighted by how often each is
+          true.  FedPIA's Table 4 may report this one.
         """
         values = {name: t.cpu().numpy() for name, t in statistics.items()}
         in_list = values["in_list"]
@@ -129,7 +131,7 @@ class VQA(Task):
         }
         if self.f1:
             tp, p, true = sum_by_client(np.stack([values["tp"], values["p"], in_list], 1), offsets).T  # [N] each
-            answers = self.num_answers if class_mask is None else class_mask.sum(1)
+            answers = self.num_answers if class_mask is None else class_mask.sum(1)  # length of each client's list
             scores["micro_f1"] = ratio(2 * tp, p + true)
             scores["f1_flat"] = weighted_binary_f1(tp, p, true, total=answers * np.diff(offsets))
         return scores

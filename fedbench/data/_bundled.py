@@ -13,7 +13,7 @@ def bundled_csv(name: str, shape: tuple[int, ...], skip: int = 0, delimiter: str
     """Read a CSV of numbers from scikit-learn's data folder, gzipped or not.
 
     Args:
-        name: The name of the file.
+        name: The name of the file, for example "breast_cancer.csv".
         shape: The expected shape of the array.
         skip: The number of header lines.
         delimiter: The text between cells.  None: any white space.

@@ -1,6 +1,7 @@
-"""Pictures of more than 8 bits: the range of a data set's values, and scaling to 8 bits.
+"""Pictures of more than 8 bits per pixel: the range of a data set's values, and scaling to 8 bits.
 
-All pictures of a data set are scaled by one window (low, high), so that differences in brightness remain.
+All pictures of a data set are scaled by one window (low, high), the values that become black and white.  Differences
+in brightness between pictures thus remain.
 """
 
 import logging
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, require
 
-Window = tuple[float, float]
+Window = tuple[float, float]  # pixel values (low, high) that become black (0) and white (255)
 
 log = logging.getLogger("fedbench.data")
 LEVELS = 256
@@ -38,7 +39,7 @@ class Range:
 
     @classmethod
     def of(cls, values: np.ndarray, name: str) -> "Range":
-        """Return the range of a picture's values; raise ConfigError if one is not finite."""
+        """Return the range of the values of the picture called name; raise ConfigError if a value is not finite."""
         low, high = float(values.min()), float(values.max())
         require(math.isfinite(low) and math.isfinite(high), f"{name} has NaN or infinite values: replace them")
         subset = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])
@@ -47,27 +48,35 @@ class Range:
 
 
 def check_window(window: Sequence[float] | None) -> Window | None:
-    """Return dataset.window as two numbers; raise ConfigError unless it is null or [low, high] with low < high."""
+    """Return the option dataset.window as two floats, or None if it is None.
+
+    Raises:
+        ConfigError: The option is not [low, high], two finite numbers with low < high.
+    """
     if window is None:
         return None
     numbers = [v for v in window if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
     fits = len(window) == len(numbers) == 2 and numbers[0] < numbers[1]
-    require(fits, f"dataset.window={list(window)} must be null or [low, high], two numbers with low < high")
+    require(
+        fits,
+        f"dataset.window={list(window)} must be null or [low, high], the pixel values of black and white, two numbers "
+        "with low < high",
+    )
     return float(numbers[0]), float(numbers[1])
 
 
 def common_window(ranges: Sequence[Range], name: str) -> Window:
-    """Return and log the window by which all pictures of a data set are scaled.
+    """Return and log the window (the values of black and white) by which all pictures of a data set are scaled.
 
-    For integers >= 0 it ends at the smallest power of two above the maximum, at least 256.  For floats in [0, 1] it is
-    [0, 1].  For all others it is the range of the values.
+    For integers >= 0 it is 0 to the smallest power of two above the maximum, at least 256.  For other numbers in [0, 1]
+    it is [0, 1].  For all others it is the smallest and the largest value.
 
     Args:
-        ranges: The ranges of the pictures.
+        ranges: The ranges of the pictures of more than 8 bits.
         name: The data set, for messages.
 
     Raises:
-        ConfigError: Most pictures would keep few grey levels.
+        ConfigError: All pixels are equal, or most pictures would keep few of the 256 grey levels.
     """
     low, high = min(r.low for r in ranges), max(r.high for r in ranges)
     require(low < high, f"{name}: all pixels of its pictures of more than 8 bits are {low:g}: check the files")
@@ -80,7 +89,7 @@ def common_window(ranges: Sequence[Range], name: str) -> Window:
     margin = (window[1] - window[0]) / NARROW
     dark = [r for r in ranges if r.q99 < window[0] + margin]
     bright = [r for r in ranges if r.q01 > window[1] - margin]
-    narrow = max(dark, bright, key=len)
+    narrow = max(dark, bright, key=len)  # pictures that use a small part of the window
     finding = (
         f"{name}: {len(narrow):,} of {len(ranges):,} pictures of more than 8 bits keep at most {LEVELS // NARROW} grey "
         f"levels in their common range {shown}"
@@ -102,7 +111,10 @@ def common_window(ranges: Sequence[Range], name: str) -> Window:
 
 
 def to_eight_bits(values: np.ndarray, window: Window) -> np.ndarray:
-    """Return values as uint8: [low, high] is divided into 256 equal steps, and values outside are clipped."""
+    """Return values as uint8 of the same shape.
+
+    The window [low, high] is divided into 256 equal steps.  Values outside become 0 or 255.
+    """
     low, high = window
     levels = np.floor((values.astype(np.float64) - low) * (LEVELS / (high - low)))
     return levels.clip(0, LEVELS - 1).astype(np.uint8)

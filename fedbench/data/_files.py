@@ -25,13 +25,14 @@ from fedbench.core.options import ConfigError, require
 log = logging.getLogger("fedbench.data")
 
 TIMEOUT_S = 10
-BOMB, BOMB_RATIO = 100_000_000, 200  # the ratio of unpacked to packed bytes is limited above this size
+# A zip member of more than BOMB unpacked bytes is refused if it is more than BOMB_RATIO times its packed size.
+BOMB, BOMB_RATIO = 100_000_000, 200
 # What numpy, zipfile, gzip and tarfile raise for damaged or foreign files.
 DAMAGE = (*files.DAMAGE, tarfile.TarError)
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a name is that of a hidden file or folder: .ipynb_checkpoints, macOS' ._files and __MACOSX."""
+    """Return whether a file or folder of this name is hidden: it begins with a period, or is macOS' __MACOSX."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -64,7 +65,7 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
     Args:
         urls: Addresses, tried in order.
         path: Where to write the file.
-        md5: The expected md5.  None: any.
+        md5: The expected md5, in hexadecimal digits.  None: any.
         name: Name of the data set, for the message.
 
     Returns:
@@ -87,6 +88,7 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
 
 
 def _download_one(url: str, path: Path, md5: str | None) -> None:
+    """Download one address to a path; raise ValueError if the bytes are incomplete or have another md5."""
     request = urllib.request.Request(url, headers={"User-Agent": "fedbench"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply, written_atomically(path) as partial:
         log.info("downloading %s to %s", url, path)
@@ -105,6 +107,9 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     Args:
         path: The file.
 
+    Returns:
+        The arrays by their names in the file.
+
     Raises:
         ConfigError: The file does not exist, is damaged, or contains a pickle.
     """
@@ -112,9 +117,11 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     require(path.is_file(), f"{path} does not exist: set dataset.path or data_dir")
     try:
         _check_sizes(path)
-        file = np.load(path, mmap_mode="r", allow_pickle=False)  # does not load a single array
+        # mmap_mode avoids reading the data if the file is not an npz but a single array, which is refused.
+        file = np.load(path, mmap_mode="r", allow_pickle=False)
         require(
-            not isinstance(file, np.ndarray), f"{path} holds a single array, not an npz of named ones: use numpy.savez"
+            not isinstance(file, np.ndarray),
+            f"{path} holds a single array, but must be an npz file of named arrays: write it by numpy.savez",
         )
         with file:
             arrays = {name: file[name] for name in file.files}
@@ -140,7 +147,10 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _check_sizes(path: Path) -> None:
-    """Raise ValueError if an array's header claims another size than the file has: NumPy would allocate it."""
+    """Raise ValueError if an array's header in an npz file claims another size than the array has.
+
+    NumPy would allocate the claimed size, which may exceed the memory.
+    """
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
@@ -157,7 +167,11 @@ def _check_sizes(path: Path) -> None:
 
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Read the shape and dtype of a .npy file, up to the first byte of the data; raise ValueError if it has none."""
+    """Return the shape and dtype of an open .npy file, which is then at the first byte of the data.
+
+    Raises:
+        ValueError: The file has no valid header.
+    """
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
@@ -213,10 +227,13 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
     A damaged cache is made again.  If the cache cannot be written, a warning is logged.
 
     Args:
-        data_dir: Folder of the cache.
-        name: Name of the cache.
-        key: Everything that the result depends on; its repr is hashed.
+        data_dir: Folder that contains the folder cache.
+        name: Beginning of the name of the stored file.
+        key: Everything that the result depends on.  A hash of its repr is part of the file's name.
         make: Function that returns the arrays.
+
+    Returns:
+        Arrays by name.
     """
     path = cache_path(data_dir, name, key, "npz")
     if path.is_file():
@@ -234,20 +251,28 @@ def store(path: Path, arrays: dict[str, np.ndarray]) -> None:
     try:
         write_npz(path, **arrays)
     except OSError as error:
-        log.warning("cannot store the converted data in %s (%s): every start converts them again", path, error)
+        log.warning(
+            "cannot store the converted data in %s (%s): every start converts them again; set data_dir to a folder "
+            "that can be written", path, error
+        )  # fmt: skip
 
 
 def cached_array(
     data_dir: str, name: str, key: object, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]
 ) -> np.ndarray:
-    """Return a uint8 array that is mapped from data_dir/cache, and never in memory as a whole.
+    """Return a uint8 array that is mapped from a file in data_dir/cache, so that it need not fit in memory.
+
+    The file is written if it does not exist or is damaged.
 
     Args:
-        data_dir: Folder of the cache.
-        name: Name of the cache.
-        key: Everything that the result depends on.
+        data_dir: Folder that contains the folder cache.
+        name: Beginning of the name of the file.
+        key: Everything that the result depends on.  A hash of its repr is part of the file's name.
         shape: The shape of the array.
-        rows: Function that yields its entries along the first axis, in order.
+        rows: Function that yields the array's entries along the first axis, in order.
+
+    Returns:
+        The array.  Changes of it are not written to the file.
 
     Raises:
         ConfigError: The cache cannot be written.
@@ -292,6 +317,6 @@ def cache_path(data_dir: str, name: str, key: object, suffix: str) -> Path:
 
 
 def fingerprint(path: Path) -> tuple[str, int, int]:
-    """Return name, size and modification time of a file, for cache keys."""
+    """Return the name, size in bytes and modification time in ns of a file, for cache keys."""
     stat = path.stat()
     return path.name, stat.st_size, stat.st_mtime_ns

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedbench.core.options import ConfigError
 
-BEGINNINGS = {
+BEGINNINGS = {  # first bytes of a file, and its format as in "it is a Parquet file"
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file of Hugging Face datasets",
     b"\x89HDF": "an HDF5 file",
@@ -18,7 +18,7 @@ BEGINNINGS = {
     b"\xff\xd8\xff": "a picture",
 }
 LEAF = "a JSON file of LEAF"
-INSIDE = ("*.arrow", "*/*.arrow", "*.parquet", "*/*.parquet", "*.json", "*/*.json")  # of a folder
+INSIDE = ("*.arrow", "*/*.arrow", "*.parquet", "*/*.parquet", "*.json", "*/*.json")  # files of a folder to check
 
 
 def refuse_foreign(path: Path, reader: str) -> None:
@@ -26,7 +26,7 @@ def refuse_foreign(path: Path, reader: str) -> None:
 
     Args:
         path: Path of the data set; nothing happens if it does not exist.
-        reader: The data set that reads it, as in "dataset=npz".
+        reader: The data set that was asked to read it, for the message, as in "dataset=npz".
 
     Raises:
         ConfigError: The file starts with the first bytes of a foreign format.
@@ -41,6 +41,7 @@ def refuse_foreign(path: Path, reader: str) -> None:
 
 
 def _kind(path: Path) -> str | None:
+    """Return the foreign format of a file, such as "a Parquet file"; None if it has none of the known formats."""
     with path.open("rb") as file:
         start = file.read(1024)
     if start.startswith(b"PK") and zipfile.is_zipfile(path):

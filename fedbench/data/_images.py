@@ -1,4 +1,7 @@
-"""Image arrays: the layout [n, channels, height, width] uint8, resizing, and decoding of picture files."""
+"""Image arrays: the layout [n, channels, height, width] uint8, resizing, and decoding of picture files.
+
+Letters: n pictures, C channels, H height, W width.
+"""
 
 import struct
 import time
@@ -25,7 +28,7 @@ PROGRESS_LINES = 10  # log lines while a data set is decoded
 
 
 def channel_axis(shape: tuple[int, ...], name: str) -> int:
-    """Return 1 for arrays [n, C, H, W] and 3 for [n, H, W, C].
+    """Return the axis of the channels of pictures: 1 for arrays [n, C, H, W] and 3 for [n, H, W, C].
 
     Height and width are equal in most arrays: if axes 2 and 3 are equal, or 1 and 2, the other axis holds the channels.
     If neither or both pairs are equal, the channels are the axis of 1, 3 or 4 entries.  An array that no rule decides
@@ -35,7 +38,7 @@ def channel_axis(shape: tuple[int, ...], name: str) -> int:
         shape: The shape of the array.
         name: Its name, for messages.
     """
-    first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
+    first, last = shape[1] in CHANNELS, shape[3] in CHANNELS  # whether axis 1, or axis 3, may be the channels
     square_if_first = shape[2] == shape[3]
     square_if_last = shape[1] == shape[2]
     if square_if_first != square_if_last and (first or last):
@@ -51,7 +54,7 @@ def channel_axis(shape: tuple[int, ...], name: str) -> int:
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
-    """Return pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]."""
+    """Return pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]; name is theirs, for messages."""
     if images.ndim == 3:
         return images[:, None]
     require(images.ndim == 4, f"{name} has shape {images.shape}, expected images [n, H, W] or [n, H, W, C]")
@@ -59,16 +62,28 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
 
 
 def half_per_channel(images: np.ndarray) -> tuple[float, ...]:
-    """Return 0.5 for each channel of [n, C, H, W]: the mean and standard deviation that the papers use for x / 255."""
+    """Return 0.5 for each channel of images [n, C, H, W].
+
+    The papers use it as mean and as standard deviation of pixels x / 255, which gives values in [-1, 1].
+    """
     return (0.5,) * images.shape[1]
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """Resize [n, C, H, W] uint8 to [n, C, size, size], bilinear and antialiased like torchvision's Resize."""
+    """Resize pictures, bilinear and antialiased like torchvision's Resize.
+
+    Args:
+        images: Pictures, [n, C, H, W] uint8.
+        size: Height and width of the result, in pixels.  None: do not resize.
+
+    Returns:
+        Pictures, [n, C, size, size] uint8.
+    """
     if size is None or images.shape[2:] == (size, size):
         return images
 
     def resize_one(image: np.ndarray) -> np.ndarray:
+        """Resize one picture [C, H, W]."""
         is_rgb = len(image) == 3  # one call for three planes: faster, and the same numbers
         planes = [np.ascontiguousarray(image.transpose(1, 2, 0))] if is_rgb else list(image)
         pictures = (Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR) for plane in planes)
@@ -94,15 +109,15 @@ def decode(
     opened: Callable[[Any], Path | IO[bytes]] = lambda file: file,
     crop: bool = False,
 ) -> Iterator[np.ndarray]:
-    """Yield pictures [channels, side, side] uint8 in order, decoded by several threads.
+    """Yield pictures [channels, side, side] uint8 in the order of their files, decoded by several threads.
 
     Args:
-        files: The pictures.
-        side: Pixels.
+        files: The pictures, as paths or as whatever ``opened`` receives.
+        side: Height and width of the result, in pixels.
         color: rgb or grey.
-        window: See `open_picture`.
+        window: Values of black and white in pictures of more than 8 bits (see `window_of`).
         opened: Function from one of `files` to an object that Pillow opens.
-        crop: See `open_picture`.
+        crop: Whether to use the centre square instead of the whole picture (see `open_picture`).
     """
     with ThreadPoolExecutor(cores()) as pool:  # Pillow decodes outside the interpreter lock
         for start in range(0, len(files), BLOCK):  # not all files at once, which would fill the memory
@@ -125,11 +140,12 @@ def decode_cached(
         data_dir: Folder of the cache.
         source: The folder or table of the data set, for messages and the name of the cache.
         files: The pictures.
-        side: Pixels.  Whole pictures become square.
+        side: Height and width of the result, in pixels.  Whole pictures become square, whatever their shape.
         color: rgb or grey.
-        window: Window of the options for pictures of more than 8 bits.  None: their range.
-        is_extra: Whether the pictures complement another set.  Its range is not theirs, so that pictures of more than 8
-            bits need a window.
+        window: The option dataset.window: values of black and white in pictures of more than 8 bits.  None: the range
+            of these pictures.
+        is_extra: Whether the pictures complement another set, which must be scaled by the same window.  Its range is
+            not known here, so that ``window`` must be given if there are pictures of more than 8 bits.
 
     Raises:
         ConfigError: A picture cannot be read, or needs a window.
@@ -140,8 +156,8 @@ def decode_cached(
         used = window_of(files, window, source)
         require(
             not is_extra or used == window,
-            f"{source} has pictures of more than 8 bits: set dataset.window=[low, high], the range by which these and "
-            "the pictures of the data set are scaled",
+            f"{source} has pictures of more than 8 bits: set dataset.window=[low, high] to the pixel values that "
+            "become black and white in these and in all other pictures of the data set",
         )
         channels = 3 if color == "rgb" else 1
         return {"images": fill(decode(files, side, color, used), len(files), (channels, side, side))}
@@ -151,6 +167,7 @@ def decode_cached(
 
 
 def _stamps(files: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Return the path, size in bytes and modification time in ns of each file, for cache keys."""
     stats = [file.stat() for file in files]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)]
 
@@ -161,11 +178,11 @@ def window_of(
     name: str,
     opened: Callable[[Any], Path | IO[bytes]] = lambda file: file,
 ) -> Window | None:
-    """Return the window by which `open_picture` scales pictures of more than 8 bits.
+    """Return the values of black and white by which `open_picture` scales pictures of more than 8 bits.
 
     Args:
         files: The pictures of the data set.
-        window: The window of the options.  None: the range of all pictures.
+        window: The option dataset.window.  None: the range of all pictures.
         name: Name of the data set, for messages.
         opened: Function from one of `files` to an object that Pillow opens.
 
@@ -177,7 +194,10 @@ def window_of(
     if window is None:
         return common_window(ranges, name) if ranges else None
     if not ranges:
-        log.warning("dataset.window has no effect: no picture of %s has more than 8 bits", name)
+        log.warning(
+            "dataset.window=%s has no effect, because no picture of %s has more than 8 bits per pixel: set it to null",
+            list(window), name,
+        )  # fmt: skip
     return window
 
 
@@ -189,10 +209,10 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
         name: Name of the data set.
         root: Folder of the pictures.
         files: Their paths in it.
-        side: Pixels of the short side after resizing (bicubic), and of the square.
+        side: Length in pixels of the short side after resizing (bicubic), and of the square.
 
     Returns:
-        [n, 3, side, side] uint8.
+        Pictures, [n, 3, side, side] uint8, in the order of the files.
 
     Raises:
         ConfigError: A picture does not exist or cannot be read.
@@ -227,18 +247,18 @@ def open_picture(
 
     Args:
         path: The file.
-        side: Pixels.
+        side: Height and width of the result, in pixels.
         color: rgb or grey.
-        window: Window of the data set (`window_of`), for pictures of more than 8 bits.
-        crop: Whether to use the centre square (bicubic) instead of the whole picture, distorted to a square.
+        window: Values of black and white in pictures of more than 8 bits, equal for a data set (`window_of`).
+        crop: Whether to use the centre square (bicubic) instead of the whole picture, distorted to a square (bilinear).
 
     Raises:
         ConfigError: The file cannot be read.
     """
     with _opened(path) as image:
         _check_color(image, window, path)  # before the pixels are loaded
-        eight = _eight_bits(_upright(image), window, path).convert("RGB" if color == "rgb" else "L")
-        square = _centre_square(eight, side) if crop else eight.resize((side, side), Image.Resampling.BILINEAR)
+        picture = _eight_bits(_upright(image), window, path).convert("RGB" if color == "rgb" else "L")
+        square = _centre_square(picture, side) if crop else picture.resize((side, side), Image.Resampling.BILINEAR)
     pixels = np.asarray(square)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
@@ -267,7 +287,10 @@ def _upright(image: Any) -> Any:
 
 
 def _centre_square(image: Any, side: int) -> Any:
-    """Apply torchvision's Resize(side, bicubic) and CenterCrop(side), with its rounding."""
+    """Return the centre square [side, side] of a picture, as torchvision's Resize(side, bicubic) and CenterCrop(side).
+
+    Rounding is that of torchvision, too.
+    """
     short = min(image.size)
     width, height = (int(side * length / short) for length in image.size)
     left, top = round((width - side) / 2), round((height - side) / 2)
@@ -281,28 +304,36 @@ def _is_deep_color(image: Any) -> bool:
 
 
 def _deep_range(path: Path | IO[bytes]) -> Range | None:
-    """Return the range of a picture of more than 8 bits, else None; most files are not decoded."""
+    """Return the range of a picture of more than 8 bits, and None for other pictures, which are not decoded."""
     with _opened(path) as image:
-        if _is_deep_color(image):
+        if _is_deep_color(image):  # Pillow reads the upper 8 bits; ones replace the lower 8 bits
             return Range.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
-        return Range.of(np.asarray(image), str(path)) if image.mode.startswith(("I", "F")) else None
+        is_deep_grey = image.mode.startswith(("I", "F"))  # Pillow's modes of integer and float pixels
+        return Range.of(np.asarray(image), str(path)) if is_deep_grey else None
 
 
 def _check_color(image: Any, window: Window | None, path: Any) -> None:
-    """Refuse 16 bits per color unless the values fill their range."""
+    """Refuse a picture of 16 bits per color unless black and white of its data set are 0 and 65536.
+
+    Pillow reads only the upper 8 of the 16 bits, which is the right scaling for this window alone.
+    """
     require(
         window == (0, 1 << 16) or not _is_deep_color(image),
-        f"{path} has 16 bits per color, of which only the upper 8 can be read, and the range of its data set is "
+        f"{path} has 16 bits per color, of which only the upper 8 can be read, but black and white of its data set are "
         f"{list(window or ())}: save it with 8 bits, or in grey",
     )
 
 
 def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
-    """Scale a picture of more than 8 bits by the window of its data set; Pillow would clip at 255."""
+    """Return a picture with 8 bits per pixel: one of more bits scaled by the window of its data set, others unchanged.
+
+    Pillow's own conversion would clip values above 255.
+    """
     if not image.mode.startswith(("I", "F")):
         return image
     if window is None:
         raise ConfigError(
-            f"{path} has more than 8 bits, and its data set has no window: set dataset.window=[low, high]"
+            f"{path} has more than 8 bits per pixel: set dataset.window=[low, high] to the pixel values of black and "
+            "white"
         )
     return Image.fromarray(to_eight_bits(np.asarray(image), window))

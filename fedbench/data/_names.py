@@ -13,8 +13,8 @@ from fedbench.core.options import ConfigError
 
 log = logging.getLogger(__name__)
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
-PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)  # a name such as 1e1 is a code
-SHOWN = 3
+PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)  # without exponent: a name such as 1e1 is no number
+SHOWN = 3  # names or groups of names in a message
 
 
 def positions(values: Iterable[str], names: Sequence[str]) -> np.ndarray:
@@ -25,7 +25,7 @@ def positions(values: Iterable[str], names: Sequence[str]) -> np.ndarray:
         names: Distinct names.
 
     Returns:
-        [n] int64.
+        Indices, [n] int64.
     """
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[value] for value in values], np.int64)
@@ -62,7 +62,7 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
 
 
 def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[list[str]]:
-    """Return groups of two or more names with equal keys; names with the key None are ignored."""
+    """Return the groups of two or more names for which the function ``key`` returns the same; None is ignored."""
     groups: dict[Hashable, list[str]] = {}
     for name in names:
         if (shared := key(name)) is not None:
@@ -71,5 +71,6 @@ def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[lis
 
 
 def _shown(groups: list[list[str]]) -> str:
+    """Return the first groups as text, such as "'1' and '1.0', '2' and '2.0' and 4 more"."""
     text = ", ".join(" and ".join(map(repr, group[:SHOWN])) for group in groups[:SHOWN])
     return text + (f" and {len(groups) - SHOWN:,} more" if len(groups) > SHOWN else "")

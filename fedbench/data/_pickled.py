@@ -43,7 +43,8 @@ class _Call:
     __slots__ = ("args", "name", "state")
 
     def __init__(self, name: tuple[str, str], args: tuple[Any, ...]):
-        self.name, self.args = name, args
+        self.name = name
+        self.args = args
         self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
@@ -66,7 +67,10 @@ class _Name:
 
 
 class _Recorder(pickle.Unpickler):
+    """An unpickler that records calls of the allowed names as `_Call`, and refuses all other names."""
+
     def find_class(self, module: str, name: str) -> Any:
+        """Return the recorder of an allowed name; raise NotPlainError for another.  pickle calls this method."""
         if (module, name) not in ALLOWED:
             raise NotPlainError(f"{module}.{name}")
         return _Name((module, name))
@@ -83,14 +87,17 @@ def read_plain(content: bytes) -> Any:
 
     Raises:
         NotPlainError: The pickle names anything else than what NumPy writes for arrays of numbers and text.
-        Exception: The pickle is damaged.  Any class of exception may come.
+        Exception: The pickle is damaged; this may raise an exception of any class.
     """
     check_memo(content)
     return _Builder(len(content)).build(_Recorder(io.BytesIO(content), encoding="latin1").load())
 
 
 def check_memo(content: bytes) -> None:
-    """Refuse a pickle with a memo index far beyond its length, which would allocate a huge table."""
+    """Raise ValueError for a pickle with a memo index beyond its length in bytes.
+
+    The memo is a pickle's table of repeated objects.  A large index would make Python allocate a huge table.
+    """
     for opcode, value, _ in pickletools.genops(content):
         if opcode.name in MEMO and isinstance(value, int) and value > len(content):
             raise ValueError(f"memo index {value} in a pickle of {len(content)} bytes")
@@ -102,9 +109,12 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
     Args:
         path: The npz file.
         name: The name of the array in it.
-        key: The option that says where the file is, for error messages.
-        trust: The option that trusts the file, for error messages.
-        trusted: Whether the pickle may call what it names.
+        key: The option that says where the file is, for error messages, such as "dataset.path=data".
+        trust: The option that trusts the file, for error messages, such as "dataset.trust=data".
+        trusted: Whether the pickle may call the functions that it names, and so run code.
+
+    Returns:
+        The stored object.
 
     Raises:
         ConfigError: The file is damaged or lacks the name, or its pickle names more than arrays.
@@ -133,7 +143,13 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
 
 
 def not_plain(file: str, refused: NotPlainError, trust: str) -> str:
-    """Return the sentence that refuses a pickle."""
+    """Return the message that refuses a pickle.
+
+    Args:
+        file: The file, or the option that names it.
+        refused: The error, whose text is what the pickle asks for.
+        trust: The option that trusts the file, such as "dataset.trust=data".
+    """
     return (
         f"{file} holds more than arrays (its pickle asks for {refused}), which may run code when it is "
         f"read: set {trust} if you trust its author"
@@ -143,18 +159,23 @@ def not_plain(file: str, refused: NotPlainError, trust: str) -> str:
 class _Builder:
     """Replaces each recorded call in a value by its array or number.
 
-    A pickle may name one list many times, so that a short pickle stands for a huge value.
+    A pickle may name one list many times, so that a short pickle stands for a huge value.  The entries and bytes that
+    are built are therefore limited.
 
     Args:
         size: Bytes of the pickle.
     """
 
     def __init__(self, size: int):
-        self.left = 4 * size + 1000
+        self.left = 4 * size + 1000  # entries and bytes that may still be built
         self.arrays: dict[int, Any] = {}  # by recorded call, so that each array is built once
 
     def build(self, value: Any) -> Any:
-        """Return the value without recorded calls; NotPlainError for a call that builds no array."""
+        """Return a value in which arrays and numbers replace the recorded calls.
+
+        Raises:
+            NotPlainError: A call builds neither an array nor a number.
+        """
         if isinstance(value, _Call):
             if id(value) not in self.arrays:
                 self.arrays[id(value)] = self._call(value)
@@ -171,11 +192,13 @@ class _Builder:
         return value
 
     def _count(self, size: int) -> None:
+        """Count entries or bytes that are about to be built; raise ValueError if they exceed the limit."""
         self.left -= size
         if self.left < 0:
             raise ValueError("the pickle repeats its lists too often")
 
     def _call(self, call: _Call) -> Any:
+        """Return what a recorded call stands for: an array, a number, a list of objects, or bytes."""
         if call.name in EMPTY:
             _, shape, dtype, fortran, content = call.state
             if isinstance(content, list) and _code(dtype).startswith("O"):
@@ -194,7 +217,15 @@ class _Builder:
         raise NotPlainError(f"{'.'.join(call.name)} of {len(call.args)} arguments")
 
     def _objects(self, content: list[Any], shape: Any) -> Any:
-        """Return the objects as nested lists of this shape, or the object itself if the shape is ()."""
+        """Return an array of objects as nested lists of its shape, or the object itself if the shape is ().
+
+        Args:
+            content: The objects, in C order.
+            shape: The shape of the array, as the pickle states it.
+
+        Raises:
+            NotPlainError: The shape is invalid, or does not fit the number of objects.
+        """
         if not _is_shape(shape) or math.prod(shape) != len(content):
             raise NotPlainError(f"an array of objects of shape {shape!r}")
         values = self.build(content)
@@ -203,7 +234,17 @@ class _Builder:
         return values if shape else values[0]
 
     def _array(self, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-        """Return a copy of bytes as an array."""
+        """Return bytes as an array, which is a copy.
+
+        Args:
+            content: The bytes, text that stands for bytes (Python 2), or a recorded call that returns them.
+            dtype: The recorded dtype.
+            shape: The shape.
+            order: "F" for an array in Fortran order; any other value for C order.
+
+        Raises:
+            NotPlainError: One of them has another type.
+        """
         if isinstance(content, _Call):
             content = self._call(content)
         if isinstance(content, str):  # bytes of Python 2
@@ -217,19 +258,23 @@ class _Builder:
 
 
 def _is_shape(shape: Any) -> bool:
+    """Return whether a value is a tuple of integers >= 0."""
     return isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
 
 
 def _code(dtype: Any) -> str:
-    """Return the code of a recorded dtype, such as f8."""
+    """Return the code of a recorded dtype, such as f8; raise NotPlainError if it is no dtype."""
     if not (isinstance(dtype, _Call) and dtype.name == DTYPE and dtype.args and isinstance(dtype.args[0], str)):
         raise NotPlainError("an array without a dtype")
     return dtype.args[0].removeprefix("|")
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of a code and a byte order alone, so that it can hide neither fields nor objects."""
-    code, state = _code(dtype), dtype.state
+    """Return the dtype of numbers or text that a recorded dtype stands for; raise NotPlainError for another.
+
+    Only its code and byte order are used, so that it can hide neither fields nor objects.
+    """
+    code, state = _code(dtype), dtype.state  # NumPy's state is (version, byte order, ...)
     order = state[1] if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "=") else "|"
     found = np.dtype(f"{order}{code}")
     if found.kind not in NUMBERS_AND_TEXT or found.names is not None or found.subdtype is not None:
@@ -238,6 +283,7 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
+    """Return the bytes of text in latin1, which protocol 2 uses for bytes; raise NotPlainError for another encoding."""
     if not (isinstance(text, str) and encoding == "latin1"):
         raise NotPlainError(f"_codecs.encode to {encoding}")
     return text.encode("latin1")

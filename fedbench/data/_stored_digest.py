@@ -24,7 +24,7 @@ CACHE = "cache"  # folder in data_dir that is made from the other files
 
 
 def load(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return make(), and store its digest in data_dir/cache.
+    """Return make(), and store the digest of a large data set in data_dir/cache.
 
     Args:
         dataset: The group `dataset` of the configuration.
@@ -56,12 +56,18 @@ def digest(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]
 
 
 def _path(dataset: Mapping[str, Any], data_dir: str) -> Path:
+    """Return the file that stores the digest for these options of the data set."""
     source = {key: value for key, value in dataset.items() if key not in DATASET_KEYS}
     return cache_path(data_dir, "digest", json.dumps(source, sort_keys=True), "json")
 
 
 def _listing(dataset: Mapping[str, Any], data_dir: str) -> str | None:
-    """Return a hash of the names, sizes and times of all files of a data set; None if no digest may be stored."""
+    """Return a hash of the names, sizes and times of all files of a data set.
+
+    Returns:
+        The hash, in hexadecimal digits.  None: no digest may be stored, because the data set is a user's class or there
+        are more than MAX_FILES files.
+    """
     if not str(dataset.get("_target_")).startswith("fedbench."):
         return None
     paths = {os.path.abspath(os.path.expanduser(path)) for path in (data_dir, *_texts(dataset)) if path}
@@ -76,7 +82,7 @@ def _listing(dataset: Mapping[str, Any], data_dir: str) -> str | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in nested options."""
+    """Yield all strings in an option, also those in nested mappings and lists.  Some of them are paths."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
-NOT_DATA = ("fit", "shared")  # fields without influence on the digest; shared only if it is None
+NOT_DATA = ("fit", "shared")  # fields that are not part of the digest; shared is added if it is not None
 
 
 @dataclass
@@ -36,19 +36,20 @@ class Arrays:
         targets: int64 labels [n] in [0, C), float32 multi-hot rows [n, C], masks [n, height, width] (uint8 or int64),
             or float32 numbers [n] or [n, R], of which R is num_classes.
         task: The kind of targets, by the name of its file in fedbench/tasks.
-        split: The published split, [n] int8: 0 train, 1 validation, 2 test (all 0 without a split); 3 extra,
-            such as synthesized images, for training only, which needs domain.
+        split: The published split, [n] int8: 0 train, 1 validation, 2 test (all 0 without a published split), 3 extra.
+            Extra samples, such as synthesized images, are used for training only, and need domain.
         domain: The natural client (hospital, user, style) of each sample, [n] int64, or None.
-        mean, std: Per channel, of x/255, for uint8 images.  None leaves inputs as they are.
-        published_scaling: The mean and std per channel of the papers, where they differ from mean and std.
+        mean, std: Mean and standard deviation of x / 255 per channel, by which uint8 images are normalized.  None: they
+            are not normalized.
+        published_scaling: The mean and std per channel of the papers, where they differ from ``mean`` and ``std``.
         class_mask: The classes of each natural client, [domains, C] bool, or None for all classes.
         template: The sentence with a class name for a vision-language model; {} is the name.
         subject: The patient of each sample, [n] int64 >= 0, or None.  No patient is both in training and in test data.
         shared: For inputs that several samples share (an image with nine questions), the index of each sample's entry,
             [n] int64, by the name of the input ("inputs" if there is one).
-        fit: fit(arrays, split, normalize) returns the arrays that clients train on, for example standardized by the
-            training parts.  Its argument is these arrays without fit, whose inputs may be any [n, ...].  None: these
-            arrays.  See ``for_split``.
+        fit: Function that prepares inputs once the samples are divided over clients, for example standardizes them by
+            the training parts.  fit(arrays, split, normalize) receives these arrays without fit, whose inputs may be
+            any [n, ...], and returns the arrays that clients train on.  None: clients train on these arrays.
     """
 
     inputs: np.ndarray | dict[str, np.ndarray]
@@ -73,7 +74,7 @@ class Arrays:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all values and labels."""
+        """A hash of all fields except fit."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
         if self.targets.dtype == np.uint8:  # masks have the same digest with any dtype
             facts["targets"] = digests.Widened(self.targets, np.int64)
@@ -100,7 +101,7 @@ class Arrays:
 
     @property
     def num_domains(self) -> int:
-        """The number of natural clients, 0 if there are none."""
+        """The number of natural clients (hospitals, users, styles), 0 if there are none."""
         return 0 if self.domain is None else int(self.domain.max()) + 1
 
     def labels(self) -> np.ndarray:
@@ -108,6 +109,7 @@ class Arrays:
         return self._task().labels(self.targets, self.num_classes)
 
     def _task(self) -> "Task":
+        """Return the task for these targets, with its default options."""
         from fedbench.tasks.base import task_for  # imports torch, which reading a data set does not need
 
         return task_for(self.task)()
@@ -124,39 +126,45 @@ class Arrays:
         return self.fit(replace(self, fit=None), split, normalize).check()
 
     def expanded(self) -> "Arrays":
-        """Return the arrays with one entry of each input per sample; shared entries are copied."""
+        """Return the arrays with one entry of each input per sample, in which entries that samples share are copied."""
         if self.shared is None:
             return self
-        parts = {name: v[self.shared[name]] if name in self.shared else v for name, v in self.parts().items()}
+        parts = {
+            name: values[self.shared[name]] if name in self.shared else values for name, values in self.parts().items()
+        }
         return replace(self, inputs=unwrap_inputs(parts, self.inputs), shared=None)
 
     def check(self) -> "Arrays":
-        """Return the arrays; raise ConfigError for the first field that does not fit."""
+        """Return these arrays unchanged; raise ConfigError for the first field that is not as the class describes."""
         self._check_lengths()
-        if self.fit is None:  # before it, inputs may be anything
+        if self.fit is None:  # before fit, inputs may have any dtype and shape
             self._check_inputs()
         self._check_targets()
         self._check_domains()
         return self
 
     def _check_lengths(self) -> None:
+        """Check that all fields have n rows, and the values of ``split`` and ``shared``."""
         n = len(self.targets)
-        require(n > 0, "the data set holds no samples")
+        require(n > 0, "the data set holds no samples: check its path and options")
         shared = self.shared or {}
-        odd = sorted(shared.keys() - self.parts().keys())
-        require(not odd, f"shared names {', '.join(odd)}, which is no input: {', '.join(self.parts())}")
+        unknown = sorted(shared.keys() - self.parts().keys())
+        require(
+            not unknown, f"shared has {', '.join(unknown)}, but must have names of inputs: {', '.join(self.parts())}"
+        )
         rows: dict[str, np.ndarray] = {k: shared.get(k, v) for k, v in self.parts().items()} | {"split": self.split}
         rows |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
         for name, values in rows.items():
             require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
-        is_valid = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
-        require(bool(is_valid), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra)")
+        are_codes = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
+        require(bool(are_codes), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra) for each sample")
         for name, entry in shared.items():
             count = len(self.parts()[name])
-            inside = entry.dtype == np.int64 and int(entry.min()) >= 0 and int(entry.max()) < count
-            require(inside, f"shared: entries of {name} must be int64 from 0 to {count - 1}")
+            are_indices = entry.dtype == np.int64 and int(entry.min()) >= 0 and int(entry.max()) < count
+            require(are_indices, f"shared: entries of {name} must be int64 from 0 to {count - 1}")
 
     def _check_inputs(self) -> None:
+        """Check dtypes, shapes and values of the inputs, and the number of entries of ``mean`` and ``std``."""
         for name, values in self.parts().items():
             require(0 not in values.shape, f"{name} has shape {values.shape}: its samples hold no numbers")
             require(
@@ -169,31 +177,38 @@ class Arrays:
                     f"{name} is uint8 of shape {values.shape}, expected images [n, channels, height, width]",
                 )
             if values.dtype == np.float32:
-                # A sum is one pass without a temporary array; it is finite iff (barring overflow) all are.
-                fine = all(np.isfinite(block.sum(dtype=np.float64)) for block in blocks(values))
-                require(fine, f"{name} holds values that are not finite (NaN or infinite)")
+                # A sum needs no temporary array.  It is finite if and only if all values are, except for overflow.
+                are_finite = all(np.isfinite(block.sum(dtype=np.float64)) for block in blocks(values))
+                require(
+                    are_finite, f"{name} holds values that are not finite (NaN or infinite): replace them in the data"
+                )
         channels = next((v.shape[1] for v in self.parts().values() if v.dtype == np.uint8), None)
         for name in ("mean", "std"):
-            given = getattr(self, name)
+            per_channel = getattr(self, name)
             require(
-                given is None or channels is None or len(given) == channels,
-                f"{name} has {len(given or ())} entries but the images have {channels} channels",
+                per_channel is None or channels is None or len(per_channel) == channels,
+                f"{name} has {len(per_channel or ())} entries but the images have {channels} channels: give one each",
             )
         require(
             self.std is None or min(self.std) > 0, f"std is {self.std}, and images are divided by it: give numbers > 0"
         )
 
     def _check_targets(self) -> None:
+        """Check the targets by their task, and the names of the classes."""
         self._task().check(self.targets, self.num_classes)
         require(
             self.class_names is None or len(self.class_names) == self.num_classes,
-            f"{len(self.class_names or ())} class names for {self.num_classes} classes",
+            f"{len(self.class_names or ())} class names for {self.num_classes} classes: give one per class",
         )
         require_distinct(self.class_names or (), "the class names")
 
     def _check_domains(self) -> None:
+        """Check the natural clients: ``domain``, ``domain_names`` and ``class_mask``."""
         if self.domain is None:
-            require(self.class_mask is None, "class_mask is per natural silo, but domain is None")
+            require(
+                self.class_mask is None,
+                "class_mask has a row for each natural client, but domain, the natural client of each sample, is None",
+            )
             return
         require(
             self.domain.dtype == np.int64 and int(self.domain.min()) >= 0,
@@ -202,14 +217,18 @@ class Arrays:
         names, mask = self.domain_names, self.class_mask
         require(
             names is None or len(names) >= self.num_domains,
-            f"{len(names or ())} domain names for {self.num_domains} domains",
+            f"{len(names or ())} domain names for {self.num_domains} domains (natural clients): give one per domain",
         )
         if mask is not None:
             require(
                 mask.dtype == bool and mask.shape == (self.num_domains, self.num_classes),
                 f"class_mask is {mask.dtype} {mask.shape}, expected [{self.num_domains}, {self.num_classes}]",
             )
-            require(bool(mask.any(1).all()), "class_mask leaves a silo without any valid class")
+            require(
+                bool(mask.any(1).all()),
+                f"class_mask leaves natural client {int(mask.any(1).argmin())} without any class: each row must have "
+                "a True",
+            )
 
 
 class Source(Protocol):

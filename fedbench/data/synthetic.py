@@ -27,11 +27,11 @@ class Synthetic:
     """A generated data set.
 
     Args:
-        kind: linear (features, labels of a noisy linear teacher), images (uint8, a coarse pattern for each class),
-            multilabel (features, C binary labels), regression (features, C targets), segmentation (images of rectangles
-            and their masks), dict (an image and a question of 6 tokens; the answer needs both), questions (as dict, but
-            9 questions are about one image, which is stored once) or classmask (as linear, but each domain has its own
-            valid classes).
+        kind: linear (features, and the class with the largest score of a noisy linear function, the teacher), images
+            (uint8, a coarse pattern for each class), multilabel (features, C binary labels), regression (features, C
+            targets), segmentation (images of rectangles and their masks), dict (an image and a question of 6 tokens;
+            the answer needs both), questions (as dict, but 9 questions are about one image, which is stored once) or
+            classmask (as linear, but each domain has its own valid classes).
         n: Number of samples.
         num_classes: C.
         shape: Shape of one input ([F], or [channels, height, width]).  None: [20], or [1, 8, 8].
@@ -61,7 +61,7 @@ class Synthetic:
         )
 
     def load(self) -> Arrays:
-        """Generate the samples."""
+        """Return the generated data set, which depends only on the options."""
         rng = np.random.default_rng(self.seed)
         domain = np.arange(self.n) % self.num_domains if self.num_domains else None
         arrays: Arrays = getattr(self, f"_{self.kind}")(rng, domain)
@@ -69,12 +69,21 @@ class Synthetic:
         return arrays.check()
 
     def _arrays(self, inputs: np.ndarray | dict[str, np.ndarray], targets: np.ndarray, task: str) -> Arrays:
+        """Return inputs and targets as Arrays without a published split; uint8 images are normalized to [-1, 1]."""
         split = np.full(self.n, TRAIN, np.int8)
         scale = half_per_channel(inputs) if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 else None
         return Arrays(inputs, targets, split, self.num_classes, task, mean=scale, std=scale)
 
     def _scores(self, rng: np.random.Generator, domain: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return Gaussian features [n, *shape], shifted by domain, and the noisy scores of a linear teacher [n, C]."""
+        """Draw Gaussian features and the noisy scores of a random linear function (the teacher).
+
+        Args:
+            rng: Random numbers.
+            domain: The natural client of each sample, [n], whose features have a mean of their own.  None: no shift.
+
+        Returns:
+            Features [n, *shape] float32, and scores [n, C].
+        """
         features = int(np.prod(self._shape))
         teacher = rng.standard_normal((features, self.num_classes)) / np.sqrt(features)  # [F, C]
         x = rng.standard_normal((self.n, features))  # [n, F]
@@ -96,17 +105,23 @@ class Synthetic:
         return self._arrays(x, scores.astype(np.float32), "regression")
 
     def _classmask(self, rng: np.random.Generator, domain: np.ndarray) -> Arrays:
-        """Exclude the classes c with (c + d) % 3 == 0 from domain d, unless fewer than two classes remain."""
+        """Return the data of kind=classmask, where each domain has its own classes.
+
+        Domain d does not have the classes c with (c + d) % 3 == 0, unless fewer than two classes would remain.
+        """
         x, scores = self._scores(rng, domain)
         c, d = np.arange(self.num_classes), np.arange(self.num_domains)[:, None]
         mask = (c + d) % 3 != 0  # [D, C]
-        mask[mask.sum(1) < 2] = True
+        mask[mask.sum(1) < 2] = True  # all classes
         arrays = self._arrays(x, np.where(mask[domain], scores, -np.inf).argmax(1), "classification")
         arrays.class_mask = mask
         return arrays
 
     def _patterns(self, rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
-        """Return images [n, channels, height, width] in [0, 1]: the pattern of the class plus noise."""
+        """Return an image for each label [n]: the 4 x 4 pattern of its class, enlarged, plus noise.
+
+        Values are in [0, 1].  # [n, channels, height, width]
+        """
         coarse = rng.random((self.num_classes, self._shape[0], 4, 4))
         rows, cols = (np.arange(side) * 4 // side for side in self._shape[1:])
         pattern = coarse[:, :, rows[:, None], cols]  # [C, channels, height, width]
@@ -117,13 +132,15 @@ class Synthetic:
         labels = rng.integers(self.num_classes, size=self.n)
         images = self._patterns(rng, labels)
         if domain is not None:
-            images = (
-                images * np.linspace(0.5, 1, self.num_domains)[domain, None, None, None]
-            )  # domains differ in brightness
+            brightness = np.linspace(0.5, 1, self.num_domains)[domain]  # [n], differs between domains
+            images = images * brightness[:, None, None, None]
         return self._arrays((images * 255).astype(np.uint8), labels, "classification")
 
     def _segmentation(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
-        """Draw one rectangle of a class from 1 to C - 1, with the grey of that class, on background 0."""
+        """Return images of one rectangle each, on background 0, and their masks.
+
+        The rectangle has a class from 1 to C - 1, the grey value of that class, and half the image's height and width.
+        """
         height, width = self._shape[-2:]
         label = rng.integers(1, self.num_classes, self.n)
         top, left = rng.integers(0, height // 2, self.n), rng.integers(0, width // 2, self.n)
@@ -151,7 +168,12 @@ class Synthetic:
     def _with_questions(self, rng: np.random.Generator, image_of: np.ndarray) -> Arrays:
         """Return images and questions; the answer is the class of the image plus the first token, modulo C.
 
-        image_of [n] is the image of each question.
+        Args:
+            rng: Random numbers.
+            image_of: The image of each question, [n].
+
+        Returns:
+            Inputs "image" (one entry for each image) and "question" [n, 6], and answers [n] as targets.
         """
         labels = rng.integers(self.num_classes, size=int(image_of[-1]) + 1)
         question = rng.integers(1, WORDS, (self.n, QUESTION_LENGTH))  # [n, 6]; 0 is padding

@@ -34,12 +34,14 @@ class Npy:
     task: Literal["auto", "classification", "multilabel", "segmentation"] = "auto"
 
     def load(self) -> Arrays:
-        """Map X.npy and read the other files.
+        """Return the data set: X.npy mapped from disk, and the other files read into memory.
 
         Raises:
             ConfigError: A file does not exist, is damaged, or has another layout.
         """
-        require(self.path is not None, "dataset=npy needs dataset.path=<a folder with X.npy and y.npy>")
+        require(
+            self.path is not None, "dataset=npy needs a folder: set dataset.path to one that contains X.npy and y.npy"
+        )
         folder = Path(str(self.path))
         refuse_foreign(folder, "dataset=npy")
         inputs = map_npy(folder / "X.npy")
@@ -52,6 +54,7 @@ class Npy:
         return check_labels_occur(from_columns(columns, inputs, str(folder), self.task), str(folder))
 
     def _check_inputs(self, inputs: np.ndarray, path: Path) -> None:
+        """Raise ConfigError if the array in the file X.npy has another dtype, shape or order than clients can use."""
         fits = inputs.dtype == np.float32 or (inputs.dtype == np.uint8 and inputs.ndim == 4)
         is_channels_last = inputs.ndim == 4 and channel_axis(inputs.shape, str(path)) == 3
         require(
@@ -67,7 +70,7 @@ class Npy:
 
 
 def map_npy(path: Path) -> np.ndarray:
-    """Return the read-only array of a .npy file, which stays on disk.
+    """Return the read-only array of a .npy file, whose values stay on disk until they are used.
 
     Args:
         path: The file.

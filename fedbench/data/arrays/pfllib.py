@@ -37,19 +37,23 @@ class PFLlib:
 
     Args:
         path: The folder with train/ and test/.
-        trust: The name of the folder, if its files may contain anything.
+        trust: The name of the folder (without its parents), if you trust its files, which may then run code.  None:
+            they are read by a reader that builds only arrays.
     """
 
     path: str | None = None
     trust: str | None = None
 
     def load(self) -> Arrays:
-        """Read all clients.
+        """Return the data of all clients, with their published training and test parts.
 
         Raises:
             ConfigError: The folder has another layout, or a file contains more than arrays.
         """
-        require(self.path is not None, "dataset=pfllib needs dataset.path=<a folder with train/ and test/ of PFLlib>")
+        require(
+            self.path is not None,
+            "dataset=pfllib needs a folder that PFLlib wrote: set dataset.path to one that contains train/ and test/",
+        )
         folder = Path(str(self.path))
         clients = self._clients(folder)
         inputs, targets, split, domain = [], [], [], []
@@ -64,7 +68,8 @@ class PFLlib:
         shapes = {x.shape[1:] for x in inputs}
         require(
             len(shapes) == 1,
-            f"dataset.path={folder}: the clients' samples have different shapes: {', '.join(sorted(map(str, shapes)))}",
+            f"dataset.path={folder}: all samples must have one shape, but those of the clients have "
+            f"{', '.join(sorted(map(str, shapes))) or 'none, as all files are empty'}: write the files again",
         )
         labels = np.concatenate(targets)
         declared = read_json(folder / "config.json").get("num_classes")
@@ -78,8 +83,14 @@ class PFLlib:
         ).check()
 
     def _clients(self, folder: Path) -> list[str]:
-        """Return the clients' file names, without suffix, in numeric order."""
-        names = {part: {f.stem for f in (folder / part).glob("*.npz") if f.stem.isdecimal()} for part in FOLDERS}
+        """Return the names of the clients' files, without suffix, in numeric order.
+
+        Raises:
+            ConfigError: train/ has no such files, or test/ has files of other clients.
+        """
+        names = {
+            part: {file.stem for file in (folder / part).glob("*.npz") if file.stem.isdecimal()} for part in FOLDERS
+        }
         if not names["train"]:
             refuse_foreign(folder, "dataset=pfllib")
         unpaired = sorted(names["train"] ^ names["test"], key=int)
@@ -93,14 +104,21 @@ class PFLlib:
         return sorted(names["train"], key=int)
 
     def _read(self, path: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs [n, ...] float32 and classes [n] int64 of one file."""
-        key, name = f"dataset.path={self.path}", folder.resolve().name
-        data = read_object(path, "data", key, f"dataset.trust={name}", trusted=self.trust == name)
-        require(isinstance(data, dict) and {"x", "y"} <= data.keys(), f"{key}: {path} has no array data with x and y")
+        """Return the inputs [n, ...] float32 and the classes [n] int64 in one file of a folder.
+
+        Raises:
+            ConfigError: The file cannot be read, or contains something else.
+        """
+        option, folder_name = f"dataset.path={self.path}", folder.resolve().name
+        data = read_object(path, "data", option, f"dataset.trust={folder_name}", trusted=self.trust == folder_name)
+        require(
+            isinstance(data, dict) and {"x", "y"} <= data.keys(),
+            f"{option}: {path} must contain an array `data`, a dict of x (inputs) and y (classes), as PFLlib writes it",
+        )
         x, y = _numbers(data["x"]), _numbers(data["y"])
         require(
             x.ndim > 0 and y.ndim == 1 and len(x) == len(y) and bool((y == np.floor(y)).all()),
-            f"{key}: {path} must contain numbers x [n, ...], all of one shape, and integers y [n]",
+            f"{option}: {path} must contain numbers x [n, ...], all of one shape, and integers y [n]",
         )
         return x.astype(np.float32), y.astype(np.int64)
 

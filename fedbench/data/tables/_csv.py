@@ -16,7 +16,7 @@ from fedbench.data._names import NUMBER, check_spelling
 from fedbench.data.base import PARTS
 
 DELIMITERS = (",", ";", "\t", "|")  # the most common first
-SHOWN = 3
+SHOWN = 3  # cells in a message
 SWAP_MARKS = str.maketrans(",.", ".,")
 Decimal = Literal["point", "comma"]
 
@@ -66,7 +66,7 @@ class CsvTable:
         return len(self.lines)
 
     def require_columns(self, names: Sequence[str], advice: str) -> None:
-        """Raise ConfigError, with advice, if a column does not exist."""
+        """Raise ConfigError if one of the columns does not exist; advice says in the message what the user can do."""
         absent = [name for name in names if name not in self.columns]
         require(
             not absent,
@@ -75,7 +75,7 @@ class CsvTable:
         )
 
     def _delimiter_advice(self) -> str:
-        """Return advice to use another delimiter if it yields more cells in the first line, else an empty string."""
+        """Return the advice to set another delimiter, if it divides the first line into more cells, else ""."""
         counts = {mark: len(next(csv.reader([self.first_line], delimiter=mark), [])) for mark in DELIMITERS}
         best = max(DELIMITERS, key=counts.__getitem__)
         if counts[best] <= len(self.header):
@@ -96,7 +96,7 @@ class Column:
         cells: All cells [n].
         values: The cells [n], or None for cells without a value.
         present: The cells with a value.
-        texts: Line and cell of each value that is not a number.
+        texts: Line number and cell of each value that is not a number.
     """
 
     def __init__(self, table: CsvTable, name: str, missing: Collection[str], decimal: Decimal = "point"):
@@ -115,7 +115,7 @@ class Column:
         return len(self.texts) * 2 < max(1, len(self.present))
 
     def first_text(self) -> str:
-        """Return line and cell of the first value that is not a number."""
+        """Return the first value that is not a number and its line as text, for messages: "line 4, 'high'"."""
         return _located(*self.texts[0])
 
     def require_values(self) -> list[str]:
@@ -130,7 +130,11 @@ class Column:
         return ordered(self.present)
 
     def codes(self, categories: Sequence[str]) -> np.ndarray:
-        """Return the index of each cell's category [n] float64: NaN for no value, C for a value that is not listed."""
+        """Return the index of each cell in a list of C categories.
+
+        Returns:
+            Indices, [n] float64: NaN for a cell without a value, C for a value that is not in the list.
+        """
         index = {category: float(i) for i, category in enumerate(categories)}
         other = float(len(categories))
         return np.array([np.nan if value is None else index.get(value, other) for value in self.values])
@@ -149,7 +153,10 @@ class Column:
         return np.array(numbers, np.float64)
 
     def refuse_other_decimals(self) -> None:
-        """Raise ConfigError if more, and most, values are numbers with the other decimal mark."""
+        """Raise ConfigError if most values, and more than with dataset.decimal, are numbers with the other mark.
+
+        The marks are the decimal point and the decimal comma.
+        """
         other: Decimal = "comma" if self.decimal == "point" else "point"
         if len(self._not_numbers(other)) < min(len(self.texts), len(self.present) / 2):
             raise ConfigError(
@@ -158,6 +165,7 @@ class Column:
             )
 
     def _not_numbers(self, decimal: Decimal) -> list[tuple[int, str]]:
+        """Return line number and cell of each value that is not a number with this decimal mark."""
         pairs = zip(self.lines, self.values, strict=True)
         return [(line, value) for line, value in pairs if value is not None and number_in(value, decimal) is None]
 
@@ -167,7 +175,7 @@ def _located(line: int, cell: str) -> str:
 
 
 def number_in(cell: str, decimal: Decimal = "point") -> float | None:
-    """Return the finite number in a cell, or None.  ``inf``, ``nan`` and ``1_000`` are not numbers."""
+    """Return the finite number in a cell, or None if it is no number; ``inf``, ``nan`` and ``1_000`` are none."""
     if decimal == "comma":
         cell = cell.translate(SWAP_MARKS)
     value = float(cell) if NUMBER.fullmatch(cell) else math.inf
@@ -184,10 +192,10 @@ def ordered(cells: Collection[str]) -> list[str]:
 
 
 def split_codes(cells: Sequence[str], where: str) -> np.ndarray:
-    """Return the codes [n] int8 of the cells train, val and test, in any case.
+    """Return the codes TRAIN, VAL and TEST of cells "train", "val" and "test", in upper or lower case.  # [n] int8
 
     Args:
-        cells: The cells [n].
+        cells: The cells, [n].
         where: File and column, for the error message.
 
     Raises:

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from fedbench.core.split import Split
 
 log = logging.getLogger(__name__)
-RATIO = 1e3  # largest ratio of two standard deviations without a warning
+RATIO = 1e3  # largest ratio of the standard deviations of two columns without a warning
 LARGE = 100  # largest absolute value of float pictures without a warning
-MAX_VALUES = 4 << 20  # values from which statistics are computed
+MAX_VALUES = 4 << 20  # largest number of values from which statistics are computed
 
 
 def deviation_ranges(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest standard deviation of the columns of each float input [n, F].
+    """Return the smallest and largest standard deviation of the columns of each float input [n, F], by input name.
 
-    Constant columns are excluded.  Statistics are those of a subset of the training samples.
+    They are computed from a subset of the training samples.  Constant columns are excluded, and so are inputs that
+    have no others.
     """
     ranges = {}
     for name, values in arrays.parts().items():
@@ -37,7 +38,7 @@ def deviation_ranges(arrays: Arrays, split: Split) -> dict[str, tuple[float, flo
 
 
 def _subset(arrays: Arrays, split: Split, name: str) -> np.ndarray:
-    """Return evenly spaced training samples of an input: at least one, with at most MAX_VALUES values."""
+    """Return every k-th training sample of the input called name, where k limits the result to MAX_VALUES values."""
     values, samples = arrays.parts()[name], split.train.indices
     stride = max(1, -(-len(samples) * math.prod(values.shape[1:]) // MAX_VALUES))
     samples = samples[::stride]
@@ -55,7 +56,8 @@ def warn_of_scales(arrays: Arrays, split: Split) -> None:
         if most > RATIO * least:
             log.warning(
                 "the columns of %s have standard deviations from %.2g to %.2g in the training parts, and no learning "
-                "rate suits them all: set dataset.normalize=true (dataset=table_csv), or standardize other files",
+                "rate suits them all: set dataset.normalize=true (with dataset=table_csv), or standardize the columns "
+                "in your file (with other data sets)",
                 name, least, most,
             )  # fmt: skip
     for name, values in arrays.parts().items():
@@ -63,6 +65,7 @@ def warn_of_scales(arrays: Arrays, split: Split) -> None:
             subset = _subset(arrays, split, name)
             if max(-subset.min(), subset.max()) > LARGE:
                 log.warning(
-                    "the values of %s are from %g to %g and not scaled: set dataset.window=[low, high] to scale "
-                    "pictures (dataset=npz)", name, subset.min(), subset.max()
+                    "the values of %s are from %g to %g and not scaled: scale the pictures by "
+                    "dataset.window=[low, high], the pixel values of black and white (with dataset=npz), or in your "
+                    "file", name, subset.min(), subset.max()
                 )  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ScaleFit = Literal["train", "all", "client"]
 Scale = Literal["standard", "max_abs"]
 Fill = Literal["mean", "zero"]
-FEW_ROWS = 20  # a column of distinct integers may be an index if there are more rows
+FEW_ROWS = 20  # up to this number of rows, a column of distinct integers is not suspected to be an index
 log = logging.getLogger(__name__)
 
 
@@ -67,11 +67,14 @@ class TableFit:
             arrays: The arrays of the raw columns.
             split: The samples of each client.
             normalize: Whether to scale numeric columns.
+
+        Returns:
+            The same arrays except for the inputs.
         """
         raw = np.asarray(arrays.inputs)  # [n, columns]
         parts = (split.train, split.val, split.test)
         indices = split.train.indices if self.scale_fit != "all" else np.concatenate([p.indices for p in parts])
-        flagged = np.flatnonzero(np.isnan(raw).any(0)) if self.indicator else np.empty(0, np.int64)
+        flagged = np.flatnonzero(np.isnan(raw).any(0)) if self.indicator else np.empty(0, np.int64)  # get an indicator
         pooled = self._transformer(normalize, flagged).fit(self._listed(raw[indices]))
         features = np.asarray(pooled.transform(raw))  # [n, F]
         if self.scale_fit == "client":
@@ -80,7 +83,7 @@ class TableFit:
                 features[samples] = self._of_client(raw, split.train[i], samples, pooled, normalize, flagged)
         in_training = [np.isin(np.arange(self.categories[c]), raw[split.train.indices, c]) for c in self._categorical]
         if in_training:
-            mask = np.concatenate(in_training)  # of the one-hot columns
+            mask = np.concatenate(in_training)  # whether the category of each one-hot column is in a training part
             first = len(self._numeric)
             features[:, first : first + len(mask)] *= mask
         if self.constant:
@@ -89,14 +92,21 @@ class TableFit:
 
     @property
     def _numeric(self) -> np.ndarray:
+        """The indices of the numeric columns."""
         return np.flatnonzero(np.array(self.categories, np.int64) == 0)
 
     @property
     def _categorical(self) -> np.ndarray:
+        """The indices of the categorical columns."""
         return np.flatnonzero(np.array(self.categories, np.int64))
 
     def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:
-        """Return an unfitted transformer of raw columns; `flagged` are the columns with an indicator."""
+        """Return an unfitted transformer from raw columns to features, without the constant.
+
+        Args:
+            normalize: Whether to scale numeric columns.
+            flagged: Indices of the columns that get an indicator feature.
+        """
         from sklearn.compose import ColumnTransformer  # slow to import
         from sklearn.impute import MissingIndicator, SimpleImputer
         from sklearn.pipeline import Pipeline
@@ -132,7 +142,19 @@ class TableFit:
         normalize: bool,
         flagged: np.ndarray,
     ) -> np.ndarray:
-        """Return the features [samples, F] of a client's samples, fitted on its training part."""
+        """Return the features of one client's samples, fitted on its training part (``scale_fit="client"``).
+
+        Args:
+            raw: Raw columns of the data set, [n, columns].
+            train: Indices of the client's training samples.
+            samples: Indices of all samples of the client.
+            pooled: The transformer fitted on the training parts of all clients, used for columns without local values.
+            normalize: Whether to scale numeric columns.
+            flagged: Indices of the columns that get an indicator feature.
+
+        Returns:
+            Features, [samples, F], without the constant.
+        """
         fills = np.empty(len(self.categories))
         for name, columns in (("numbers", self._numeric), ("categories", self._categorical)):
             if len(columns):
@@ -140,6 +162,7 @@ class TableFit:
         listed = self._listed(raw[train])
         local = self._transformer(normalize, flagged).fit(np.where(np.isnan(listed).all(0), fills, listed))
         if normalize and self.scale == "max_abs" and len(self._numeric):
+            # scikit-learn does not scale columns whose largest value is about 0: use the pooled scale for them.
             scaler, fallback = (t.named_transformers_["numbers"]["scale"] for t in (local, pooled))
             scaler.scale_ = np.where(scaler.max_abs_ < 10 * EPS, fallback.scale_, scaler.scale_)
         return np.asarray(local.transform(raw[samples]))

@@ -28,7 +28,7 @@ class Clinical:
         n: Number of patients.
         features: Number of features, without the constant.
         positive: Number of patients of class 1.
-        scale_fit, scale, fill, constant: See `data/tables/_table.py`.
+        scale_fit, scale, fill, constant: How cells become features; see `TableFit` in `data/tables/_table.py`.
         seed: Seed of the generator.
     """
 
@@ -43,10 +43,13 @@ class Clinical:
 
     def __post_init__(self) -> None:
         require(self.positive < self.n, f"dataset.positive={self.positive} must be less than dataset.n={self.n}")
-        require(self.features >= INFORMATIVE, f"dataset.features={self.features} must be at least {INFORMATIVE}")
+        require(
+            self.features >= INFORMATIVE,
+            f"dataset.features={self.features} must be at least {INFORMATIVE}, the number of informative features",
+        )
 
     def load(self) -> Arrays:
-        """Generate the table."""
+        """Return the generated table with missing cells, and a `fit` that fills and scales it."""
         from sklearn.datasets import make_classification  # slow to import
 
         negative = self.n - self.positive
@@ -69,5 +72,11 @@ class Clinical:
             split=np.zeros(self.n, np.int8),
             num_classes=2,
             class_names=["negative", "positive"],
-            fit=TableFit((0,) * self.features, False, self.scale_fit, self.scale, self.fill, self.constant),
+            fit=TableFit(
+                categories=(0,) * self.features,  # all columns are numeric
+                scale_fit=self.scale_fit,
+                scale=self.scale,
+                fill=self.fill,
+                constant=self.constant,
+            ),
         ).check()

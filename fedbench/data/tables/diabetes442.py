@@ -30,7 +30,7 @@ class Diabetes442:
     scale_fit: ScaleFit = "train"
 
     def load(self) -> Arrays:
-        """Read scikit-learn's two files."""
+        """Return the data in scikit-learn's two files, with a `fit` that standardizes the features."""
         raw = bundled_csv("diabetes_data_raw.csv.gz", (442, 10), delimiter=None)  # [n, 10]
         return Arrays(
             inputs=raw,
@@ -38,5 +38,5 @@ class Diabetes442:
             split=np.zeros(len(raw), np.int8),
             num_classes=1,
             task="regression",
-            fit=TableFit((0,) * raw.shape[1], scale_fit=self.scale_fit),
+            fit=TableFit(categories=(0,) * raw.shape[1], scale_fit=self.scale_fit),  # all columns are numeric
         ).check()

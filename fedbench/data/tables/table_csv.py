@@ -22,8 +22,8 @@ from fedbench.data.tables._csv import Column, CsvTable, Decimal, ordered, split_
 from fedbench.data.tables._table import Fill, Scale, ScaleFit, TableFit, warn_of_row_numbers
 
 log = logging.getLogger(__name__)
-ROLES = {"label": "label", "client": None, "patient": None, "split": None}
-MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
+ROLES = {"label": "label", "client": None, "patient": None, "split": None}  # default column of each role
+MISSING = ("", "?", "na", "n/a", "nan", "null", "none")  # cells without a value, in lower case
 FEW = 20  # distinct texts that a column may have in any number of rows
 
 
@@ -42,8 +42,10 @@ class TableCsv:
             numbers).
         categorical: Categorical columns, or a mapping from them to their values; other values then belong to no
             category.  None: columns in which at least half of the cells are text.
-        missing: Cells without a value, in any case.  None: empty cells, ?, na, n/a, nan, null and none.
-        indicator, scale_fit, scale, fill, constant: See `data/tables/_table.py`.
+        missing: Texts of cells without a value, in upper or lower case.  None: empty cells, ?, na, n/a, nan, null and
+            none.
+        indicator, scale_fit, scale, fill, constant: How cells become features; see `TableFit` in
+            `data/tables/_table.py`.
         decimal: Whether numbers have a decimal point or a decimal comma.
     """
 
@@ -70,11 +72,17 @@ class TableCsv:
         )
         self.roles = {**ROLES, **(self.columns or {})}
         unknown = sorted(set(self.roles) - set(ROLES))
-        require(not unknown, f"dataset.columns has the keys {', '.join(ROLES)}, not {', '.join(unknown)}")
-        require(self.roles["label"] is not None, "dataset.columns.label must name a column")
+        require(
+            not unknown,
+            f"dataset.columns has the keys {', '.join(unknown)}, but must have only {', '.join(ROLES)}: remove them",
+        )
+        require(
+            self.roles["label"] is not None,
+            "dataset.columns.label is null, but must be the name of the column of the labels",
+        )
         require(
             self.target == "class" or self.classes is None,
-            "dataset.classes must be null with dataset.target=number",
+            f"dataset.classes={self.classes} must be null with dataset.target=number, a regression without classes",
         )
         require_distinct(map(str, self.classes or ()), "dataset.classes")
         self._missing = {cell.lower() for cell in (MISSING if self.missing is None else self.missing)}
@@ -119,7 +127,12 @@ class TableCsv:
         return None if name is None else Column(table, name, self._missing, self.decimal)
 
     def _features(self, table: CsvTable) -> tuple[np.ndarray, list[int]]:
-        """Return raw columns [n, columns] float64 and the number of categories of each, 0 for a numeric column."""
+        """Return the feature columns, before `TableFit` fills, scales and encodes them.
+
+        Returns:
+            Numbers or indices of categories, [n, columns] float64, NaN for a missing value.  And the number of
+            categories of each column, 0 for a numeric one.
+        """
         names = [name for name in table.header if name not in (*self.roles.values(), *(self.ignore or ()))]
         unused = [name for name in self.categorical or () if name not in names]
         require(not unused, f"dataset.categorical names {', '.join(unused)}, which are not features: remove them")
@@ -147,7 +160,7 @@ class TableCsv:
         return np.stack(raw, axis=1), counts
 
     def _categories(self, column: Column) -> list[str] | None:
-        """Return the categories of a column in order; None if it is numeric."""
+        """Return the categories of a column, as listed in dataset.categorical or sorted; None if it is numeric."""
         if self.categorical is None:
             return None if column.is_numeric else self._detected_categories(column)
         if column.name not in self.categorical:
@@ -164,7 +177,12 @@ class TableCsv:
         return categories
 
     def _detected_categories(self, column: Column) -> list[str]:
-        """Return the categories of a column of text; raise ConfigError if there are too many for the rows."""
+        """Return the sorted categories of a column of text that dataset.categorical does not mention.
+
+        Raises:
+            ConfigError: There are too many for the number of rows, or most values are numbers with the other decimal
+                mark.
+        """
         column.refuse_other_decimals()
         categories = column.categories()
         count, rows = len(categories), len(column.cells)
@@ -183,7 +201,11 @@ class TableCsv:
         return categories
 
     def _targets(self, table: CsvTable) -> tuple[list[str] | None, np.ndarray]:
-        """Return class names and classes [n] int64; for a regression, None and numbers [n] float32."""
+        """Return the names of the classes and the targets of the rows.
+
+        Returns:
+            Names, and classes [n] int64.  For a regression, None and numbers [n] float32.
+        """
         column = Column(table, str(self.roles["label"]), self._missing, self.decimal)
         cells = column.require_values()
         if self.target == "number":
@@ -205,7 +227,15 @@ class TableCsv:
         return names, positions(cells, names)
 
     def _codes(self, table: CsvTable, role: str) -> tuple[list[str] | None, np.ndarray | None]:
-        """Return the sorted names in the client or patient column and each row's index [n] int64, or None twice."""
+        """Return the names in the column of a role, and the index of each row's name.
+
+        Args:
+            table: The file.
+            role: "client" or "patient".
+
+        Returns:
+            The sorted names, and indices [n] int64.  Both are None if dataset.columns has no column for the role.
+        """
         column = self._column(table, role)
         if column is None:
             return None, None

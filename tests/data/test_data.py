@@ -119,7 +119,7 @@ def test_arrays_that_fit_pass():
         ({"class_names": ["a"]}, "1 class names for 3 classes"),
         ({"mean": (0.5,) * 3}, "mean has 3 entries but the images have 1 channels"),
         ({"mean": (0.5,), "std": (0.0,)}, "images are divided by it"),
-        ({"class_mask": np.ones((2, 3), bool)}, "domain is None"),
+        ({"class_mask": np.ones((2, 3), bool)}, "class_mask has a row for each natural client"),
         ({"class_mask": np.ones((1, 3), bool), "domain": np.arange(6) % 2}, "expected [2, 3]"),
     ],
 )
@@ -303,7 +303,7 @@ def test_npz_of_broken_files_is_one_sentence(tmp_path: Path):
     path.write_bytes(flipped)
     assert "damaged" in sentence(Npz("d", str(path)))
     assert "does not exist" in sentence(Npz("d", str(tmp_path / "absent.npz")))
-    assert "needs dataset.path" in sentence(Npz("d"))
+    assert "set dataset.path to" in sentence(Npz("d"))
     path.write_text("name,value")
     assert sentence(Npz("d", str(path))) == f"{path} is damaged or not an npz file: write it again"
     np.save(tmp_path / "single.npy", np.zeros(3))
@@ -757,7 +757,7 @@ def test_image_folder_cache_follows_the_listing(tmp_path: Path, monkeypatch: pyt
 
 def test_image_folder_mistakes_are_one_sentence(tmp_path: Path):
     data, root = str(tmp_path / "data"), tmp_path / "pets"
-    assert "needs dataset.path" in sentence(ImageFolder(data))
+    assert "set dataset.path to" in sentence(ImageFolder(data))
     assert "is not a folder" in sentence(ImageFolder(data, str(root)))
     root.mkdir()
     assert "has no pictures" in sentence(ImageFolder(data, str(root)))

@@ -27,6 +27,7 @@ from fedbench.data.base import PARTS, TEST, TRAIN, VAL, Arrays
 from fedbench.data.tables._table import warn_of_row_numbers
 
 NO_CLASS = 255  # label of mask pixels without a class
+# Dimensions of the labels that each dataset.task allows, and the task that "auto" infers from the dimensions.
 DIMENSIONS = {"classification": (1,), "multilabel": (2,), "segmentation": (3,), "regression": (1, 2), "auto": (1, 2, 3)}
 KINDS = {1: "classification", 2: "multilabel", 3: "segmentation"}
 
@@ -40,9 +41,9 @@ class Npz:
         path: The file.
         task: auto infers it from the labels: [n] classes, [n, C] multi-label, [n, H, W] masks.  Rows [n, C] with one 1
             each are classes.  regression, with targets [n] or [n, R], is never inferred.
-        resize: Side in pixels of the resized images.
-        window: [low, high], the values that become black and white in images of more than 8 bits.  None: the range of
-            all images; floats are not scaled.
+        resize: Side in pixels of the resized images.  None: images are not resized.
+        window: [low, high], the values that become black and white in images of more than 8 bits.  None: integers are
+            scaled by the range of all images, and floats are not scaled.
     """
 
     data_dir: str
@@ -55,12 +56,12 @@ class Npz:
         self._window = check_window(self.window)
 
     def load(self) -> Arrays:
-        """Read the file.
+        """Return the data set in the file, with resized images if ``resize`` is set.
 
         Raises:
             ConfigError: The file does not exist, is damaged, has another layout, or contains a pickle.
         """
-        require(self.path is not None, "dataset=npz needs dataset.path=<your file>.npz")
+        require(self.path is not None, "dataset=npz needs a file: set dataset.path to your .npz file")
         path = Path(str(self.path))
         refuse_foreign(path, "dataset=npz")
         arrays = check_labels_occur(from_layout(read_npz(path), str(path), self.task, self._window), str(path))
@@ -70,14 +71,16 @@ class Npz:
 
 
 def check_labels_occur(arrays: Arrays, name: str) -> Arrays:
-    """Return the arrays, with a warning if unnamed labels skip some classes of their range.
+    """Return the arrays unchanged, and log a warning if some classes from 0 to the largest label do not occur.
+
+    Only classes without names are checked.
 
     Args:
         arrays: The arrays.
         name: The file, for messages.
 
     Raises:
-        ConfigError: Unnamed labels do not start at 0, or skip most classes of their range.
+        ConfigError: Class 0 does not occur, or more than half of the classes do not.
     """
     if arrays.task not in ("classification", "segmentation") or arrays.class_names is not None:
         return arrays
@@ -100,11 +103,14 @@ def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path, window:
     """Return the arrays with uint8 images resized to size x size, from the cache if the file has not changed.
 
     Args:
-        arrays: The arrays of the file, which are changed.
-        size: Pixels; None does not resize.
+        arrays: The arrays of the file, whose inputs are replaced.
+        size: Height and width of the result, in pixels.  None: do not resize.
         data_dir: Folder of the cache.
-        path: The file.
-        window: The window by which the images were scaled.
+        path: The file that the arrays were read from.
+        window: The option dataset.window by which the images were scaled, which the cache depends on.
+
+    Returns:
+        The same object.  Other inputs than uint8 images are not resized.
     """
     images = arrays.images
     if size is None or images is None or images.dtype != np.uint8 or images.shape[2:] == (size, size):
@@ -121,8 +127,8 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", wind
     Args:
         file: The arrays by their names.
         name: The file, for messages.
-        task: See `Npz`.
-        window: See `Npz`.
+        task: The option dataset.task (see `Npz`).
+        window: The option dataset.window, values of black and white (see `Npz`).
     """
     flat = _join_parts(file, name) if "train_images" in file else file
     missing = [key for key in ("X", "y") if key not in flat]
@@ -136,13 +142,13 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", wind
 
 
 def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, task: str = "auto") -> Arrays:
-    """Return the checked arrays of inputs and the other arrays of the flat layout.
+    """Return the checked data set of inputs and the other arrays of the flat layout (see the module).
 
     Args:
-        flat: y, and optionally client, split and classes.
-        inputs: The inputs [n, ...].
+        flat: y, and optionally client, split and classes, by name.
+        inputs: The inputs, [n, ...].
         name: The file, for messages.
-        task: See `Npz`.
+        task: The option dataset.task (see `Npz`).
     """
     labels = flat["y"]
     num_columns = 0
@@ -186,14 +192,20 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
 
 
 def _is_one_hot(y: np.ndarray) -> bool:
-    """Return whether each row of y [n, C], C > 1, has one 1 and otherwise 0."""
+    """Return whether y is [n, C] with C > 1, where each row has a single 1 and is 0 elsewhere."""
     if y.ndim != 2 or y.shape[1] < 2 or y.dtype.kind not in "fiub":
         return False
     return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
 def _highest_class(y: np.ndarray, num_named: int, name: str) -> int:
-    """Return the highest class in masks; 255 means no class unless more than 255 classes have names."""
+    """Return the highest class in masks.
+
+    Args:
+        y: Masks, [n, H, W] int64.
+        num_named: The number of classes with names.  Unless it is more than 255, the label 255 means no class.
+        name: The file, for messages.
+    """
     if int(y.max(initial=0)) != NO_CLASS or num_named > NO_CLASS:
         return int(y.max(initial=0))
     labels = y[y != NO_CLASS]
@@ -206,7 +218,15 @@ def _highest_class(y: np.ndarray, num_named: int, name: str) -> int:
 
 
 def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """Convert the MedMNIST layout to the flat one: train, then val, then test."""
+    """Return the arrays of a file in the MedMNIST layout in the flat one: train, then val, then test.
+
+    Args:
+        file: The arrays by their names.
+        name: The file, for messages.
+
+    Returns:
+        X, y, split, and client and classes if the file has them, by name.
+    """
     columns: dict[str, list[np.ndarray]] = {"X": [], "y": [], "split": [], "client": []}
     for part, code in PARTS.items():
         images, labels = file.get(f"{part}_images"), file.get(f"{part}_labels")
@@ -237,12 +257,19 @@ def require_equal_lengths(arrays: dict[str, np.ndarray], name: str) -> None:
     lengths = {key: len(np.atleast_1d(array)) for key, array in arrays.items() if key != "classes"}
     require(
         len(set(lengths.values())) == 1,
-        f"{name}: lengths differ: " + ", ".join(f"{key} has {n:,} rows" for key, n in lengths.items()),
+        f"{name}: all arrays must have the same length, but "
+        + ", ".join(f"{key} has {n:,} rows" for key, n in lengths.items()),
     )
 
 
 def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
-    """Return inputs as uint8 images [n, C, H, W] or as float32 [n, ...]."""
+    """Return inputs as uint8 images [n, C, H, W], or as float32 [n, ...] if they are not images.
+
+    Args:
+        x: The inputs in the file, [n, ...].
+        name: The file, for messages.
+        window: The option dataset.window (see `Npz`).  If given, the inputs are images.
+    """
     require(x.dtype.kind in "fiub", f"{name}: inputs have dtype {x.dtype}, expected numbers")
     if window is None and not _are_images(x):
         x = channels_first(x, f"{name}: inputs") if x.ndim == 4 else x
@@ -254,7 +281,9 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
     )
     if x.dtype == np.uint8:
         require(
-            window is None, f"dataset.window is for images of more than 8 bits, and {name} has none: set it to null"
+            window is None,
+            f"dataset.window={list(window or ())} is for images of more than 8 bits, but those in {name} have 8 bits: "
+            "set it to null",
         )
         return np.ascontiguousarray(images)
     used = window or common_window([Range.of(image, name) for image in images], name)
@@ -262,9 +291,10 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
 
 
 def _are_images(x: np.ndarray) -> bool:
-    """Return whether inputs are images: integers of 3 or 4 dimensions; signed ones must be square or in color.
+    """Return whether inputs are images: integers of 3 or 4 dimensions.
 
-    Signed integers of other shapes are signals and are not scaled.
+    Signed integers of 3 dimensions must be square, and those of 4 dimensions must have 1, 3 or 4 channels.  Others are
+    signals, which are not scaled.
     """
     if x.dtype.kind not in "iu" or x.ndim not in (3, 4) or not x.size:
         return False
@@ -279,9 +309,16 @@ def _as_text(names: np.ndarray) -> np.ndarray:
 
 
 def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[str] | None]:
-    """Return targets, and the class names if labels are text.
+    """Return targets and the names of their classes.
 
-    Targets are labels [n] int64, multi-hot rows [n, C] float32, masks [n, H, W] int64 or numbers [n, ...] float32.
+    Args:
+        y: The labels in the file, [n, ...].
+        name: The file, for messages.
+        task: The option dataset.task (see `Npz`).
+
+    Returns:
+        Labels [n] int64, multi-hot rows [n, C] float32, masks [n, H, W] int64 or numbers [n, ...] float32.  And the
+        class names in the order of their indices, None unless the labels in the file are text.
     """
     if y.ndim == 2 and y.shape[1] == 1 and task != "multilabel":
         y = y[:, 0]
@@ -298,7 +335,11 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
     if task == "regression":
         return y.astype(np.float32), None
     if y.ndim == 2:
-        require(bool(np.isin(y, (0, 1)).all()), f"{name}: multi-label rows must contain only 0 and 1")
+        require(
+            bool(np.isin(y, (0, 1)).all()),
+            f"{name}: multi-label rows must contain only 0 and 1, but the labels are from {y.min()} to {y.max()}: "
+            "correct them, or set dataset.task=regression if they are numbers to predict",
+        )
         return y.astype(np.float32), None
     require(
         bool((np.abs(y) < LARGEST).all() and (y == np.floor(y)).all()),
@@ -308,7 +349,13 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
 
 
 def _as_split(split: np.ndarray | None, n: int, name: str) -> np.ndarray:
-    """Return the published split [n] int8."""
+    """Return the published part of each sample, all training if the file has no split.  # [n] int8
+
+    Args:
+        split: The array ``split`` of the file, numbers or names of parts.  None: the file has none.
+        n: The number of samples.
+        name: The file, for messages.
+    """
     if split is None:
         return np.zeros(n, np.int8)
     if split.dtype.kind in "US":

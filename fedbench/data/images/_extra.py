@@ -10,7 +10,7 @@ from fedbench.data.base import EXTRA, Arrays
 
 
 def extra_path(extra: str, may_be_table: bool = False) -> Path:
-    """Return the path of dataset.extra.
+    """Return the option dataset.extra as a path, after a check that it exists.
 
     Args:
         extra: The option.
@@ -28,17 +28,24 @@ def extra_path(extra: str, may_be_table: bool = False) -> Path:
 
 
 def join_extra(arrays: Arrays, extra: Arrays, source: str) -> Arrays:
-    """Append pictures for training only, matched by the names of classes and natural clients.
+    """Append pictures for training only to a data set, matched by the names of classes and natural clients.
 
     Args:
         arrays: The data set, which is changed.
-        extra: The pictures.
-        source: dataset.extra, for messages.
+        extra: The pictures, with their own indices of classes and natural clients.
+        source: The value of dataset.extra, for messages.
+
+    Returns:
+        The data set.
 
     Raises:
         ConfigError: A class or natural client is not in the data set.
     """
-    require(arrays.task == extra.task == "classification", f"dataset.extra={source} needs one label for each picture")
+    require(
+        arrays.task == extra.task == "classification",
+        f"dataset.extra={source} needs one label for each picture, there and in the data set: set it to null for "
+        "multi-label data",
+    )
     targets = _indices(extra.class_names, arrays.class_names, "class", source)[extra.targets]
     domain = _indices(extra.domain_names, arrays.domain_names, "natural silo", source)[extra.domain]
     count = len(extra)
@@ -52,12 +59,26 @@ def join_extra(arrays: Arrays, extra: Arrays, source: str) -> Arrays:
 
 
 def _indices(extra: list[str] | None, names: list[str] | None, what: str, source: str) -> np.ndarray:
-    """Return the index of each extra name in the names of the data set."""
+    """Return the index of each name of the extra pictures in the names of the data set.
+
+    Args:
+        extra: The names of the extra pictures.
+        names: The names of the data set.
+        what: What they name, for messages.
+        source: The value of dataset.extra, for messages.
+
+    Returns:
+        Indices, one for each name in ``extra``, int64.
+
+    Raises:
+        ConfigError: There are no names, or one is not in the data set.
+    """
     if extra is None or names is None:
         raise ConfigError(f"dataset.extra={source} needs the {what} of each picture, there and in the data set")
     unknown = [name for name in extra if name not in names]
     require(
         not unknown,
-        f"dataset.extra={source} has the {what} {(unknown or [''])[0]}, but the data set has {', '.join(names)}",
+        f"dataset.extra={source} has the {what} {(unknown or [''])[0]}, but the data set has {', '.join(names)}: "
+        "rename or remove it",
     )
     return positions(extra, names)

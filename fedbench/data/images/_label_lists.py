@@ -19,16 +19,16 @@ FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 def split_lists(
     cells: Sequence[str], separator: str, names: list[str] | None, source: str
 ) -> tuple[list[str], np.ndarray]:
-    """Parse cells that list labels.
+    """Return multi-hot targets from cells that list labels, such as "A|C".
 
     Args:
-        cells: The cells.  An empty cell lists no label.
+        cells: The cells, [n].  An empty cell lists no label.
         separator: Text between two labels.
         names: The labels to use; others are ignored.  None: all labels of the table, sorted.
         source: The table, for messages.
 
     Returns:
-        The names of the labels in order, and multi-hot targets [n, C] float32.
+        The names of the labels in the order of the columns, and multi-hot targets [n, C] float32.
 
     Raises:
         ConfigError: A label has two spellings, or no cell has a label of `names`.
@@ -44,7 +44,11 @@ def split_lists(
     absent = [name for name in names if name not in counts]
     if absent:
         log.warning("%s: no picture has the label %s of dataset.classes", source, " or ".join(absent))
-    require(len(absent) < len(names), f"{source} has no label of dataset.classes; its labels are {', '.join(ignored)}")
+    require(
+        len(absent) < len(names),
+        f"{source} has no label of dataset.classes; its labels are {', '.join(ignored)}: correct dataset.classes or "
+        f"dataset.label_separator={separator!r}",
+    )
     return names, np.array([[name in row for name in names] for row in rows], np.float32)
 
 
@@ -52,8 +56,8 @@ def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source:
     """Return targets from a column of 0 and 1 for each label.
 
     Args:
-        columns: The cells [C][n].
-        names: The names of the columns.
+        columns: The cells, a list of n for each of the C columns.
+        names: The names of the columns, which are those of the labels.
         source: The table, for messages.
 
     Returns:
@@ -65,7 +69,10 @@ def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source:
     require_distinct(names, "dataset.columns.label")
     for name, cells in zip(names, columns, strict=True):
         wrong = next((cell for cell in cells if cell.lower() not in FLAGS), None)
-        require(wrong is None, f"{source}: column {name} contains {wrong}, expected 0 or 1")
+        require(
+            wrong is None,
+            f"{source}: column {name} contains {wrong}, expected 0 or 1: correct it, or dataset.columns.label",
+        )
     targets = np.array([[FLAGS[cell.lower()] for cell in cells] for cells in columns], np.float32).T  # [n, C]
     if (targets.sum(1) == 1).all():
         return targets.argmax(1).astype(np.int64)
@@ -73,10 +80,12 @@ def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source:
 
 
 def refuse_lists(cells: Sequence[str], source: str) -> None:
-    """Refuse cells that list labels, such as A|B, or A;B if A and B occur: each list would become a class.
+    """Raise ConfigError if cells list labels, because each list would become a class.
+
+    A label with | is a list.  A label with ; or , is one if its parts are labels of other cells.
 
     Args:
-        cells: The labels.
+        cells: The labels, one for each picture.
         source: The table, for messages.
     """
     labels = set(cells)

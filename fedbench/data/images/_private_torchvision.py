@@ -20,10 +20,10 @@ LABELS = "_labels"
 
 
 def paths_and_labels(kind: str, dataset: Any) -> tuple[Sequence[Path], Sequence[int]]:
-    """Return paths and labels of the pictures of a data set.
+    """Return the paths of the pictures of a data set, and the label of each picture.
 
     Args:
-        kind: The name of its class, a key of PATHS.
-        dataset: The data set.
+        kind: The name of torchvision's class, a key of PATHS.
+        dataset: The data set, an object of this class.
     """
     return getattr(dataset, PATHS[kind]), getattr(dataset, LABELS)

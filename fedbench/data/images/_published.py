@@ -22,8 +22,8 @@ class DownloadedImages:
     Args:
         data_dir: Folder of the data set, and of the download.
         path: The files to read instead.  None: those in data_dir (see the module), else a download.
-        resize: Side in pixels of the resized images.
-        mirror: Address of a folder to download from.
+        resize: Side in pixels of the resized images.  None: images are not resized.
+        mirror: Address of a folder to download from.  None: the published address.
         verify: Whether to refuse a file whose md5 is not the published one.
     """
 
@@ -53,18 +53,18 @@ class Published:
     counts: Mapping[str, int]
 
     def read(self, path: Path, options: DownloadedImages, task: str = "classification") -> Arrays:
-        """Read an npz of the set, check it and resize its images.
+        """Return the checked data set in an npz, with resized images if ``options.resize`` is set.
 
         Args:
             path: The file.
             options: The options of the data set.
-            task: See `Npz`.
+            task: The kind of targets, "classification" or "multilabel".
         """
         arrays = self.check(from_layout(read_npz(path), str(path), task), str(path))
         return resized(arrays, options.resize, options.data_dir, path)
 
     def check(self, arrays: Arrays, source: str) -> Arrays:
-        """Return the checked arrays, with all classes of the set, even those without a sample.
+        """Return the arrays after a check that they can be this set, with all of its classes and their names.
 
         A warning reports a file that has only a part of the images.
 
@@ -90,10 +90,14 @@ class Published:
         return arrays
 
     def _require(self, condition: bool, reason: str, source: str) -> None:
+        """Raise ConfigError, which says that source is not this set and gives the reason, unless a condition holds."""
         require(condition, f"{source} is not {self.name}: {reason}; use dataset=npz to read an npz of your own")
 
     def _check_classes(self, arrays: Arrays, source: str) -> None:
-        """Check the number of classes, their names, and how many of them occur."""
+        """Check that there are not more classes than in the set, and that at least half of them are those of the set.
+
+        Half of the names must be published ones, and half of the classes must have images (unless multi-label).
+        """
         names, count = arrays.class_names, len(self.classes)
         self._require(
             arrays.num_classes <= count, f"it has {arrays.num_classes} classes, and the set has {count}", source
@@ -119,10 +123,13 @@ class Published:
                 log.warning("%s: only %s of the %s classes of %s occur", source, len(labels), count, self.name)
 
     def _check_counts(self, arrays: Arrays, source: str) -> None:
-        """Check the numbers of images; a file without parts may have all images of the set."""
+        """Check that no part has more images than published; warn if one has fewer.
+
+        A file without a split counts as one part of all images.
+        """
         actual = {f"{part} images": int((arrays.split == code).sum()) for part, code in PARTS.items()}
         published = {f"{part} images": self.counts.get(part, 0) for part in PARTS}
-        if actual["train images"] == len(arrays) > published["train images"]:
+        if actual["train images"] == len(arrays) > published["train images"]:  # a file without a split
             actual, published = {"images": len(arrays)}, {"images": sum(published.values())}
         for part, n in actual.items():
             self._require(n <= published[part], f"it has {n:,} {part}, and the set has {published[part]:,}", source)

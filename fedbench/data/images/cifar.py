@@ -55,7 +55,7 @@ class CIFAR10(DownloadedImages):
     md5 = "c32a1d4ab5d03f1284b67883e8d87530"
     members = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
     names_file = "batches.meta.txt"
-    label_bytes = 1  # the label is the last of them
+    label_bytes = 1  # before the pixels of each image; the label is the last of them
     python_archive = "cifar-10-python.tar.gz"
     python_folder = "cifar-10-batches-py"
     python_members = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
@@ -66,7 +66,7 @@ class CIFAR10(DownloadedImages):
     train_statistics = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
     def load(self) -> Arrays:
-        """Read the files, or download and convert them.
+        """Return the images in the files, which are downloaded and converted if they do not exist.
 
         Raises:
             ConfigError: The files do not exist and cannot be downloaded, or are other files.
@@ -91,10 +91,11 @@ class CIFAR10(DownloadedImages):
         return arrays
 
     def _published(self, side: int = 32) -> Published:
+        """Return the properties of the set, with images of side x side pixels."""
         return Published(self.name, 3, [side], self.classes.split(), {"train": 50_000, "test": 10_000})
 
     def _find(self) -> Path:
-        """Return the first file or folder in data_dir, or download the archive."""
+        """Return the first file or folder of the set that is in data_dir, else the downloaded archive."""
         stored = self.archive, self.folder, self.python_archive, self.python_folder
         for name in (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz"):
             if (path := Path(self.data_dir) / name).exists():
@@ -104,7 +105,14 @@ class CIFAR10(DownloadedImages):
         return download([f"{address}/{self.archive}"], path, self.md5 if self.verify else None, self.name)
 
     def _convert(self, source: Path) -> dict[str, np.ndarray]:
-        """Return an archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
+        """Return the arrays of an archive or its extracted folder in the MedMNIST layout.
+
+        Args:
+            source: The archive or folder, of the binary or the Python version.
+
+        Returns:
+            train_images and test_images [n, 3, 32, 32] uint8, train_labels and test_labels [n], and classes [C].
+        """
         names = [self.names_file, self.python_names_file]
         names += [name for members in (self.members, self.python_members) for part in members.values() for name in part]
         try:
@@ -115,7 +123,10 @@ class CIFAR10(DownloadedImages):
             raise ConfigError(f"{source} is damaged or not {self.name} as published ({error!r}): replace it") from error
 
     def _from_binary(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Convert the binary version: records of labels and pixels."""
+        """Return the arrays of the binary version (see `_convert`), from its files' contents by name.
+
+        Each file consists of records: the label bytes of an image, then its pixels.
+        """
         file = {"classes": np.array(contents[self.names_file].decode().split())}
         for part, names in self.members.items():
             data = np.frombuffer(b"".join(contents[name] for name in names), np.uint8)
@@ -125,7 +136,10 @@ class CIFAR10(DownloadedImages):
         return file
 
     def _from_python(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Convert the Python version: pickled dicts of images [n, 3 * 32 * 32] uint8 and a list of labels."""
+        """Return the arrays of the Python version (see `_convert`), from its files' contents by name.
+
+        Each file is a pickled dict of images [n, 3 * 32 * 32] uint8 and a list of labels.
+        """
         classes = read_plain(contents[self.python_names_file])[self.python_names_key]
         file = {"classes": np.array([str(name) for name in classes])}
         for part, names in self.python_members.items():
@@ -139,6 +153,7 @@ class CIFAR10(DownloadedImages):
         return file
 
     def _from_npz(self, path: Path) -> Arrays:
+        """Return the checked images of an npz of the MedMNIST or the JPEG layout, resized if ``resize`` is set."""
         if not is_jpeg_layout(path):
             return self._published().read(path, self)
         log.info("%s has JPEG images: accuracies are close to, not equal to, those on the original", path)
@@ -187,10 +202,10 @@ class CIFAR100(CIFAR10):
 
 
 def read_members(source: Path, folders: Sequence[str], names: Sequence[str]) -> dict[str, bytes]:
-    """Return the contents of those files that exist.
+    """Return the contents of files in a folder or an archive, by their names.  Files that do not exist are left out.
 
     Args:
-        source: A folder, or a .tar.gz.
+        source: The folder that contains the files, or a .tar.gz.
         folders: Folders of the archive that may contain the files.
         names: The names of the files.
     """
@@ -208,7 +223,7 @@ def read_members(source: Path, folders: Sequence[str], names: Sequence[str]) -> 
 
 
 def is_jpeg_layout(path: Path) -> bool:
-    """Return whether an npz has JPEG streams, by the names of its arrays."""
+    """Return whether an npz has an array called jpeg; False if it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return "jpeg" in getattr(file, "files", ())
@@ -217,21 +232,24 @@ def is_jpeg_layout(path: Path) -> bool:
 
 
 def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
-    """Decode a JPEG file.
+    """Decode the images of an npz with JPEG streams (see the module).
 
     Args:
-        path: The file.
-        side: Pixels of the resized images.
+        path: The npz.
+        side: Height and width of the result, in pixels.
 
     Returns:
-        images [n, 3, side, side] uint8, labels [n], split [n] and classes [C].
+        By name: images [n, 3, side, side] uint8, labels [n] int64, split [n] int8 and classes [C].
 
     Raises:
         ConfigError: An array is absent, has another length, or an image is damaged.
     """
     file = read_npz(path)
     missing = JPEG_ARRAYS - set(file)
-    require(not missing, f"{path} lacks the arrays {', '.join(sorted(missing))}: write them")
+    require(
+        not missing,
+        f"{path} lacks the arrays {', '.join(sorted(missing))}, which an npz with JPEG images must have: add them",
+    )
     data, offset, n = file["jpeg"], file["offset"], len(file["label"])
     require(
         len(offset) == n + 1 and len(file["is_test"]) == n and int(offset[-1]) == len(data),
@@ -240,6 +258,7 @@ def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
     log.info("decoding the %s images of %s once", f"{n:,}", path)
 
     def decode_one(i: int) -> np.ndarray:
+        """Return image i, [3, 32, 32] uint8."""
         try:
             with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
                 if image.size != (32, 32):

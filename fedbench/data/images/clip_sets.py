@@ -40,7 +40,7 @@ from fedbench.data.images._private_torchvision import paths_and_labels
 
 @dataclass
 class Listing:
-    """The pictures of a set.
+    """The n pictures of a set.
 
     Attributes:
         root: The folder of the pictures.
@@ -61,6 +61,8 @@ class Listing:
 class PictureSet:
     """A set of pictures in torchvision's or CoOp's folders.
 
+    A subclass sets the attributes from ``name`` to ``template``, and overrides methods where the set differs.
+
     Args:
         data_dir: Folder of the data set, and of the download.
         split_file: CoOp's json file.  None: the one next to the pictures, else a split is made with `seed`.
@@ -75,13 +77,13 @@ class PictureSet:
 
     name = ""
     kind = ""  # torchvision's class
-    parts: ClassVar[Sequence[str]] = ("train", "val", "test")  # torchvision's
+    parts: ClassVar[Sequence[str]] = ("train", "val", "test")  # of torchvision's class
     folders: ClassVar[tuple[str, str]] = ("", "")  # of the pictures, below data_dir: torchvision's, CoOp's
-    split_name = ""  # CoOp's file
-    template = "a photo of a {}."  # CoOp's, for its zero-shot classifier
+    split_name = ""  # the name of CoOp's split file
+    template = "a photo of a {}."  # CoOp's sentence for its zero-shot classifier; {} is the class name
 
     def load(self) -> Arrays:
-        """List the pictures, after a download if necessary, and decode them.
+        """Return the centre squares of all pictures, which are downloaded if they do not exist.
 
         Raises:
             ConfigError: The pictures or the split file are absent, or do not fit each other.
@@ -114,29 +116,30 @@ class PictureSet:
         return kind(self.data_dir, split=part, download=True)
 
     def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
-        """Return paths and labels of the pictures of a part of torchvision."""
+        """Return the paths of the pictures of one of torchvision's parts, and the label of each picture."""
         return paths_and_labels(self.kind, data)
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the class names of a part of torchvision, in the order of the labels."""
+        """Return the class names of one of torchvision's parts, in the order of the labels."""
         return list(data.classes)
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """Return the part of each picture [n] int8.
+        """Return the part of each picture by CoOp's rule: TRAIN, VAL or TEST.  # [n] int8
 
         Args:
             labels: Classes [n].
-            parts: The names of torchvision's parts [n].
+            parts: The names of torchvision's parts [n], which some sets keep.
         """
         return split_by_class(labels, self.seed)
 
     # -- files -----------------------------------------------------------------------------------------------
     @property
     def _root(self) -> Path:
+        """The folder of the pictures as torchvision stores them."""
         return Path(self.data_dir) / self.folders[0]
 
     def _find_split_file(self) -> Path | None:
-        """Return CoOp's split file, if it exists."""
+        """Return dataset.split_file, or else CoOp's split file next to the pictures; None if there is none."""
         if self.split_file is not None:
             path = Path(self.split_file)
             require(path.is_file(), f"dataset.split_file={path} does not exist: set it to CoOp's {self.split_name}")
@@ -145,12 +148,12 @@ class PictureSet:
         return next((path for path in paths if path.is_file()), None)
 
     def _folder(self) -> Path:
-        """Return the folder of the pictures, and download it if it is absent."""
+        """Return the folder of the pictures, torchvision's or CoOp's, after a download if neither exists."""
         folders = [Path(self.data_dir) / folder for folder in self.folders]
         return next((folder for folder in folders if folder.is_dir()), None) or self._split_by_rule().root
 
     def _split_by_rule(self) -> Listing:
-        """Pool torchvision's parts, sort the pictures by file, and split them by CoOp's rule."""
+        """Return the pictures of all of torchvision's parts together, sorted by file and split by CoOp's rule."""
         try:
             from torchvision import datasets
         except ImportError as error:
@@ -175,7 +178,7 @@ class PictureSet:
         return Listing(self._root, [file for file, _, _ in rows], labels, split, names)
 
     def _load(self, read: Callable[[], Any]) -> Any:
-        """Return read(), and turn errors of torchvision into a ConfigError."""
+        """Return read(), which lets torchvision read or download a part; its errors become a ConfigError."""
         exists = self._root.is_dir()  # before a download
         try:
             return read()
@@ -215,7 +218,10 @@ class Flowers102(PictureSet):
     template = "a photo of a {}, a type of flower."
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the names of the file, numbered from 1, or torchvision's without a question mark at the end."""
+        """Return the names in cat_to_name.json, where classes are numbered from 1.
+
+        Without that file, they are torchvision's names without the question mark at the end of some.
+        """
         path = self._root.parent / "cat_to_name.json"
         if not path.is_file():
             return [name.rstrip("?") for name in data.classes]
@@ -239,7 +245,12 @@ class OxfordPets(PictureSet):
         return [name.lower() for name in data.classes]
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """Keep the test part, and make round(0.2 n) trainval pictures of each class the val part."""
+        """Return the part of each picture: the published test part, and VAL for a fifth of each class's other pictures.
+
+        Args:
+            labels: Classes [n].
+            parts: The names of torchvision's parts [n], "trainval" or "test".
+        """
         split = np.where(parts == "test", TEST, TRAIN).astype(np.int8)  # [n]
         for members in shuffled_classes(np.where(split == TRAIN, labels, -1), self.seed):
             split[members[: round(0.2 * len(members))]] = VAL
@@ -269,7 +280,7 @@ class Caltech101(PictureSet):
         return kind(self.data_dir, download=True)
 
     def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
-        """Return paths and labels of the pictures of the used classes, without duplicates."""
+        """Return the paths and labels of the pictures of the used classes, each picture once."""
         label = {name: y for y, name in enumerate(self._used(data))}
         rows = [(data.categories[y], number) for y, number in zip(data.y, data.index)]
         labels = {self._root / name / f"image_{number:04d}.jpg": label[name] for name, number in rows if name in label}
@@ -280,6 +291,7 @@ class Caltech101(PictureSet):
         return [self.renamed.get(name, name) for name in self._used(data)]
 
     def _used(self, data: Any) -> list[str]:
+        """Return torchvision's class names without the excluded ones."""
         return [name for name in data.categories if name not in self.excluded]
 
 
@@ -292,7 +304,7 @@ class DTD(PictureSet):
 
 
 def shuffled_classes(labels: np.ndarray, seed: int) -> Iterator[np.ndarray]:
-    """Yield the shuffled samples of each class.
+    """Yield the indices of the samples of each class, shuffled.
 
     Args:
         labels: Classes [n]; samples with negative labels are skipped.
@@ -329,7 +341,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_split(path: Path, root: Path) -> Listing:
-    """Read CoOp's split: lists train, val and test of [picture below root, label, class name].
+    """Return the pictures in CoOp's split file: lists train, val and test of [picture below root, label, class name].
 
     Args:
         path: The file.
@@ -350,8 +362,8 @@ def read_split(path: Path, root: Path) -> Listing:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{path} is not one of CoOp's splits: expected three lists train, val and test of [picture, label, class "
-            f"name] ({type(error).__name__}: {error})"
+            f"name] ({type(error).__name__}: {error}); replace or remove it"
         ) from error
-    require(fits and bool(rows), f"{path}: each label 0, 1, 2 ... must have exactly one class name")
+    require(fits and bool(rows), f"{path}: each label 0, 1, 2 ... must have exactly one class name: correct the file")
     split = np.array([part for _, _, part, _ in rows], np.int8)
     return Listing(root, [file for file, _, _, _ in rows], labels, split, list(names.values()))

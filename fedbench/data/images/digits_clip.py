@@ -36,23 +36,24 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     at = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)  # centres of pixels, as in image libraries
     low = np.minimum(at.astype(int), 6)
     weight = (at - low).astype(np.float32)
+    # Bilinear interpolation, first along the rows and then along the columns.
     rows = grey[:, low] * (1 - weight)[:, None] + grey[:, low + 1] * weight[:, None]  # [n, 32, 8]
     return rows[:, :, low] * (1 - weight) + rows[:, :, low + 1] * weight, table[order, -1].astype(np.int64)
 
 
 def render(grey: np.ndarray, colours: np.ndarray, styles: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Render digits in colours and styles, and scale them.
+    """Render digits in colours and styles, and normalize them by MEAN and STD.
 
     Args:
-        grey: Digits [n, 32, 32].
-        colours: Their colours [n], 0 to 2.
-        styles: Their styles [n], 0 to 4.
+        grey: Digits [n, 32, 32] in [0, 1].
+        colours: Their colours [n], indices of COLOURS.
+        styles: Their styles [n], indices of STYLES.
         rng: Generator of the noise.
 
     Returns:
-        [n, 3, 32, 32] float32.
+        Pictures, [n, 3, 32, 32] float32.
     """
-    paint = np.where(np.eye(3, dtype=bool), 1.0, 0.2).astype(np.float32)  # [3, 3]
+    paint = np.where(np.eye(3, dtype=bool), 1.0, 0.2).astype(np.float32)  # [3, 3], channels of each colour
     x = grey[:, None] * paint[colours][:, :, None, None]  # [n, 3, 32, 32]
     noise = rng.normal(0, NOISE, x.shape).astype(np.float32)
     rendered = np.stack([x, x + noise, 1 - x, 0.3 * x + 0.35, np.rot90(x, axes=(2, 3))])  # [5, n, ...]
@@ -61,18 +62,19 @@ def render(grey: np.ndarray, colours: np.ndarray, styles: np.ndarray, rng: np.ra
 
 @dataclass
 class DigitsCLIP:
-    """The downstream digits: inputs [n, 3, 32, 32] float32, targets [n] in 0..29.
+    """The digits that are not used for pre-training: inputs [n, 3, 32, 32] float32, targets [n] in 0..29.
 
     Args:
         style: One of the five styles, or all, with a natural client for each.
-        label_pairing: official_bug, with style=all, repeats the mistakes described in `domain_sets.py`.
+        label_pairing: correct, or official_bug, which repeats the mistakes described in `domain_sets.py` and needs
+            style=all.
     """
 
     style: Literal["noisy", "clean", "negative", "faded", "rotated", "all"] = "noisy"
     label_pairing: Literal["correct", "official_bug"] = "correct"
 
     def load(self) -> Arrays:
-        """Render the digits."""
+        """Return the rendered digits."""
         grey, label = (part[PRETRAINING:] for part in digits())
         is_test = np.zeros(len(label), bool)
         for kind in range(10):
@@ -99,12 +101,15 @@ class DigitsCLIP:
 
 
 def mispaired(arrays: Arrays) -> Arrays:
-    """Repeat the mistakes described in `domain_sets.py`: wrong images, and class names in another order.
+    """Return the arrays with the mistakes described in `domain_sets.py`: wrong images, and class names in wrong order.
 
     Args:
         arrays: The arrays, which are changed.
     """
-    require(arrays.domain is not None, "dataset.label_pairing=official_bug needs natural silos: set dataset.style=all")
+    require(
+        arrays.domain is not None,
+        "dataset.label_pairing=official_bug needs several natural clients (styles): set dataset.style=all",
+    )
     assert arrays.class_names is not None and arrays.domain is not None
     wrong = np.random.default_rng(0).permutation(arrays.num_classes)
     arrays.class_names = [arrays.class_names[i] for i in wrong]

@@ -44,7 +44,7 @@ class DomainSet:
 
     Args:
         data_dir: Folder of the cache and of the data set.
-        path: The folder of the data set.  None: data_dir/<its usual name>.
+        path: The folder of the data set.  None: data_dir/office_caltech_10 or data_dir/DomainNet.
         seed: Seed of the test part without FedBN's lists, and of the wrong order of class names.
         resize: Side in pixels of the centre square of each picture.
         label_pairing: correct, or official_bug (see the module).
@@ -64,7 +64,7 @@ class DomainSet:
         self.root = Path(self.data_dir) / self.folder if self.path is None else Path(self.path)
 
     def load(self) -> Arrays:
-        """List and decode the pictures.
+        """Return the centre squares of all pictures, decoded or from the cache.
 
         Raises:
             ConfigError: Pictures or lists are absent, or have another layout.
@@ -102,7 +102,14 @@ class DomainSet:
         return arrays.check()
 
     def _rows_of_lists(self, lists: dict[tuple[str, str], Path]) -> list[Row]:
-        """Return the pictures of FedBN's lists, by domain and part."""
+        """Return a row for each picture in FedBN's lists.
+
+        Args:
+            lists: The list files by domain and part, such as ("amazon", "train").
+
+        Raises:
+            ConfigError: A list does not exist, or names another class.
+        """
         missing = [path.name for path in lists.values() if not path.is_file()]
         require(not missing, f"{self.root} has some of FedBN's lists, but not {', '.join(missing)}: add them")
         rows = []
@@ -116,15 +123,19 @@ class DomainSet:
         return rows
 
     def _rows_of_folders(self) -> list[Row]:
-        """Return the pictures of domain/class/picture, all in the training part."""
+        """Return a row for each picture in the folders domain/class/picture, all in the training part.
+
+        Raises:
+            ConfigError: A folder does not exist.
+        """
         rows = []
         for d, y in np.ndindex(len(self.domains), len(self.classes)):
             name = f"{self.domains[d]}/{self.classes[y]}"
             folder = self.root / name
             if not folder.is_dir():
-                lacks = f"has neither FedBN's lists ({self.domains[0]}_train.pkl ...) nor the folder {name}"
+                finding = f"has neither FedBN's lists ({self.domains[0]}_train.pkl ...) nor the folder {name}"
                 raise ConfigError(
-                    f"{self.root} {lacks if self.root.is_dir() else 'does not exist'}: put the package of github.com/"
+                    f"{self.root} {finding if self.root.is_dir() else 'does not exist'}: put the package of github.com/"
                     f"med-air/FedBN there, or folders domain/class of {', '.join(self.domains)}, or set dataset.path"
                 )
             pictures = [
@@ -137,7 +148,7 @@ class DomainSet:
         """Raise ConfigError if a class has no pictures in a domain."""
         counts = np.zeros((len(self.domains), len(self.classes)), np.int64)
         np.add.at(counts, (domain, labels), 1)
-        for d, y in np.argwhere(counts == 0)[:1]:
+        for d, y in np.argwhere(counts == 0)[:1]:  # the first pair, if there is one
             raise ConfigError(
                 f"{self.root} has no pictures of the class {self.classes[y]} in {self.domains[d]}: complete the folder"
             )
@@ -188,7 +199,7 @@ def split_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np
             )
         except ValueError as error:
             raise ConfigError(
-                f"domain {d} cannot be split into train and test by class ({error}): add pictures"
+                f"domain {d} cannot be split into train and test by class ({error}): add pictures to its classes"
             ) from error
         split[test] = TEST
         order += [train, test]
@@ -198,17 +209,20 @@ def split_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np
 def images_from_top(
     domain: np.ndarray, split: np.ndarray, order: np.ndarray
 ) -> "Callable[[Arrays, Split, bool], Arrays]":
-    """Return the Arrays.fit of the papers' mistake: a client's k-th sample has the k-th image of its domain's list.
+    """Return the `Arrays.fit` that repeats the papers' mistake (label_pairing=official_bug).
+
+    The k-th sample of a client keeps its label, but has the k-th image in the list of its domain and part.
 
     Args:
         domain: Domains [n].
         split: Parts [n].
-        order: All samples [n]; those of one domain and part, in this order, are its list.
+        order: All samples [n].  Those of one domain and part, in this order, are its list.
     """
-    group = domain * 4 + split  # [n]
+    group = domain * 4 + split  # [n], one number for each domain and part
     lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
+        """Return the arrays whose samples share images as described."""
         image_of = np.arange(len(group))
         for part in (clients.train, clients.val, clients.test):
             for client in range(len(part)):
@@ -238,5 +252,9 @@ def read_list(path: Path) -> tuple[list[str], list[str]]:
     except Exception as error:  # a damaged pickle may raise any exception
         raise ConfigError(f"{path} is not a pickled pair of paths and class names ({error})") from error
     fits = len(files) == len(classes) > 0
-    require(fits, f"{path} lists {len(files):,} pictures and {len(classes):,} class names, expected equally many")
+    require(
+        fits,
+        f"{path} lists {len(files):,} pictures and {len(classes):,} class names, expected equally many and at least "
+        "one: use FedBN's list",
+    )
     return files, classes

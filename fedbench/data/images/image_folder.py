@@ -60,7 +60,7 @@ class ImageFolder:
         self._window = check_window(self.window)
 
     def load(self) -> Arrays:
-        """Read the pictures, or their cache.
+        """Return all pictures, decoded or from the cache, and the extra ones if ``extra`` is set.
 
         Raises:
             ConfigError: The folder has another layout, or a picture cannot be read.
@@ -73,18 +73,22 @@ class ImageFolder:
         return join_extra(arrays, extra.read(is_extra=True), self.extra).check()
 
     def read(self, is_extra: bool = False) -> Arrays:
-        """Read the folder without the final checks of `load` and without extra pictures.
+        """Return the pictures of the folder without the final checks of `load` and without extra pictures.
 
         Args:
-            is_extra: Whether this is the folder of extra pictures.
+            is_extra: Whether this is the folder of extra pictures (see `decode_cached`).
         """
-        require(self.path is not None, "dataset=image_folder needs dataset.path=<folder of pictures>")
+        require(self.path is not None, "dataset=image_folder needs a folder: set dataset.path to that of the pictures")
         root = Path(str(self.path))
         require(root.is_dir(), f"dataset.path={root} is not a folder: set it to the folder of the pictures")
         files = sorted(_list_pictures(root))
         if not files:
             refuse_foreign(root, "dataset=image_folder")
-        require(bool(files), f"{root} has no pictures ({', '.join(sorted(SUFFIXES))}) in its folders: set dataset.path")
+        require(
+            bool(files),
+            f"dataset.path={root} has no pictures ({', '.join(sorted(SUFFIXES))}) in its folders: set it to a folder "
+            "of class/picture",
+        )
         tops, classes = self._read_layout([file.split("/") for file in files], root)
         paths = [root / file for file in files]
         images = decode_cached(self.data_dir, str(root), paths, self.resize, self.color, self._window, is_extra)
@@ -108,7 +112,18 @@ class ImageFolder:
         return arrays
 
     def _read_layout(self, parts: list[list[str]], root: Path) -> tuple[list[str] | None, list[str]]:
-        """Return the top folder of each picture (None for class/picture) and its class folder."""
+        """Return the domain or split folder and the class folder of each picture.
+
+        Args:
+            parts: The parts of each picture's path below root, such as ["cat", "1.jpg"].
+            root: The folder, for messages.
+
+        Returns:
+            The names of the domain or split folders, None for class/picture.  And the names of the class folders.
+
+        Raises:
+            ConfigError: The paths do not fit dataset.layout.
+        """
         depths = {len(path) for path in parts}
         allowed = {"class": {2}, "domain": {3}, "split": {3}, "auto": {2, 3}}[self.layout]
         if len(depths) != 1 or not depths <= allowed:
@@ -122,7 +137,8 @@ class ImageFolder:
         tops = [path[0] for path in parts]
         require(
             self.layout != "split" or set(tops) <= set(SPLIT_FOLDERS),
-            f"{root} has the folders {', '.join(sorted(set(tops)))}, and dataset.layout=split needs train, val, test",
+            f"{root} has the folders {', '.join(sorted(set(tops)))}, but dataset.layout=split needs train, val and "
+            "test: rename them, or set dataset.layout=domain",
         )
         return tops, [path[1] for path in parts]
 
@@ -130,7 +146,7 @@ class ImageFolder:
 def _list_pictures(root: Path) -> list[str]:
     """Return the relative paths of all pictures below root, and warn of folders without pictures.
 
-    Hidden files and folders are ignored: .ipynb_checkpoints, macOS' ._files and __MACOSX.
+    Hidden files and folders are ignored (see `is_hidden`).
     """
     files, empty = [], []
     for folder, below, names in os.walk(root):

@@ -74,11 +74,15 @@ class ImageTable:
         self._window = check_window(self.window)
         self.roles = {**ROLES, **(self.columns or {})}
         unknown = sorted(set(self.roles) - set(ROLES))
-        require(not unknown, f"dataset.columns has the keys {', '.join(ROLES)}, not {', '.join(unknown)}")
+        require(
+            not unknown,
+            f"dataset.columns has the keys {', '.join(unknown)}, but must have only {', '.join(ROLES)}: remove them",
+        )
         for role, column in self.roles.items():
             is_list = isinstance(column, list)
             require(
-                role == "label" or not is_list, f"dataset.columns.{role} must be one column; only label may be a list"
+                role == "label" or not is_list,
+                f"dataset.columns.{role}={column} must be one column; only label may be a list",
             )
         require(
             self.label_separator != "", "dataset.label_separator must be null or the text between two labels, not empty"
@@ -89,19 +93,19 @@ class ImageTable:
         require_distinct(self.silos or (), "dataset.silos")
 
     def load(self) -> Arrays:
-        """Read the table and its pictures, or the pictures from the cache.
+        """Return the listed pictures, decoded or from the cache, and the extra ones if ``extra`` is set.
 
         Raises:
             ConfigError: A file cannot be read, or does not fit the options.
         """
-        require(self.path is not None, "dataset=image_table needs dataset.path=<a CSV file>")
+        require(self.path is not None, "dataset=image_table needs a file: set dataset.path to a CSV file")
         path = Path(str(self.path))
         extra = None if self.extra is None else extra_path(self.extra, may_be_table=True)
         arrays = self._read(path, Path(self.folder or path.parent)).check()
         return arrays if extra is None else join_extra(arrays, self._extra(extra), str(extra)).check()
 
     def _extra(self, path: Path) -> Arrays:
-        """Return the pictures for training only."""
+        """Return the pictures for training only, in a CSV file or in a folder silo/class/picture."""
         if path.is_dir():
             folder = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, window=self._window)
             return folder.read(is_extra=True)
@@ -110,6 +114,13 @@ class ImageTable:
         return table._read(path, path.parent, is_extra=True)
 
     def _read(self, path: Path, folder: Path, is_extra: bool = False) -> Arrays:
+        """Return the pictures that a table lists, without the final checks of `load`.
+
+        Args:
+            path: The CSV file.
+            folder: The folder of the picture paths.
+            is_extra: Whether these are the extra pictures (see `decode_cached`).
+        """
         table = Table(path, self.roles, self.silos)
         class_names, targets = self._labels(table)
         silo_names, domain = name_indices(table, "silo", self.silos)
@@ -142,13 +153,16 @@ class ImageTable:
         )
 
     def _labels(self, table: "Table") -> tuple[list[str], np.ndarray]:
-        """Return the class names in order, and targets: [n] int64, or [n, C] float32 for several labels per picture."""
+        """Return the class names in the order of their indices, and the targets of all rows.
+
+        Targets are [n] int64, or [n, C] float32 if a picture may have several labels.
+        """
         column = table.roles["label"]
         where = str(table.path)
         if isinstance(column, list):
             require(
                 self.classes is None and self.label_separator is None,
-                "dataset.columns.label is a list, which names the classes: set dataset.classes and "
+                f"dataset.columns.label={column} is a list, which names the classes: set dataset.classes and "
                 "dataset.label_separator to null",
             )
             return column, join_columns([table.pattern(name) for name in column], column, where)
@@ -181,7 +195,7 @@ class Table(CsvTable):
             self._select(silos)
 
     def _select(self, silos: list[str]) -> None:
-        """Keep the rows of some natural clients."""
+        """Keep only the rows of the natural clients in silos; raise ConfigError if one of them has no rows."""
         silo_of = self.cells("silo")
         absent = sorted(set(silos) - set(silo_of))
         require(
@@ -193,9 +207,13 @@ class Table(CsvTable):
         self.columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
 
     def cells(self, role: str) -> list[str]:
-        """Return the cells of a role [n].
+        """Return the cells of a role, [n].
 
-        If the role has no column, each picture is of another patient, and all are of one natural client.
+        If dataset.columns has no column for the role, each picture is of another patient, and all are of one natural
+        client.
+
+        Args:
+            role: image, label, patient, silo or split.
 
         Raises:
             ConfigError: A cell is empty.
@@ -206,7 +224,14 @@ class Table(CsvTable):
         return self.pattern(str(column))
 
     def pattern(self, pattern: str) -> list[str]:
-        """Return the cells of a column or of a pattern of columns [n]; raise ConfigError if one is empty."""
+        """Return the text of each row that a pattern of columns yields, [n].
+
+        Args:
+            pattern: The name of a column, or text with names of columns in braces, such as "{patient}_{image}.png".
+
+        Raises:
+            ConfigError: A cell is empty.
+        """
         names = FIELD.findall(pattern) or [pattern]
         for name in names:
             for line, cell in zip(self.lines, self.columns[name]):
@@ -224,12 +249,12 @@ class Table(CsvTable):
 
 
 def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
-    """Return the file of each picture: at its path in the folder, or by its name in a folder below.
+    """Return the file of each picture: at its path in the folder, or else at this path in a folder below.
 
     Args:
         table: The CSV file, for messages.
         folder: The folder of the paths.
-        names: The paths.
+        names: The paths of the pictures in the table.
 
     Raises:
         ConfigError: A picture does not exist, or exists in two folders.
@@ -246,7 +271,7 @@ def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
     require(
         not missing,
         f"{len(missing):,} of the {len(names):,} pictures that {table} lists are not in {folder} (the first is "
-        f"{(missing or [''])[0]}): set dataset.folder",
+        f"{(missing or [''])[0]}): set dataset.folder to the folder of the pictures, or complete it",
     )
     for name, files in matches.items():
         require(
@@ -257,12 +282,15 @@ def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
 
 
 def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
-    """Return the names of the labels or natural clients in order, and each row's index [n] int64.
+    """Return the names of the labels or natural clients, and the index of each row's name.
 
     Args:
         table: The table.
         role: label or silo.
-        names: The names in order.  None: those in the table, sorted.
+        names: The names in order, from the options.  None: those in the table, sorted.
+
+    Returns:
+        The names in order, and indices [n] int64.
 
     Raises:
         ConfigError: A cell is not in `names`, or a name has two spellings.
@@ -273,7 +301,8 @@ def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list
     unknown = sorted(set(cells) - set(names))
     require(
         not unknown,
-        f"{table.path} has the {role} {(unknown or [''])[0]}, which is not in dataset.classes: {', '.join(names)}",
+        f"{table.path} has the {role} {(unknown or [''])[0]}, which is not in dataset.classes: {', '.join(names)}; "
+        "add it there, or correct the table",
     )
     return names, positions(cells, names)
 
@@ -281,12 +310,12 @@ def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list
 def sample_negatives(
     targets: np.ndarray, domain: np.ndarray, negatives: list, silos: list[str], seed: int
 ) -> np.ndarray:
-    """Sample pictures of class 0, in a given ratio to all others, in each natural client.
+    """Sample pictures of class 0 (negatives) in each natural client, in a given ratio to its other pictures.
 
     Args:
         targets: Classes [n].
         domain: Natural clients [n].
-        negatives: The ratio of each natural client; None: all pictures.
+        negatives: The ratio for each natural client; None for one that keeps all pictures.
         silos: The names of the natural clients.
         seed: Seed of the sampling.
 
@@ -298,7 +327,8 @@ def sample_negatives(
     """
     require(
         len(negatives) == len(silos),
-        f"dataset.negatives has {len(negatives)} entries for the {len(silos)} silos {', '.join(silos)}",
+        f"dataset.negatives has {len(negatives)} entries for the {len(silos)} silos {', '.join(silos)}: give one per "
+        "silo",
     )
     rng = np.random.RandomState(seed)
     samples = [np.flatnonzero(targets != 0)]

@@ -47,13 +47,14 @@ class MedMNIST(DownloadedImages):
     ] = "pneumoniamnist"
 
     def load(self) -> Arrays:
-        """Read the file, or download it.
+        """Return the images in the file, which is downloaded if it does not exist.
 
         Raises:
             ConfigError: The file is another one, or cannot be downloaded.
         """
         sets, package_folder = _package()
         info = sets[self.flag]
+        # The keys MD5_64, MD5_128 and MD5_224 are of larger images.
         larger = {int(key.removeprefix("MD5_")): md5 for key, md5 in info.items() if key.startswith("MD5_")}
         md5_by_side = {28: info["MD5"], **larger}
         file = self._file(package_folder)
@@ -73,7 +74,11 @@ class MedMNIST(DownloadedImages):
         )
 
     def _file(self, package_folder: str | None) -> Path:
-        """Return the file to read, or the target of the download."""
+        """Return the file to read, which is in data_dir if it must be downloaded.
+
+        Args:
+            package_folder: The folder where the medmnist package stores its files, or None.
+        """
         if self.path is not None:
             return Path(self.path)
         name = f"{self.flag}.npz"
@@ -83,7 +88,7 @@ class MedMNIST(DownloadedImages):
 
 
 def _package() -> tuple[dict[str, Any], str | None]:
-    """Return the descriptions of the sets in the medmnist package, and the folder of its files."""
+    """Return the medmnist package's descriptions of the sets by flag, and the folder of its files (None: unknown)."""
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
@@ -92,7 +97,13 @@ def _package() -> tuple[dict[str, Any], str | None]:
 
 
 def _names(labels: dict[str, str]) -> list[str]:
-    """Return the class names, shortened and in lower case, as in the digest of the data."""
+    """Return the class names of a set, shortened and in lower case.
+
+    The digests of existing runs depend on these names.
+
+    Args:
+        labels: The names by their index as text, "0", "1" ..., in the medmnist package.
+    """
     names = [label.partition("(")[0].lower() for _, label in sorted(labels.items(), key=lambda item: int(item[0]))]
     replaced = {"normal, benign": "normal or benign", **{str(i): f"grade {i}" for i in range(len(names))}}
     return [replaced.get(name, name) for name in names]

@@ -48,7 +48,7 @@ class MNIST(DownloadedImages):
     classes = tuple(map(str, range(10)))
 
     def load(self) -> Arrays:
-        """Read the files, or download and convert them.
+        """Return the images in the files, which are downloaded and converted if they do not exist.
 
         Raises:
             ConfigError: The files do not exist and cannot be downloaded, or are other files.
@@ -62,7 +62,8 @@ class MNIST(DownloadedImages):
         files = next((files for folder in folders if (files := idx_files(folder))), None)
         if files is None and self.path is not None:
             raise ConfigError(
-                f"{npz} does not contain {', '.join(IDX_FILES.values())} (plain or .gz): set dataset.path"
+                f"dataset.path={npz} does not contain {', '.join(IDX_FILES.values())} (plain or .gz): set it to the "
+                "folder of these files, or to null to download them"
             )
         files = files or self._download(data_dir / self.name)
         file = {key: read_idx(path) for key, path in files.items()}
@@ -73,6 +74,7 @@ class MNIST(DownloadedImages):
         return resized(arrays, self.resize, self.data_dir, source)
 
     def _download(self, folder: Path) -> dict[str, Path]:
+        """Download the four gzipped idx files to a folder, and return their paths by the keys of IDX_FILES."""
         addresses = [base.rstrip("/") for base in ([self.mirror] if self.mirror else self.mirrors)]
         files = {}
         for key, name in IDX_FILES.items():
@@ -97,7 +99,7 @@ class FashionMNIST(MNIST):
 
 
 def idx_files(folder: Path) -> dict[str, Path] | None:
-    """Return the four idx files of a folder, plain or .gz; None unless all exist."""
+    """Return the four idx files of a folder, plain or .gz, by the keys of IDX_FILES; None unless all exist."""
     files = {}
     for key, name in IDX_FILES.items():
         path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
@@ -108,7 +110,9 @@ def idx_files(folder: Path) -> dict[str, Path] | None:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read a uint8 idx file, plain or .gz: two zero bytes, 8, the number of dimensions, big-endian sizes, data.
+    """Return the array in a uint8 idx file, plain or .gz.
+
+    The format is two zero bytes, 8 (the type uint8), the number of dimensions, big-endian sizes, data.
 
     Args:
         path: The file.

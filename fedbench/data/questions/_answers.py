@@ -10,22 +10,23 @@ from typing import Literal
 
 Selection = Literal["all", "top100_drop"]
 Normalizer = Literal["plain", "vqa"]
-TOP = 100  # FedDAT's
+TOP = 100  # number of answers that are classes with top100_drop
 CLOSED = frozenset(("yes", "no"))
 ARTICLES = frozenset(("a", "an", "the"))
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 NUMBERS = {"none": "0", **{word: str(i) for i, word in enumerate(DIGITS)}}
-NEGATED_VERBS = (
+NEGATED_VERBS = (  # without the ending n't
     *("ai", "are", "ca", "could", "did", "does", "do", "had", "has", "have", "is", "might", "must", "need", "should"),
     *("was", "were", "wo", "would"),
 )
-# contractions by their first word, without those that are words themselves (its, well, were)
+# Endings of contractions by their first word, as in i'm.  Those that are words without apostrophe (its, well, were) are
+# left out.
 ENDINGS = {
     **{"i": "m ve", "you": "d ll re ve", "they": "d ll re ve", "we": "ve", "he": "d s", "it": "d ll", "that": "s"},
     **{"there": "s re", "what": "s ll re ve", "who": "d ll s ve", "where": "s d ve", "how": "s d ll", "when": "s"},
     **dict.fromkeys(("could", "should", "would", "might", "must"), "ve"),
 }
-CONTRACTIONS = {
+CONTRACTIONS = {  # from the form without apostrophe
     **{f"{verb}nt": f"{verb}n't" for verb in NEGATED_VERBS},
     **{word + end: f"{word}'{end}" for word, ends in ENDINGS.items() for end in ends.split()},
 }
@@ -36,10 +37,10 @@ class AnswerRule:
     """The rule of which answers are classes of a natural client.
 
     Args:
-        min_count: How often an answer occurs in the client's training part, at least.  Questions with other answers
-            remain and count as answered wrongly.
-        selection: all answers, or top100_drop: the 100 most frequent, without the training and test questions that have
-            another answer (FedDAT).
+        min_count: The smallest number of occurrences in the client's training part that makes an answer a class.
+            Questions with other answers remain and count as answered wrongly.
+        selection: all answers, or top100_drop: the 100 most frequent ones, where training and test questions with
+            another answer are removed (FedDAT).
         normalizer: plain (`normalize_plain`) or vqa (`normalize_vqa`).
     """
 
@@ -93,5 +94,11 @@ def normalize_vqa(answer: object) -> str:
 
 
 def is_closed(answer: str, answer_type: str | None = None) -> bool:
-    """Return whether a question is closed: by its published type, or else by the answer yes or no."""
+    """Return whether a question is closed.
+
+    Args:
+        answer: The normalized answer.
+        answer_type: The published type, such as "CLOSED".  None or empty: the question is closed if the answer is yes
+            or no.
+    """
     return answer_type.strip().lower() == "closed" if answer_type else answer in CLOSED

@@ -14,7 +14,7 @@ from fedbench.data.questions._questions import Question, question_arrays
 
 @dataclass(frozen=True)
 class Labelled:
-    """One sample with labels.
+    """One sample with labels, such as a radiograph and its report.
 
     Attributes:
         image: The index of its picture.
@@ -46,8 +46,8 @@ def mixed_arrays(
         questions: The questions.
         labelled: The samples with labels.
         pictures: All pictures [m, channels, H, W] uint8.
-        tokens: Function from texts to token indices [n, T].
-        silos: The natural clients with questions, and those with labels, which come after them.
+        tokens: Function from n texts to token indices [n, T].
+        silos: The names of the natural clients with questions, and of those with labels, which come after them.
         source: The data set, for messages.
         rule: The rule of which answers are classes.
 
@@ -57,13 +57,13 @@ def mixed_arrays(
     arrays = question_arrays(questions, pictures, tokens, silos[0], source, rule)
     assert arrays.class_mask is not None and arrays.domain is not None and arrays.shared is not None
     num_labels = len(labelled[0].labels)
-    num_asking = len(silos[0])
-    num_columns = 1 + max(1, *(sum(sample.labels) for sample in labelled))
+    num_asking = len(silos[0])  # clients with questions
+    num_columns = 1 + max(1, *(sum(sample.labels) for sample in labelled))  # kind of sample, then answer or true labels
     answer, closed = arrays.targets.T
     targets = np.full((len(arrays) + len(labelled), num_columns), -1, np.int64)
     targets[: len(arrays), 0] = 1 + closed  # open 1, closed 2
     targets[: len(arrays), 1] = answer
-    targets[len(arrays) :, 0] = 0
+    targets[len(arrays) :, 0] = 0  # labels
     for row, sample in zip(targets[len(arrays) :], labelled):
         true = np.flatnonzero(sample.labels)
         row[1 : 1 + len(true)] = true

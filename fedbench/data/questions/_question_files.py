@@ -30,7 +30,9 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".gif")
 
 
 class Files:
-    """The files of a folder, or of a zip, by the last parts of their paths.
+    """The files of a folder, or of a zip, found by the last parts of their paths.
+
+    Such an ending of a path, for example "imgs/1.jpg", finds a file in any folder.
 
     Args:
         path: The folder or zip.
@@ -67,25 +69,36 @@ class Files:
         return endings
 
     def has(self, *endings: str) -> bool:
-        """Return whether each of these path endings matches a file."""
+        """Return whether there is a file for each of these path endings."""
         return all(ending in self._name_by_ending for ending in endings)
 
     def find(self, *endings: str) -> str:
-        """Return the file of the first path ending that matches one; raise ConfigError if none does."""
+        """Return the relative path of a file: for the first of these path endings that has one.
+
+        Raises:
+            ConfigError: None of the endings has a file.
+        """
         for ending in endings:
             if ending in self._name_by_ending:
                 return self._name_by_ending[ending]
         raise ConfigError(f"{self.key}: {' or '.join(endings)} of {self.name} does not exist: complete the data set")
 
     def open(self, name: str) -> Path | io.BytesIO:
-        """Return a file as an object that Pillow opens."""
+        """Return a file as an object that Pillow opens: its path, or its bytes if it is in a zip.
+
+        Args:
+            name: The relative path of the file.
+
+        Raises:
+            ConfigError: The file looks like a decompression bomb.
+        """
         if self.zip is None:
             return self.path / name
         require_unpackable(self.zip.getinfo(name), f"{self.key}: {name}")
         return io.BytesIO(self.zip.read(name))
 
     def text(self, *endings: str) -> str:
-        """Return the content of a text file."""
+        """Return the content of a text file in UTF-8, which `find` finds; raise ConfigError if it cannot be read."""
         name = self.find(*endings)
         try:
             file = self.open(name)
@@ -95,24 +108,39 @@ class Files:
         return content.decode("utf-8-sig", errors="replace")
 
     def json(self, *endings: str) -> list[dict[str, Any]]:
-        """Return the dicts of a JSON file; raise ConfigError if it has something else."""
+        """Return the list of dicts in a JSON file, which `find` finds.
+
+        Raises:
+            ConfigError: The file does not exist, is not JSON, or does not contain a list of dicts.
+        """
         try:
             rows = json.loads(self.text(*endings))
         except ValueError as error:
             raise ConfigError(f"{self.key}: {self.find(*endings)} cannot be read ({error}): replace it") from error
         is_list = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
-        require(is_list, f"{self.key}: {self.find(*endings)} must be a list of questions")
+        require(
+            is_list,
+            f"{self.key}: {self.find(*endings)} must contain a JSON list of questions, each a dict: replace it by the "
+            "published file",
+        )
         return rows
 
     def value(self, row: dict[str, Any], *keys: str) -> str:
-        """Return the value of the first key that a question has; raise ConfigError if it has none."""
+        """Return the value of a question's dict as text: for the first of these keys that it has.
+
+        Raises:
+            ConfigError: It has none of the keys.
+        """
         for key in keys:
             if row.get(key) is not None:
                 return str(row[key]).strip()
-        raise ConfigError(f"{self.key}: a question of {self.name} has no {keys[0]}: {str(row)[:80]}")
+        raise ConfigError(
+            f"{self.key}: a question of {self.name} has no {' or '.join(keys)}: {str(row)[:80]}; use the published "
+            "files"
+        )
 
     def fingerprint(self, names: Sequence[str]) -> object:
-        """Return a value that changes if one of these files does."""
+        """Return a value for cache keys that changes if one of these files (or the zip that contains them) does."""
         return fingerprint(self.path) if self.zip is not None else [fingerprint(self.path / name) for name in names]
 
 
@@ -145,7 +173,7 @@ class PictureTextOptions:
         side: Side of the pictures in pixels.
         color: rgb or grey.
         tokens: Length of a text in tokens, with start and end.
-        vocab: None for the words of the training texts, or the vocab.txt of a WordPiece tokenizer (or its folder).
+        vocab: The vocab.txt of a WordPiece tokenizer, or its folder.  None: tokens are the words of the training texts.
         data_dir: Folder of the cache, and of data sets without a path.
     """
 
@@ -156,7 +184,7 @@ class PictureTextOptions:
     data_dir: str = "data"
 
     def tokenizer(self, training: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
-        """Return a function from texts to token indices [n, tokens] int64.
+        """Return a function from n texts to token indices [n, tokens] int64.
 
         Args:
             training: The training texts, whose words are the vocabulary if `vocab` is None.
@@ -173,14 +201,14 @@ class PictureTextOptions:
     def pictures(self, listed: Sequence[tuple[Files, Sequence[str]]], name: str) -> np.ndarray:
         """Return the pictures of several data sets, one set after the other.
 
-        Many pictures are decoded once and stored on disk.
+        If they need more than MAX_IN_MEMORY bytes, they are decoded once and mapped from a file in the cache.
 
         Args:
-            listed: The files of each data set, and the names of its pictures.
-            name: Name of all data sets, for messages.
+            listed: For each data set, its files and the names of its pictures.
+            name: Name of all data sets together, for messages and for the file in the cache.
 
         Returns:
-            [m, channels, side, side] uint8.
+            All m pictures, [m, channels, side, side] uint8.
         """
         count = sum(len(names) for _, names in listed)
         shape = (count, 3 if self.color == "rgb" else 1, self.side, self.side)
@@ -202,9 +230,9 @@ class QuestionOptions(PictureTextOptions):
     """Common options of data sets with questions about pictures.
 
     Args:
-        min_count: See `AnswerRule`.
-        answers: See `AnswerRule.selection`.
-        normalizer: See `AnswerRule`.
+        min_count: The smallest number of training occurrences that makes an answer a class (see `AnswerRule`).
+        answers: Which answers are classes: all or top100_drop (see `AnswerRule.selection`).
+        normalizer: How answers are compared: plain or vqa (see `AnswerRule`).
     """
 
     min_count: Count = 1
@@ -217,8 +245,8 @@ class QuestionOptions(PictureTextOptions):
         return AnswerRule(self.min_count, self.answers, self.normalizer)
 
 
-Rows = Sequence[tuple[Files, Sequence[Row]]]
-Listed = list[tuple[Files, Sequence[str]]]
+Rows = Sequence[tuple[Files, Sequence[Row]]]  # for each data set, its files and its questions
+Listed = list[tuple[Files, Sequence[str]]]  # for each data set, its files and the names of its pictures
 
 
 def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, source: str) -> Arrays:
@@ -226,7 +254,7 @@ def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, s
 
     Args:
         rows: The files and the questions of each data set.
-        silos: The natural clients in order: the sources of the questions.
+        silos: The names of the natural clients in order, which are the sources of the questions.
         options: The options of the data set.
         source: The data set, for messages, as in "dataset=vqa_rad".
     """
@@ -243,27 +271,34 @@ def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: Answe
 
     Args:
         rows: The files and the questions of each data set.
-        silos: The natural clients in order.
+        silos: The names of the natural clients in order, which are the sources of the questions.
         source: The data set, for messages.
         rule: The rule of which answers are classes.
+
+    Returns:
+        The questions, whose pictures are numbered in the order of all data sets.  And for each data set, its files and
+        the sorted names of its pictures.
+
+    Raises:
+        ConfigError: There are no questions.
     """
-    index = {silo: i for i, silo in enumerate(silos)}
-    trained: list[list[str]] = [[] for _ in silos]
-    for _, some in rows:
-        for row in some:
+    silo_index = {silo: i for i, silo in enumerate(silos)}
+    training_answers: list[list[str]] = [[] for _ in silos]
+    for _, rows_of_set in rows:
+        for row in rows_of_set:
             if row.split == TRAIN:
-                trained[index[row.source]].append(rule.normalize(row.answers[0]))
-    classes = [set(rule.classes(answers)) for answers in trained]
+                training_answers[silo_index[row.source]].append(rule.normalize(row.answers[0]))
+    classes = [set(rule.classes(answers)) for answers in training_answers]
     questions: list[Question] = []
     listed: Listed = []
     num_pictures = 0
-    for files, some in rows:
-        names = sorted({row.image for row in some})
+    for files, rows_of_set in rows:
+        names = sorted({row.image for row in rows_of_set})
         image_index = {name: num_pictures + i for i, name in enumerate(names)}
         listed.append((files, names))
         num_pictures += len(names)
-        for row in some:
-            silo = index[row.source]
+        for row in rows_of_set:
+            silo = silo_index[row.source]
             answers = [rule.normalize(answer) for answer in row.answers]
             answer = next((answer for answer in answers if answer in classes[silo]), answers[0])
             if answer in classes[silo] or not rule.drops_questions:

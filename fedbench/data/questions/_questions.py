@@ -48,12 +48,12 @@ class Question:
 
 # -- words -----------------------------------------------------------------------------------------------
 def split_words(text: str) -> list[str]:
-    """Return the words of a text: lower-case letters and digits."""
+    """Return the words of a text in lower case: all sequences of letters a to z and digits."""
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def vocabulary(texts: Sequence[str]) -> dict[str, int]:
-    """Return the index of each word of the texts, in alphabetical order after the special tokens."""
+    """Return the index of each word of the texts, in alphabetical order after the four special tokens."""
     words = sorted({word for text in texts for word in split_words(text)})
     return {word: i for i, word in enumerate([*SPECIAL, *words])}
 
@@ -63,11 +63,11 @@ def tokenize_words(texts: Sequence[str], index: dict[str, int], length: int) -> 
 
     Args:
         texts: n texts.
-        index: The index of each word of the vocabulary.
+        index: The index of each word of the vocabulary.  Other words become [UNK].
         length: Tokens of each text.
 
     Returns:
-        [n, length] int64.
+        Indices, [n, length] int64.
     """
     rows = np.full((len(texts), length), PAD, np.int64)
     for row, text in zip(rows, texts):
@@ -80,18 +80,21 @@ def tokenize_words(texts: Sequence[str], index: dict[str, int], length: int) -> 
 def answer_indices(
     questions: Sequence[Question], num_silos: int, rule: AnswerRule = ALL_ANSWERS
 ) -> list[dict[str, int]]:
-    """Return the class of each answer, for each natural client.
+    """Return the classes of each natural client, by the answers in its training part.
 
     Args:
         questions: All questions.
         num_silos: The number of natural clients.
         rule: The rule of which answers are classes.
+
+    Returns:
+        For each natural client, the index of the class of each answer that is one.
     """
-    trained: list[list[str]] = [[] for _ in range(num_silos)]
+    training_answers: list[list[str]] = [[] for _ in range(num_silos)]
     for question in questions:
         if question.split == TRAIN:
-            trained[question.silo].append(question.answer)
-    return [{answer: i for i, answer in enumerate(rule.classes(answers))} for answers in trained]
+            training_answers[question.silo].append(question.answer)
+    return [{answer: i for i, answer in enumerate(rule.classes(answers))} for answers in training_answers]
 
 
 def question_arrays(
@@ -110,8 +113,8 @@ def question_arrays(
     Args:
         questions: n questions.
         pictures: [m, channels, H, W] uint8, each stored once.
-        tokens: Function from texts to token indices [n, T].
-        silos: The names of the natural clients.
+        tokens: Function from n texts to token indices [n, T].
+        silos: The names of the natural clients, in the order of their indices.
         source: The data set, for messages.
         rule: The rule of which answers are classes.
 
@@ -121,18 +124,22 @@ def question_arrays(
     answers = answer_indices(questions, len(silos), rule)
     trained = {question.silo for question in questions if question.split == TRAIN}
     empty = [name for silo, name in enumerate(silos) if silo not in trained]
-    require(not empty, f"{source}: there are no training questions of {', '.join(empty)}: exclude them")
+    require(
+        not empty,
+        f"{source}: there are no training questions of {', '.join(empty)}: complete the files, or leave these clients "
+        "out",
+    )
     without_classes = [name for name, index in zip(silos, answers) if not index]
     require(
         not without_classes,
         f"{source}: no training answer of {', '.join(without_classes)} occurs "
         f"dataset.min_count={rule.min_count} times: lower it",
     )
-    num_classes = max(2, *(len(index) for index in answers))
+    num_classes = max(2, *(len(index) for index in answers))  # length of the longest list of answers
     for name, index, (majority, ceiling) in zip(silos, answers, baselines(questions, answers)):
         log.info(
-            "%s, %s: %d answers; %.1f%% of the test questions have the most frequent answer to their words, %.1f%% one "
-            "that occurs in training",
+            "%s, %s: %d answers; %.1f%% of the test questions are answered by the most frequent training answer to the "
+            "same words, and %.1f%% have an answer that occurs in training",
             *(source, name, len(index), 100 * majority, 100 * ceiling),
         )
     return Arrays(
@@ -151,14 +158,18 @@ def question_arrays(
 
 
 def baselines(questions: Sequence[Question], answers: Sequence[dict[str, int]]) -> list[tuple[float, float]]:
-    """Return two fractions of each natural client's test questions, NaN if it has none.
+    """Return the accuracy of a majority vote and the highest possible accuracy, for each natural client.
 
-    The first one is the accuracy of a majority vote: the most frequent training answer to the same words, or else the
-    most frequent training answer.  The second one is the fraction whose answer is a class.
+    The majority vote answers with the most frequent training answer to a question of the same words, or else to any
+    question.
 
     Args:
         questions: All questions.
-        answers: The class of each answer, for each natural client.
+        answers: For each natural client, the index of the class of each answer (see `answer_indices`).
+
+    Returns:
+        For each natural client, two fractions of its test questions: those that the majority vote answers correctly,
+        and those whose answer is a class.  Both are NaN if it has no test questions.
     """
     by_text: list[dict[str, Counter]] = [{} for _ in answers]
     overall = [Counter() for _ in answers]
@@ -179,5 +190,5 @@ def baselines(questions: Sequence[Question], answers: Sequence[dict[str, int]]) 
 
 
 def _most_frequent(counts: Counter) -> str | None:
-    """Return the most frequent answer, the first in alphabetical order of equally frequent ones."""
+    """Return the most frequent answer, the alphabetically first of equally frequent ones; None if there are none."""
     return min(counts, key=lambda answer: (-counts[answer], answer)) if counts else None

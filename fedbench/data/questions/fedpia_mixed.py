@@ -29,11 +29,11 @@ class FedPIAMixed(QuestionOptions):
 
     Args:
         sets: Data sets of questions, as in MedVQA.
-        labelled: Folders of MedViLL's pairs by any names, and how many pairs of each are sampled before the split.
-            None: all.
-        paths: The folders or zips of all data sets.  Others are in data_dir/<name>.
-        test: See MedViLL.
-        seed: See MedViLL.
+        labelled: Names of your choice for data sets of MedViLL's pairs (radiograph and report), and how many pairs of
+            each are sampled before the split.  None: all.
+        paths: The folder or zip of a data set by its name.  Data sets that are not in it are in data_dir/<name>.
+        test: The fraction of the pairs of each data set that is tested on.
+        seed: Seed of the split of the pairs.
     """
 
     sets: list[str]
@@ -45,19 +45,27 @@ class FedPIAMixed(QuestionOptions):
 
     def __post_init__(self) -> None:
         names = [*self.sets, *self.labelled]
-        require(bool(self.labelled), "dataset.labelled must name at least one folder of pairs")
+        require(
+            bool(self.labelled),
+            "dataset.labelled is empty, but must name at least one data set of pairs: use dataset=med_vqa for "
+            "questions only",
+        )
         twice = [name for name in self.labelled if name in self.sets]
         require(not twice, f"dataset.labelled and dataset.sets name {', '.join(twice)}: remove it from one of them")
         few = [name for name, count in self.labelled.items() if count is not None and count < 2]
         require(not few, f"dataset.labelled must be null or at least 2 for {', '.join(few)}, so that it can be split")
         unknown = [name for name in self.paths or {} if name not in names]
-        require(not unknown, f"dataset.paths may name {', '.join(names)}, not {', '.join(unknown)}")
+        require(
+            not unknown,
+            f"dataset.paths names {', '.join(unknown)}, but must name only data sets of dataset.sets and "
+            f"dataset.labelled: {', '.join(names)}",
+        )
         paths = {name: (self.paths or {}).get(name) or str(Path(self.data_dir) / name) for name in names}
         self._questions = MedVQA(sets=self.sets, paths={name: paths[name] for name in self.sets})
         self._labelled = {name: MedViLL(path=paths[name], test=self.test, seed=self.seed) for name in self.labelled}
 
     def load(self) -> Arrays:
-        """Read the questions of each data set, then the pairs of each folder."""
+        """Return the questions of each data set, followed by the labelled radiographs of each data set of pairs."""
         questions, listed = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
         labelled: list[Labelled] = []
         num_pictures = sum(len(names) for _, names in listed)

@@ -27,9 +27,10 @@ from fedbench.data.questions._question_files import PICTURES, Files, QuestionOpt
 
 IMAGECLEF = "zenodo.org/records/10499039, github.com/abachaa and aicrowd.com (CC BY 4.0)"
 CATEGORIES = ("modality", "plane", "organ", "abnormality")  # the second cell of a line in 2019's test file
-SPLITS = (("test", TEST), ("train", TRAIN), ("val", VAL))
+SPLITS = (("test", TEST), ("train", TRAIN), ("val", VAL))  # text in names of files and folders, and its part
 SLAKE_FILES = ((TRAIN, ("train.json",)), (VAL, ("validation.json", "validate.json")), (TEST, ("test.json",)))
-OTHER_TASK = re.compile(r"^readme|^c\d_|vqg|generation")  # also 2019's questions once more, by category
+# Names of files that are not read: of question generation, and 2019's questions once more, by category (c1_...).
+OTHER_TASK = re.compile(r"^readme|^c\d_|vqg|generation")
 
 
 @dataclass(kw_only=True)
@@ -38,7 +39,7 @@ class MedVQA(QuestionOptions):
 
     Args:
         sets: slake, vqa_rad, vqa_med_2019, vqa_med_2020 and vqa_med_2021, in the order of the clients.
-        paths: Their folders or zips.  Others are in data_dir/<name>.
+        paths: The folder or zip of a data set by its name.  Data sets that are not in it are in data_dir/<name>.
     """
 
     sets: list[str]
@@ -47,16 +48,19 @@ class MedVQA(QuestionOptions):
     def __post_init__(self) -> None:
         for key, names in (("sets", self.sets), ("paths", self.paths or {})):
             unknown = [name for name in names if name not in READERS]
-            require(not unknown, f"dataset.{key} may name {', '.join(READERS)}, not {', '.join(unknown)}")
+            require(
+                not unknown,
+                f"dataset.{key} names {', '.join(unknown)}, but must name only {', '.join(READERS)}: correct it",
+            )
         is_valid = 0 < len(self.sets) == len(set(self.sets))
-        require(is_valid, f"dataset.sets={self.sets} must name at least one set, and each once")
+        require(is_valid, f"dataset.sets={self.sets} must name at least one data set, and each once")
 
     def load(self) -> Arrays:
-        """Read one data set after the other."""
+        """Return the questions of all data sets, one data set after the other."""
         return rows_to_arrays(self.read(), self.sets, self, "dataset=med_vqa")
 
     def read(self) -> list[tuple[Files, list[Row]]]:
-        """Return files and questions of each data set, which is their source."""
+        """Return the files and the questions of each data set, whose name is the natural client of its questions."""
         rows = []
         for name in self.sets:
             title, where, read = READERS[name]
@@ -66,7 +70,7 @@ class MedVQA(QuestionOptions):
 
 
 def read_slake(files: Files) -> list[Row]:
-    """Return SLAKE's English questions; the validation file has two names in different releases."""
+    """Return SLAKE's English questions of all parts, training first."""
     rows = []
     for split, names in SLAKE_FILES:
         for row in files.json(*names):
@@ -78,8 +82,9 @@ def read_slake(files: Files) -> list[Row]:
 
 
 def read_vqa_med(files: Files, year: int) -> list[Row]:
-    """Return the questions of VQA-Med: lines `picture|question|answer`, in files whose names contain the part.
+    """Return the questions of one year of VQA-Med.
 
+    They are lines `picture|question|answer`, in files whose names contain the part, such as "train".
     Answers of a test part may be in another file, `picture|answer|another correct answer`.  Files of 2020 in the folder
     of 2021, except the test part, belong to 2021's training part.  Questions of 2021 are open; other types are inferred
     from the answer.
@@ -97,7 +102,7 @@ def read_vqa_med(files: Files, year: int) -> list[Row]:
         split = _split(name, year) if lines else None
         if split is None:
             continue
-        if sum(line[1].endswith("?") for line in lines) < len(lines) / 2:
+        if sum(line[1].endswith("?") for line in lines) < len(lines) / 2:  # a file of answers
             answers[split] |= {line[0]: line[1:] for line in lines}
         elif max(map(len, lines)) == 2:
             unanswered[split] += lines
@@ -117,7 +122,14 @@ def read_vqa_med(files: Files, year: int) -> list[Row]:
 
 
 def _lines(files: Files, name: str) -> Iterator[list[str]]:
-    """Yield the cells of a file's lines, without a category; nothing if the file is of another task."""
+    """Yield the cells of each line of a file, without the category that 2019's test file has.
+
+    Nothing is yielded for a file of another task, such as question generation.
+
+    Args:
+        files: The files of the data set.
+        name: The file.
+    """
     if OTHER_TASK.search(name.split("/")[-1].lower()):
         return
     for line in files.text(name).splitlines():
@@ -127,7 +139,17 @@ def _lines(files: Files, name: str) -> Iterator[list[str]]:
 
 
 def _split(name: str, year: int) -> int | None:
-    """Return the part in a file's name, or else in a folder's; None if there is none, or if it is of another year."""
+    """Return the part of a file's questions by its path.
+
+    The name of the file is searched for "test", "train" or "val" first, then the innermost folder, and so on.
+
+    Args:
+        name: The relative path of the file.
+        year: The year of VQA-Med.  Files of 2020 in its folder of 2021 are training data, except the test part.
+
+    Returns:
+        TRAIN, VAL or TEST.  None: the path names no part, or it is the test part of another year.
+    """
     for part in reversed(name.lower().split("/")):
         splits = [split for word, split in SPLITS if word in part.replace("eval", "")]
         if splits and (len(splits) == 1 or splits[0] == TEST):

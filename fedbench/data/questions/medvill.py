@@ -54,7 +54,7 @@ class MedViLL(PictureTextOptions):
     tokens: Count = 40
 
     def load(self) -> Arrays:
-        """Read all pairs, in the order of the files."""
+        """Return all pairs of a radiograph and a report, in the order of the files."""
         pairs = self.pairs()
         tokens = self.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
         pictures = self.pictures([(pairs.files, pairs.pictures)], "medvill")
@@ -70,10 +70,13 @@ class MedViLL(PictureTextOptions):
         ).check()
 
     def pairs(self, limit: int | None = None) -> Pairs:
-        """Return pairs in the order of the files.
+        """Return pairs of a radiograph and a report, in the order of the files and split at random.
 
         Args:
             limit: The largest number of pairs, sampled before the split.  None: all.
+
+        Raises:
+            ConfigError: The files are absent or damaged, or have fewer than two pairs.
         """
         files = Files(Path(self.path or Path(self.data_dir) / "medvill"), "MedViLL's pairs", WHERE)
         rows = [row for name in PARTS for row in _rows(files, name)]
@@ -94,7 +97,7 @@ class MedViLL(PictureTextOptions):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Radiographs and their reports.
+    """The n radiographs of a data set, and their reports.
 
     Attributes:
         files: The files of the data set.
@@ -112,12 +115,12 @@ class Pairs:
 
 
 def num_train(n: int, test: float) -> int:
-    """Return the number of training pairs among n, for a fraction of test pairs."""
-    return int((1 - test) * n + 1e-9)  # (1 - 0.2) * 5 is 4 in spite of rounding
+    """Return the number of training pairs among n, (1 - test) n rounded down; test is the fraction of test pairs."""
+    return int((1 - test) * n + 1e-9)  # (1 - 0.2) * 5 is 4 in spite of floating point
 
 
 def _rows(files: Files, name: str) -> list[dict[str, Any]]:
-    """Return the dicts of a file, one per line."""
+    """Return the dicts of a JSON lines file, one for each line that is not empty; raise ConfigError for other lines."""
     rows = []
     for number, line in enumerate(files.text(name).splitlines(), 1):
         if line.strip():
@@ -125,20 +128,34 @@ def _rows(files: Files, name: str) -> list[dict[str, Any]]:
                 row = json.loads(line)
             except ValueError:
                 row = None
-            require(isinstance(row, dict), f"{files.key}: {name}, line {number} must be a JSON dict")
+            require(
+                isinstance(row, dict),
+                f"{files.key}: {name}, line {number} must be a JSON dict, but is {line[:60]!r}: replace the file",
+            )
             rows.append(row)
     return rows
 
 
 def _picture(files: Files, row: dict[str, Any]) -> str:
-    """Return the picture at its published path, or at the end of that path, if it was unpacked elsewhere."""
+    """Return the relative path of a pair's picture.
+
+    The value img in the file is a path.  The picture may be in another folder, so that it is searched by the longest
+    ending of this path that has a file.
+
+    Args:
+        files: The files of the data set.
+        row: The pair's dict in a file.
+    """
     parts = files.value(row, "img").replace("\\", "/").split("/")
     return files.find(*("/".join(parts[i:]) for i in range(max(1, len(parts) - 1))))
 
 
 def _labels(files: Files, row: dict[str, Any]) -> list[bool]:
-    """Return whether each of LABELS is true; a row without labels has the label Others."""
+    """Return whether each of LABELS is true for a pair; a row without labels has the label Others."""
     labels = {item.strip().strip("'\"").strip() for item in str(row.get("label") or "").split(",")} - {""} or {OTHERS}
     unknown = sorted(labels - set(LABELS))
-    require(not unknown, f"{files.key}: the labels {', '.join(unknown)} are not among {', '.join(LABELS)}")
+    require(
+        not unknown,
+        f"{files.key}: the labels {', '.join(unknown)} are not among {', '.join(LABELS)}: use MedViLL's files",
+    )
     return [label in labels for label in LABELS]

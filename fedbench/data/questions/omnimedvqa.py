@@ -38,9 +38,10 @@ class OmniMedVQA(QuestionOptions):
     """OmniMedVQA: inputs image and text, targets [n, 2] (`_questions.py`).
 
     Args:
-        clients: The clients in order; questions of others are not read.
-        modalities: The client of each modality_type of the files, in lower case and without brackets.
-        sets: The client of a data set, if it is not that of its modality.
+        clients: The names of the natural clients in order.  Questions of others are not used.
+        modalities: The client of each modality.  Keys are values of modality_type in the files, in lower case and
+            without brackets.
+        sets: The client of a data set by its name, if it is not that of its modality.
         path: The folder, or a zip of it.  None: data_dir/omnimedvqa.
         test: The fraction of each client's pictures that is tested on.
         seed: Seed of the selection of test pictures.
@@ -59,13 +60,15 @@ class OmniMedVQA(QuestionOptions):
         assigned = {*self.modalities.values(), *(self.sets or {}).values()}
         empty = [client for client in self.clients if client not in assigned]
         require(
-            not empty, f"dataset.modalities and dataset.sets assign nothing to {', '.join(empty)} of dataset.clients"
+            not empty,
+            f"dataset.modalities and dataset.sets assign nothing to {', '.join(empty)} of dataset.clients: add a "
+            "modality for it, or remove it",
         )
         self._client_of_modality = {plain_name(name): client for name, client in self.modalities.items()}
         self._client_of_set = {plain_name(name): client for name, client in (self.sets or {}).items()}
 
     def load(self) -> Arrays:
-        """Read one data set after the other, in alphabetical order."""
+        """Return the questions of all clients, one data set after the other, in alphabetical order."""
         files = Files(Path(self.path or Path(self.data_dir) / "omnimedvqa"), "OmniMedVQA", WHERE)
         lists = [name for name in files.names if LISTS in f"/{name}" and name.endswith(".json")]
         require(bool(lists), f"{files.key}: {LISTS}<data set>.json of OmniMedVQA do not exist: add them")
@@ -77,7 +80,8 @@ class OmniMedVQA(QuestionOptions):
                 used.append((client, files.find(files.value(row, "image_path").replace("\\", "/")), row))
             else:
                 ignored[files.value(row, "modality_type")] += 1
-        log.info("omnimedvqa: %d questions belong to no client: %s", sum(ignored.values()), dict(ignored))
+        log.info("omnimedvqa: %d questions belong to no client and are not used, by modality: %s",
+                 sum(ignored.values()), dict(ignored))  # fmt: skip
         test_images: set[str] = set()
         for client in self.clients:
             test_images |= self._test_images(client, {image for owner, image, _ in used if owner == client})
@@ -88,22 +92,33 @@ class OmniMedVQA(QuestionOptions):
         return rows_to_arrays([(files, rows)], self.clients, self, "dataset=omnimedvqa")
 
     def client_of(self, files: Files, row: dict[str, Any]) -> str | None:
-        """Return the client of a question: that of its data set or else of its modality; None if there is none."""
+        """Return the client of a question: that of its data set, or else that of its modality.
+
+        Args:
+            files: The files of OmniMedVQA.
+            row: The question's dict in a file.
+
+        Returns:
+            The name of the client.  None: the options assign neither the data set nor the modality to one.
+        """
         of_modality = self._client_of_modality.get(plain_name(files.value(row, "modality_type").split("(")[0]))
         return self._client_of_set.get(plain_name(files.value(row, "dataset")), of_modality)
 
     def _test_images(self, client: str, images: set[str]) -> set[str]:
-        """Return the test pictures of a client, which do not depend on the other clients."""
+        """Return the test pictures of a client, a random part of its images that does not depend on other clients."""
         order = generator(self.seed, "omnimedvqa", client).permutation(len(images))
         names = sorted(images)
         return {names[i] for i in order[: num_test(len(images), self.test)]}
 
 
 def plain_name(name: str) -> str:
-    """Return the letters and digits of a name, equal for NLM- Malaria Data and nlm_malaria_data."""
+    """Return the letters (in lower case) and digits of a name.
+
+    The result is equal for "NLM- Malaria Data" and "nlm_malaria_data", two spellings in the files.
+    """
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def num_test(n: int, fraction: float) -> int:
-    """Return the number of test pictures among n."""
-    return math.ceil(fraction * n - 1e-9)  # 0.2 * 15 is 3 in spite of rounding
+    """Return the number of test pictures among n: a fraction, rounded up."""
+    return math.ceil(fraction * n - 1e-9)  # 0.2 * 15 is 3 in spite of floating point

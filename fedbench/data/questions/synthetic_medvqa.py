@@ -29,7 +29,7 @@ SIDE, HALF = 16, 8
 HOSPITALS = ("inverted", "bright", "noisy", "pale", "plain")
 TEXTURES = ("vertical", "horizontal", "checkered")
 CHECKERED = ("checkered", "chessboard", "mosaic", "checkered", "checkered")  # word of each hospital
-USUAL = ("faint", "strong")
+USUAL = ("faint", "strong")  # strengths that occur in training
 STRENGTH = {"faint": 0.35, "moderate": 0.5, "strong": 0.7}
 WORDINGS = {
     "present": ("is there a lesion", "do you see a lesion", "does this scan show a lesion"),
@@ -46,7 +46,7 @@ REPORTS = ["and nothing", *(SENTENCE.format(s, t) for s in STRENGTH for t in TEX
 LABELS = (*TEXTURES, "faint", "strong", "others")
 WITH_QUESTIONS = (0, 1, 2)  # hospitals of kind=mixed with questions; the others have reports
 SOURCE = "dataset=synthetic_medvqa"
-TOKENS = {"vqa": 8, "reports": 24}
+TOKENS = {"vqa": 8, "reports": 24}  # length of a text
 
 Lesion = tuple[str, int, str]  # texture, quadrant (0, 1 on the left, 2, 3 on the right), strength
 
@@ -80,16 +80,16 @@ class SyntheticMedVQA:
         )
 
     def load(self) -> Arrays:
-        """Generate all hospitals, those with questions first."""
+        """Return the generated samples of all hospitals, those with questions first."""
         sites = range(self.sites)
         asking = list(sites) if self.kind == "vqa" else []
         if self.kind == "mixed":
             asking = [site for site in sites if site % 5 in WITH_QUESTIONS]
         report_sites = [site for site in sites if site not in asking]
-        silos = [[self._name(site) for site in some] for some in (asking, report_sites)]
+        silos = [[self._name(site) for site in group] for group in (asking, report_sites)]
         pictures, questions = self._questions(asking)
-        more, labelled = self._reports(report_sites, first=len(pictures))
-        scans = np.stack([*pictures, *more])[:, None]
+        pictures_with_reports, labelled = self._reports(report_sites, first=len(pictures))
+        scans = np.stack([*pictures, *pictures_with_reports])[:, None]  # [m, 1, 16, 16]
         if self.kind == "vqa":
             return question_arrays(questions, scans, _tokenizer(QUESTIONS, TOKENS["vqa"]), silos[0], SOURCE)
         if self.kind == "mixed":
@@ -108,23 +108,27 @@ class SyntheticMedVQA:
         ).check()
 
     def _name(self, site: int) -> str:
-        """Return the name of a hospital."""
+        """Return the name of a hospital: that of its style, with a number if the style occurs again."""
         return HOSPITALS[site % 5] if site < 5 else f"{HOSPITALS[site % 5]}_{site // 5 + 1}"
 
     def _samples(self) -> Iterator[tuple[int, int]]:
-        """Yield the part of each sample of a hospital, and its index in it."""
+        """Yield the part of each sample of a hospital, and the sample's index within the part."""
         for split, count in ((TRAIN, self.train), (TEST, self.test)):
             for i in range(count):
                 yield split, i
 
     def _questions(self, sites: Sequence[int]) -> tuple[list[np.ndarray], list[Question]]:
-        """Return scans, and two questions about each; natural clients are in the order of the hospitals."""
+        """Return scans [16, 16] of hospitals, and two questions about each scan.
+
+        Args:
+            sites: The hospitals.  Their order is that of the natural clients.
+        """
         pictures, questions = [], []
         for silo, site in enumerate(sites):
             rng = generator(self.seed, "synthetic_medvqa", site)
             lesion = None
             for split, i in self._samples():
-                if i % 2 == 0:
+                if i % 2 == 0:  # a new scan for every second question
                     lesion = sample_lesion(rng, split == TEST)
                     pictures.append(apply_style(draw_scan([lesion] if lesion else [], rng), site, rng))
                 topic = str(rng.choice(TOPICS[site % 5]))
@@ -134,7 +138,12 @@ class SyntheticMedVQA:
         return pictures, questions
 
     def _reports(self, sites: Sequence[int], first: int) -> tuple[list[np.ndarray], list[Labelled]]:
-        """Return scans with reports and labels; `first` is the index of the first scan."""
+        """Return scans [16, 16] of hospitals, and a report with labels for each scan.
+
+        Args:
+            sites: The hospitals.  Their order is that of the natural clients.
+            first: The index of the first scan among all scans of the data set.
+        """
         pictures, labelled = [], []
         for silo, site in enumerate(sites):
             rng = generator(self.seed, "synthetic_medvqa reports", site)
@@ -151,20 +160,20 @@ class SyntheticMedVQA:
 
 
 def _tokenizer(texts: Sequence[str], length: int) -> Callable[[Sequence[str]], np.ndarray]:
-    """Return a function from texts to token indices [n, length], with the words of `texts` as vocabulary."""
+    """Return a function from n texts to token indices [n, length], with the words of `texts` as vocabulary."""
     index = vocabulary(texts)
-    return lambda some: tokenize_words(some, index, length)
+    return lambda inputs: tokenize_words(inputs, index, length)
 
 
 def sample_lesion(rng: np.random.Generator, is_test: bool) -> Lesion | None:
-    """Return a random lesion in three of four cases; a tenth of the test lesions is moderate."""
+    """Return a random lesion in three of four cases, else None; a tenth of the lesions of test scans is moderate."""
     texture, quadrant, strength = str(rng.choice(TEXTURES)), int(rng.integers(4)), str(rng.choice(USUAL))
     exists, is_moderate = rng.random() < 0.75, rng.random() < 0.1
     return (texture, quadrant, "moderate" if is_test and is_moderate else strength) if exists else None
 
 
 def draw_scan(lesions: list[Lesion], rng: np.random.Generator) -> np.ndarray:
-    """Return noise with stamps [16, 16], in about [0, 1]."""
+    """Return a scan: noise with a stamp for each lesion, with values in about [0, 1].  # [16, 16]"""
     picture = rng.normal(0.3, 0.05, (SIDE, SIDE))
     y, x = np.mgrid[:HALF, :HALF]
     stamps = {"vertical": x // 2 % 2, "horizontal": y // 2 % 2, "checkered": (x // 2 + y // 2) % 2}
@@ -176,7 +185,16 @@ def draw_scan(lesions: list[Lesion], rng: np.random.Generator) -> np.ndarray:
 
 
 def apply_style(picture: np.ndarray, site: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a scan in the style of a hospital [16, 16] uint8."""
+    """Return a scan in the style of a hospital.
+
+    Args:
+        picture: The scan, [16, 16] in about [0, 1].
+        site: The hospital.
+        rng: Generator of the noise.
+
+    Returns:
+        The scan, [16, 16] uint8.
+    """
     style = HOSPITALS[site % 5]
     if style == "inverted":
         picture = 1 - picture
@@ -185,12 +203,21 @@ def apply_style(picture: np.ndarray, site: int, rng: np.random.Generator) -> np.
     elif style == "noisy":
         picture = picture + rng.normal(0, 0.05, picture.shape)
     elif style == "pale":
-        picture = 0.3 + 0.7 * (picture - 0.3)
+        picture = 0.3 + 0.7 * (picture - 0.3)  # less contrast around the mean of the noise
     return np.round(255 * picture.clip(0, 1)).astype(np.uint8)
 
 
 def answer_of(topic: str, lesion: Lesion | None, site: int) -> str:
-    """Return a hospital's answer; without a lesion it is no for closed questions, else none."""
+    """Return the answer to a question in the words of a hospital.
+
+    Args:
+        topic: The kind of question, a key of WORDINGS.
+        lesion: The lesion of the scan, or None.
+        site: The hospital.
+
+    Returns:
+        "yes" or "no" for a closed question.  For an open one, the lesion's property, or "none" without a lesion.
+    """
     if topic in CLOSED:
         is_true = lesion is not None and (topic == "present" or lesion[1] < 2)
         return "yes" if is_true else "no"

@@ -49,7 +49,7 @@ class VQARad(QuestionOptions):
     color: Literal["rgb", "grey"] = "grey"
 
     def load(self) -> Arrays:
-        """Read all questions, the training questions first."""
+        """Return all questions, the training questions first."""
         files = Files(Path(self.path or Path(self.data_dir) / "vqa_rad"), "VQA-RAD", WHERE)
         rows = read_rows(files)
         num_test = sum(row.split == TEST for row in rows)
@@ -80,8 +80,23 @@ def read_rows(files: Files, source: str | None = None) -> list[Row]:
 
 
 def _row(files: Files, folder: str, row: dict, split: int, source: str | None) -> Row:
+    """Convert one question.
+
+    Args:
+        files: The files of the data set.
+        folder: The folder of the pictures.
+        row: The question's dict in a file.
+        split: TRAIN or TEST.
+        source: The natural client.  None: the organ.
+
+    Raises:
+        ConfigError: A value is missing, or the picture does not exist.
+    """
     organ = files.value(row, "image_organ")
-    require(organ in ORGANS, f"{files.key}: image_organ is {organ}, expected one of {', '.join(ORGANS)}")
+    require(
+        organ in ORGANS,
+        f"{files.key}: image_organ is {organ}, expected one of {', '.join(ORGANS)}: use the published files",
+    )
     return Row(
         image=files.find(f"{folder}/{files.value(row, 'image_name')}"),
         question=files.value(row, "question"),

@@ -15,7 +15,7 @@ from fedbench.core.options import ConfigError
 
 CENTRE = (0.0, -18.0)  # of a slice, mm to the right and to the front
 REACH = 100.0  # mm from the centre to the border of a slice: the brain is 140 mm wide and 175 mm long
-LOWEST, HIGHEST = 0.0, 45.0  # mm: slices with ventricles, and those above them
+LOWEST, HIGHEST = 0.0, 45.0  # mm, the range of used slices: those with ventricles, and those above them
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Atlas:
     """The MNI152 template.
 
     Attributes:
-        maps: Fractions of grey and of white matter, and whether it is brain: [3, X, Y, Z] float32 in [0, 1].
+        maps: For each voxel the fractions of grey and of white matter, and 1 in the brain, else 0, [3, X, Y, Z]
+            float32.
         to_voxel: Matrix from positions in mm to voxel indices [4, 4].
     """
 
@@ -31,13 +32,16 @@ class Atlas:
     to_voxel: np.ndarray
 
     def slice(self, height: float, at: np.ndarray) -> np.ndarray:
-        """Return the maps [3, S, S] in a slice, seen from above with the front at the top.
+        """Return the maps in a horizontal slice, seen from above with the front at the top.
 
         Each pixel is about the mean of its area.
 
         Args:
             height: Position of the slice in mm.
-            at: Points [2, S, S], down and right, in units of REACH.
+            at: Coordinates of the pixels, down and right of CENTRE in units of REACH, [2, S, S].
+
+        Returns:
+            The three maps, [3, S, S].
         """
         right, front = CENTRE[0] + REACH * at[1], CENTRE[1] - REACH * at[0]
         mm = np.stack([right, front, np.full_like(right, height), np.ones_like(right)]).reshape(4, -1)
@@ -45,6 +49,7 @@ class Atlas:
         level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))
         pixel = 2 * REACH / len(right) * abs(self.to_voxel[0, 0])  # in voxels
         level_maps = gaussian_filter(self.maps[..., level], (0, 0.4 * pixel, 0.4 * pixel))
+        # Linear interpolation (order=1) between voxels.
         return np.stack([map_coordinates(m, [x, y], order=1) for m in level_maps]).reshape(3, *right.shape)
 
 

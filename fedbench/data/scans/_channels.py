@@ -32,24 +32,25 @@ class MissingChannel:
     clients: int | None = 2
 
     def __call__(self, arrays: Arrays, split: Split, normalize: bool) -> Arrays:
-        """Return the arrays with a changed copy of the inputs [n, channels, ...].
+        """Return the arrays with a changed copy of the inputs.
 
         Args:
-            arrays: The arrays.
+            arrays: The arrays, whose inputs are [n, channels, ...].
             split: The samples of each client.
             normalize: Not used.
 
         Raises:
-            ConfigError: There are fewer clients.
+            ConfigError: More clients are to lack the channel than there are.
         """
         count = split.num_clients if self.clients is None else self.clients
         require(
             count <= split.num_clients,
-            f"dataset.lack_clients={count} must be at most the number of clients, {split.num_clients}",
+            f"dataset.lack_clients={count} must be at most the number of clients, {split.num_clients}: lower it, or "
+            "set it to null for all clients",
         )
         inputs = np.array(arrays.inputs)
         for part in (split.train, split.val, split.test):
-            inputs[part.indices[: part.offsets[count]], self.channel] = 0
+            inputs[part.indices[: part.offsets[count]], self.channel] = 0  # samples of the first `count` clients
         return replace(arrays, inputs=inputs)
 
 
@@ -57,9 +58,9 @@ def missing_channel(lack: str | None, channels: Sequence[str], clients: int | No
     """Return the `fit` for the options dataset.lack and dataset.lack_clients; None if no channel is missing.
 
     Args:
-        lack: The name of the channel.
+        lack: The name of the channel.  None: no channel is missing.
         channels: The names of all channels.
-        clients: The number of clients that lack it.
+        clients: The number of clients that lack it.  None: all.
     """
     if lack is None:
         return None

@@ -16,7 +16,7 @@ import numpy as np
 from fedbench.core.options import ConfigError, require
 from fedbench.data._files import DAMAGE
 
-TYPES = {
+TYPES = {  # NumPy's code for each ElementType of a MetaImage
     "MET_CHAR": "i1",
     "MET_UCHAR": "u1",
     "MET_SHORT": "i2",
@@ -27,18 +27,19 @@ TYPES = {
     "MET_DOUBLE": "f8",
 }
 DEFLATED = 1032  # maximum compression ratio of gzip and zlib
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # bytes read at a time
 TOLERANCE = 0.1  # voxels, the largest distance between the corners of two volumes in one space
 
 
 class Volume(NamedTuple):
-    """A scan whose axes are those of the world.
+    """A scan whose axes are those of the world, the coordinate system of the scanner (nearly, if it is oblique).
 
     Attributes:
-        values: [depth, height, width].
-        spacing: mm, in the order x, y, z.
-        origin: Position of the centre of the first voxel in mm, x, y, z.
-        direction: [3, 3], with a column for each axis x, y, z of the voxels.  The identity unless the scan is oblique.
+        values: Values of the voxels, [depth, height, width].
+        spacing: Distances of neighbouring voxels in mm, in the order x, y, z, [3].
+        origin: Position of the centre of the first voxel in mm, x, y, z, [3].
+        direction: Directions of the voxels' axes x, y, z in the world, one in each column, [3, 3].  The identity unless
+            the scan is oblique.
     """
 
     values: np.ndarray
@@ -67,8 +68,8 @@ def read_mhd(path: Path) -> Volume:
         lines = path.read_text(encoding="latin-1").splitlines()
         header = {k.strip(): v.strip() for k, _, v in (line.partition("=") for line in lines if "=" in line)}
         shape = [int(n) for n in header["DimSize"].split()][::-1]
-        big = header.get("BinaryDataByteOrderMSB", header.get("ElementByteOrderMSB", "False")) == "True"
-        dtype = np.dtype((">" if big else "<") + TYPES[header["ElementType"]])
+        is_big_endian = header.get("BinaryDataByteOrderMSB", header.get("ElementByteOrderMSB", "False")) == "True"
+        dtype = np.dtype((">" if is_big_endian else "<") + TYPES[header["ElementType"]])
         spacing = np.array([float(x) for x in header.get("ElementSpacing", "1 1 1").split()])
         origin = np.array([float(x) for x in header.get("Offset", header.get("Position", "0 0 0")).split()])
         matrix = np.array([float(x) for x in header.get("TransformMatrix", "1 0 0 0 1 0 0 0 1").split()])
@@ -83,15 +84,32 @@ def read_mhd(path: Path) -> Volume:
             f"{path} cannot be read as a MetaImage ({type(error).__name__}: {error}): replace it"
         ) from error
     fits = spacing.size == origin.size == 3 and bool((spacing > 0).all() and np.isfinite([spacing, origin]).all())
-    require(fits, f"{path}: ElementSpacing must be three numbers > 0, and Offset three numbers")
+    require(
+        fits,
+        f"{path}: ElementSpacing must be three numbers > 0, and Offset three numbers, got {spacing.tolist()} and "
+        f"{origin.tolist()}: correct the header",
+    )
     direction = matrix.reshape(3, 3).T if matrix.size == 9 else np.zeros((3, 3))
     is_rotation = np.allclose(direction.T @ direction, np.eye(3), atol=1e-3)
-    require(is_rotation, f"{path}: the rows of TransformMatrix must be three perpendicular directions of length 1")
+    require(
+        is_rotation,
+        f"{path}: the rows of TransformMatrix must be three perpendicular directions of length 1, got "
+        f"{matrix.tolist()}: correct the header",
+    )
     return _reoriented(values, spacing, origin, direction)
 
 
 def _raw(path: Path, size: int, is_packed: bool) -> bytes:
-    """Return the bytes of a raw file; raise ValueError if their number differs, before more are in memory."""
+    """Return the bytes of a raw file.
+
+    Args:
+        path: The file.
+        size: The expected number of bytes, after unpacking.
+        is_packed: Whether the file is compressed by zlib.
+
+    Raises:
+        ValueError: The file has another size.  This is found before more than ``size`` + 1 bytes are in memory.
+    """
     actual = path.stat().st_size
     if actual != size and not (is_packed and size <= actual * DEFLATED):
         raise ValueError(f"DimSize and ElementType imply {size:,} bytes, and {path.name} has {actual:,}")
@@ -99,19 +117,31 @@ def _raw(path: Path, size: int, is_packed: bool) -> bytes:
     if is_packed:
         raw = zlib.decompressobj().decompress(raw, size + 1)
         if len(raw) != size:
-            raise ValueError(f"DimSize and ElementType imply {size:,} bytes, and {path.name} has another size unpacked")
+            raise ValueError(
+                f"DimSize and ElementType imply {size:,} bytes, but {path.name} has another number after unpacking"
+            )
     return raw
 
 
 def _reoriented(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, direction: np.ndarray) -> Volume:
-    """Permute and reverse the axes of values [z, y, x], so that each is the nearest axis of the world."""
+    """Permute and reverse the axes of a scan, so that each is the nearest axis of the world in its direction.
+
+    Args:
+        values: Values of the voxels, [z, y, x].
+        spacing: Distances of neighbouring voxels in mm along x, y, z, [3].
+        origin: Position of the first voxel in mm, [3].
+        direction: Directions of the voxels' axes x, y, z, one in each column, [3, 3].
+
+    Returns:
+        The same scan, with spacing, origin and direction for the new axes.
+    """
     order = [int(i) for i in np.abs(direction).argmax(1)]  # for x, y, z of the world, the nearest axis of the voxels
     if sorted(order) != [0, 1, 2]:  # an axis is equally near to two
         order = [0, 1, 2]
     xyz = values.transpose(2, 1, 0).transpose(order)
     spacing, direction, origin = spacing[order], direction[:, order], origin.copy()
     for axis in range(3):
-        if direction[axis, axis] < 0:
+        if direction[axis, axis] < 0:  # reverse the axis: its last voxel becomes the first
             origin += direction[:, axis] * spacing[axis] * (xyz.shape[axis] - 1)
             direction[:, axis] *= -1
             xyz = np.flip(xyz, axis)
@@ -119,11 +149,11 @@ def _reoriented(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, dir
 
 
 class Nifti(NamedTuple):
-    """A scan in the closest canonical orientation.
+    """A scan in the closest canonical orientation: axes to the right, front and top (nearly, if it is oblique).
 
     Attributes:
-        voxels: [H, W, D] or [H, W, D, channels] float32, with axes to the right, front and top (nearly, if oblique).
-        affine: Matrix from voxels to mm [4, 4].
+        voxels: Values of the voxels, [H, W, D] or [H, W, D, channels] float32.
+        affine: Matrix from indices of voxels to positions in mm, [4, 4].
     """
 
     voxels: np.ndarray
@@ -154,12 +184,21 @@ def read_nifti(path: Path) -> Nifti:
 
 
 def _checked(path: Path, image: Any) -> Any:
-    """Return an image after a check of its file's size and checksum."""
+    """Return an image of nibabel after a check of its file, which is then in memory if it is gzipped.
+
+    Args:
+        path: The file, .nii or .nii.gz.
+        image: The image that nibabel.load returned, whose voxels are not read yet.
+
+    Raises:
+        ValueError: The header claims more bytes than the file can have.
+        OSError: The checksum of a gzip file is wrong.
+    """
     header, is_packed = image.header, path.suffix == ".gz"
     claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
     actual = path.stat().st_size
     if claimed > actual * (DEFLATED if is_packed else 1):
-        raise ValueError(f"its header claims {claimed:,} bytes, and it has {actual:,}")
+        raise ValueError(f"its header claims {claimed:,} bytes, but the file has {actual:,}")
     if not is_packed:
         return image
     with gzip.open(path) as file:
@@ -169,22 +208,25 @@ def _checked(path: Path, image: Any) -> Any:
     return type(image).from_bytes(data)
 
 
-def require_one_space(first: Path, a: Nifti, second: Path, b: Nifti) -> None:
+def require_one_space(first_path: Path, first: Nifti, second_path: Path, second: Nifti) -> None:
     """Raise ConfigError if the voxels of two files differ in shape, spacing or position.
 
     Args:
-        first: The first file.
-        a: Its content.
-        second: The second file.
-        b: Its content.
+        first_path: The first file.
+        first: Its content.
+        second_path: The second file.
+        second: Its content.
     """
-    shapes = a.voxels.shape[:3], b.voxels.shape[:3]
-    require(shapes[0] == shapes[1], f"{first} has {shapes[0]} voxels and {second} {shapes[1]}: resample one of them")
+    shapes = first.voxels.shape[:3], second.voxels.shape[:3]
+    require(
+        shapes[0] == shapes[1],
+        f"{first_path} has {shapes[0]} voxels and {second_path} {shapes[1]}: resample one of them to the other",
+    )
     corners = np.array(np.meshgrid(*[(0, n - 1) for n in shapes[0]], [1], indexing="ij")).reshape(4, 8)
-    distance = float(np.linalg.norm(((a.affine - b.affine) @ corners)[:3], axis=0).max())
-    smallest = float(np.linalg.norm(a.affine[:3, :3], axis=0).min())
+    distance = float(np.linalg.norm(((first.affine - second.affine) @ corners)[:3], axis=0).max())  # mm
+    smallest = float(np.linalg.norm(first.affine[:3, :3], axis=0).min())  # smallest distance of voxels, mm
     require(
         distance <= TOLERANCE * smallest,
-        f"{first} and {second} are up to {distance:.3g} mm apart in the scanner's space (their affines differ): "
-        "resample one of them to the other",
+        f"{first_path} and {second_path} are up to {distance:.3g} mm apart in the scanner's space (their affines "
+        "differ): resample one of them to the other",
     )

@@ -56,7 +56,14 @@ class Scan(NamedTuple):
     mask: Path
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the voxels [H, W, D, 4] float32 and the tumour mask [H, W, D] bool, after a check that they match."""
+        """Return the voxels of the four modalities and the tumour mask.
+
+        Returns:
+            Voxels [H, W, D, 4] float32, and the mask [H, W, D] bool.
+
+        Raises:
+            ConfigError: A file is damaged, or the files have different shapes or positions.
+        """
         images = [read_nifti(path) for path in self.images]
         mask = read_nifti(self.mask)
         ndim, expected = (4, "[H, W, D, 4]") if len(images) == 1 else (3, "[H, W, D]")
@@ -80,7 +87,7 @@ class BraTS17:
         path: Folder of the data set.
         size: Side of a patch in pixels.
         mode: slice (modalities are channels) or official (see the module).
-        lack: A modality that is missing at the first clients (`_channels.py`).
+        lack: A modality that is missing at the first clients (`_channels.py`): flair, t1, t1c or t2.  None: none.
         lack_clients: How many clients lack it.  None: all.
     """
 
@@ -94,17 +101,18 @@ class BraTS17:
     def __post_init__(self) -> None:
         require(
             self.mode == "slice" or self.lack is None,
-            "dataset.lack needs modalities as channels: set dataset.mode=slice or dataset.lack=null",
+            f"dataset.lack={self.lack} needs modalities as channels, which dataset.mode={self.mode} does not have: set "
+            "dataset.mode=slice or dataset.lack=null",
         )
         self._fit = missing_channel(self.lack, MODALITIES, self.lack_clients)
 
     def load(self) -> Arrays:
-        """Cut the patches, or read them from the cache.
+        """Return the patches, cut from the scans or read from the cache.
 
         Raises:
             ConfigError: Files do not exist, are damaged, or do not match.
         """
-        require(self.path is not None, f"dataset=brats17 needs dataset.path=<a folder with {LAYOUTS}>")
+        require(self.path is not None, f"dataset=brats17 needs a folder: set dataset.path to one with {LAYOUTS}")
         scans = _scans(Path(str(self.path)))
         options = (VERSION, self.size, self.mode, [0, 1, 2, 3], CLIP)  # older versions could select channels
         files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
@@ -124,14 +132,18 @@ class BraTS17:
         ).check()
 
     def _cut(self, scans: list[Scan]) -> dict[str, np.ndarray]:
-        """Return the patches of all scans."""
+        """Return "inputs" [n, channels, size, size] float32 and "targets" [n, size, size] uint8 of all scans.
+
+        A patch is around the rows and columns of the largest tumour areas, in the slice with the largest tumour area.
+        """
         patches: list[Patch] = []
         for scan in scans:
             volume, tumour = scan.read()
             require(bool(tumour.any()), f"{scan.mask} has no tumour: remove the scan")
             require(
                 min(tumour.shape[:2]) >= self.size,
-                f"dataset.size={self.size} must be at most the size of {scan.mask}, {tumour.shape}",
+                f"dataset.size={self.size} must be at most the height and width of {scan.mask}, which has "
+                f"{tumour.shape} voxels: lower it",
             )
             x, y = (self._span(tumour.sum(axes), self.size) for axes in ((1, 2), (0, 2)))
             z = int(tumour.sum((0, 1)).argmax())
@@ -142,26 +154,60 @@ class BraTS17:
 
     @staticmethod
     def _span(areas: np.ndarray, size: int) -> slice:
-        """Return the range of `size` voxels inside the scan around the largest tumour area."""
+        """Return the range of voxels of a patch along one axis.
+
+        Args:
+            areas: Tumour voxels in each plane across the axis.
+            size: Side of a patch in pixels.
+
+        Returns:
+            `size` voxels around the plane with the most tumour, moved so that all are inside the scan.
+        """
         start = min(max(int(areas.argmax()) - size // 2, 0), len(areas) - size)
         return slice(start, start + size)
 
     def _slice(self, volume: np.ndarray, tumour: np.ndarray, z: int) -> list[Patch]:
-        """Return one sample: all modalities of slice z."""
+        """Return one sample, all modalities of slice z (dataset.mode=slice).
+
+        Args:
+            volume: Voxels of the patch's rows and columns, [size, size, D, 4].
+            tumour: Their mask, [size, size, D] bool.
+            z: The slice.
+        """
         patch = volume[:, :, z].transpose(2, 0, 1)  # [channels, size, size]
         brain = (patch != 0).any(0)
         return [(np.stack([self._standardize(channel, brain) for channel in patch]), tumour[:, :, z])]
 
     def _neighbouring_slices(self, volume: np.ndarray, tumour: np.ndarray, z: int) -> list[Patch]:
-        """Return a sample for each modality: slices z - 1 to z + 1, and the mask of the first one."""
-        require(volume.shape[2] >= 3, "dataset.mode=official needs scans of at least three slices: remove others")
+        """Return a sample for each modality, as pFedNet's code (dataset.mode=official).
+
+        Its channels are the slices z - 1 to z + 1, and its mask is that of slice z - 1.
+
+        Args:
+            volume: Voxels of the patch's rows and columns, [size, size, D, 4].
+            tumour: Their mask, [size, size, D] bool.
+            z: The slice.  The nearest one with two neighbours is used.
+        """
+        require(
+            volume.shape[2] >= 3,
+            f"dataset.mode=official needs scans of at least three slices, but one has {volume.shape[2]}: remove it, or "
+            "set dataset.mode=slice",
+        )
         z = min(max(z, 1), volume.shape[2] - 2)
         slices = volume[:, :, z - 1 : z + 2].transpose(3, 2, 0, 1)  # [channels, 3, size, size]
         everywhere = np.ones(slices.shape[1:], bool)
         return [(self._standardize(modality, everywhere), tumour[:, :, z - 1]) for modality in slices]
 
     def _standardize(self, patch: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Standardize over the voxels of a mask, set all others to 0, clip, and scale to [-1, 1]."""
+        """Standardize a patch, clip it at 3 standard deviations, and scale it to [-1, 1].
+
+        Args:
+            patch: Values.
+            where: Mask of the same shape: voxels that are standardized.  All others become 0.
+
+        Returns:
+            The patch; 0 everywhere if its values are constant.
+        """
         inside = patch[where]
         if not len(inside) or is_constant(inside.mean(dtype=np.float64), inside.var(dtype=np.float64), len(inside)):
             return np.zeros_like(patch)

@@ -65,15 +65,22 @@ class Luna16:
     def __post_init__(self) -> None:
         self._window = [-1000.0, 400.0] if self.window is None else list(self.window)
         is_valid = len(self._window) == 2 and self._window[0] < self._window[1]
-        require(is_valid, f"dataset.window={self._window} must be [low, high] with low < high")
+        require(
+            is_valid,
+            f"dataset.window={self._window} must be [low, high] with low < high, the Hounsfield units that become -1 "
+            "and 1",
+        )
 
     def load(self) -> Arrays:
-        """Cut the patches, or read them from the cache.
+        """Return the patches, cut from the scans or read from the cache.
 
         Raises:
             ConfigError: Files do not exist or are damaged.
         """
-        require(self.path is not None, "dataset=luna16 needs dataset.path=<the folder with candidates.csv and scans>")
+        require(
+            self.path is not None,
+            "dataset=luna16 needs a folder: set dataset.path to the one with candidates.csv and the scans",
+        )
         folder = Path(str(self.path))
         table = next((folder / name for name in TABLES if (folder / name).is_file()), None)
         if table is None:
@@ -92,7 +99,16 @@ class Luna16:
         ).check()
 
     def _cut(self, table: Path, scans: dict[str, Path]) -> dict[str, np.ndarray]:
-        """Return patches [n, size, size] float32, targets [n] and the index of each one's scan [n]."""
+        """Return the patches of the selected candidates.
+
+        Args:
+            table: The CSV file of candidates.
+            scans: The .mhd file of each scan by its name, the seriesuid.
+
+        Returns:
+            "patches" [n, size, size] float32, "targets" [n] int64, and "scan", the index of each patch's scan [n]
+            int64.
+        """
         names, positions, labels = _candidates(table, scans)
         used = np.arange(len(labels))
         if self.balance:
@@ -115,19 +131,25 @@ class Luna16:
         return {"patches": patches, "targets": labels, "scan": scan.astype(np.int64)}
 
     def _patch(self, volume: Volume, position: np.ndarray, uid: str) -> np.ndarray:
-        """Return the scaled square [size, size] around a position in mm."""
+        """Return the square around a candidate, with values in [-1, 1].  # [size, size]
+
+        Args:
+            volume: The scan.
+            position: Position of the candidate (x, y, z) in mm, [3].
+            uid: Name of the scan, for messages.
+        """
         z, y, x = volume.voxel(position)
         is_inside = all(0 <= v < n for v, n in zip((z, y, x), volume.values.shape))
         require(is_inside, f"{uid}: the candidate at {position.tolist()} mm is outside of its scan: correct the table")
         half, (low, high) = self.size // 2, self._window
         scaled = ((volume.values[z].astype(np.float32) - low) / (high - low) * 2 - 1).clip(-1, 1)
-        padded = np.pad(scaled, self.size, constant_values=-1)
+        padded = np.pad(scaled, self.size, constant_values=-1)  # by `size` pixels on each side
         top, left = y + self.size - half, x + self.size - half
         return padded[top : top + self.size, left : left + self.size]
 
 
 def _scans(folder: Path) -> dict[str, Path]:
-    """Return the scans in a folder by their names; raise ConfigError if two have one name."""
+    """Return the .mhd file of each scan below a folder by its name; raise ConfigError if two scans have one name."""
     scans: dict[str, Path] = {}
     for path in visible_files(folder):
         folders = path.relative_to(folder).parts[:-1]
@@ -138,7 +160,15 @@ def _scans(folder: Path) -> dict[str, Path]:
 
 
 def _candidates(table: Path, scans: dict[str, Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the scans [n], positions in mm [n, 3] and classes [n] of all candidates with a scan."""
+    """Return all candidates of a table that have a scan.
+
+    Args:
+        table: The CSV file of candidates.
+        scans: The .mhd file of each scan by its name.
+
+    Returns:
+        The names of their scans [n], positions (x, y, z) in mm [n, 3], and classes [n] int64, 1 for a nodule.
+    """
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             rows = [[row[c] for c in COLUMNS] for row in csv.DictReader(file) if row["seriesuid"] in scans]
@@ -147,5 +177,9 @@ def _candidates(table: Path, scans: dict[str, Path]) -> tuple[np.ndarray, np.nda
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{table} must have the columns {', '.join(COLUMNS)}, with numbers ({error})") from error
     require(len(rows) > 0, f"{table}: no candidate has a scan <seriesuid>.mhd in {table.parent}: add scans")
-    require(set(labels.tolist()) <= {0, 1}, f"{table}: class must be 0 or 1")
+    require(
+        set(labels.tolist()) <= {0, 1},
+        f"{table}: class must be 0 (other) or 1 (nodule), but is also {sorted(set(labels.tolist()) - {0, 1})[:3]}: "
+        "correct the table",
+    )
     return np.array([row[0] for row in rows]), positions, labels

@@ -28,6 +28,7 @@ from fedbench.data.scans import _atlas
 from fedbench.data.scans._channels import missing_channel
 
 MODALITIES = ("flair", "t1", "t1c", "t2")
+# Brightness of each tissue in each modality.
 #                        flair  t1    t1c   t2
 FLUID = np.array(       [0.20, 0.25, 0.25, 1.00])  # fmt: skip
 GREY = np.array(        [0.62, 0.65, 0.68, 0.62])  # fmt: skip
@@ -49,7 +50,7 @@ class Tumours:
     Args:
         n: Number of scans.
         size: S.
-        lack: A modality that is missing at the first clients (`_channels.py`).
+        lack: A modality that is missing at the first clients (`_channels.py`): flair, t1, t1c or t2.  None: none.
         lack_clients: How many clients lack it.  None: all.
         sites: Number of hospitals, the natural clients.  Scanners differ in contrast and noise, tumours in size.
         seed: Seed of the generator.
@@ -69,7 +70,7 @@ class Tumours:
         self._fit = missing_channel(self.lack, MODALITIES, self.lack_clients)
 
     def load(self) -> Arrays:
-        """Generate the scans.
+        """Return the generated scans and the masks of their tumours.
 
         Raises:
             ConfigError: nilearn is not installed.
@@ -96,15 +97,24 @@ class Tumours:
     def _scan(
         self, rng: np.random.Generator, site: int | None, atlas: _atlas.Atlas | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return one standardized scan [4, S, S] and its tumour [S, S]: 1 core, 2 rim, 3 oedema."""
+        """Generate one scan.
+
+        Args:
+            rng: Random numbers of this scan.
+            site: Its hospital.  None: there are no hospitals.
+            atlas: The MNI152 template.  None: the anatomy is generated.
+
+        Returns:
+            The standardized scan [4, S, S] in [-1, 1], and its tumour [S, S] uint8: 0 none, 1 core, 2 rim, 3 oedema.
+        """
         scanner = sample_scanner(self.seed, site)
         if atlas is None:
             tissue, brain = generated_anatomy(rng, self.size)
         else:
             tissue, brain = atlas_anatomy(rng, self.size, atlas)
-        inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
+        inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95  # the brain without its border
         tumour = sample_tumour(rng, inner, scanner.tumour_size)  # [S, S]
-        factor = rng.uniform(CONTRAST, 1)
+        factor = rng.uniform(CONTRAST, 1)  # 1: the tissue is replaced by tumour
         for kind, value in ((1, CORE), (2, RIM), (3, OEDEMA)):
             where = tumour == kind
             tissue[:, where] += factor * (value[:, None] - tissue[:, where])
@@ -114,8 +124,8 @@ class Tumours:
         scan = scanner.gain[:, None, None] * blurred**scanner.gamma * np.exp(0.12 * bias)
         scan = scan + scanner.noise * NOISE * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]
-        z = (scan - inside.mean(1)[:, None, None]) / deviation(inside, 1)[:, None, None]
-        return (z / CLIP).clip(-1, 1) * brain, tumour
+        standardized = (scan - inside.mean(1)[:, None, None]) / deviation(inside, 1)[:, None, None]
+        return (standardized / CLIP).clip(-1, 1) * brain, tumour
 
 
 class Scanner(NamedTuple):
@@ -135,17 +145,22 @@ class Scanner(NamedTuple):
 
 
 def sample_scanner(seed: int, site: int | None) -> Scanner:
-    """Return the random scanner of a hospital; all factors are 1 without hospitals."""
+    """Return the random scanner of a hospital; all factors are 1 if site is None (no hospitals)."""
     if site is None:
-        return Scanner(np.ones(4), 1.0, 1.0, 1.0)
-    rng = np.random.default_rng([seed, 1 << 31, site])
-    return Scanner(rng.uniform(0.7, 1.3, 4), rng.uniform(0.6, 1.6), rng.uniform(0.6, 1.8), rng.uniform(0.75, 1.3))
+        return Scanner(gain=np.ones(4), gamma=1.0, noise=1.0, tumour_size=1.0)
+    rng = np.random.default_rng([seed, 1 << 31, site])  # 1 << 31 differs from all indices of scans
+    return Scanner(
+        gain=rng.uniform(0.7, 1.3, 4),
+        gamma=rng.uniform(0.6, 1.6),
+        noise=rng.uniform(0.6, 1.8),
+        tumour_size=rng.uniform(0.75, 1.3),
+    )
 
 
 def smooth(field: np.ndarray, sigma: float) -> np.ndarray:
-    """Return white noise [S, S], smoothed and scaled to unit standard deviation."""
-    field = gaussian_filter(field, sigma)
-    return field / field.std()
+    """Return a field of white noise [S, S] after a Gaussian filter of sigma pixels, scaled to unit deviation."""
+    smoothed = gaussian_filter(field, sigma)
+    return smoothed / smoothed.std()
 
 
 def coordinates(size: int) -> np.ndarray:
@@ -155,21 +170,32 @@ def coordinates(size: int) -> np.ndarray:
 
 
 def ellipse(at: np.ndarray, centre: tuple[float, float], axes: tuple[float, float], turn: float = 0.0) -> np.ndarray:
-    """Return the distance of each point from the centre [S, S] in units of the half axes: below 1 inside.
+    """Return the distance of each point from the centre of an ellipse, in units of its half axes.
 
     Args:
-        at: Points [2, S, S].
+        at: Points, down and right, [2, S, S].
         centre: The centre, down and right.
         axes: The half axes.
-        turn: The angle by which the ellipse is rotated.
+        turn: The angle in radians by which the ellipse is rotated.
+
+    Returns:
+        Distances, [S, S], below 1 inside of the ellipse.
     """
     y, x = at[0] - centre[0], at[1] - centre[1]
-    c, s = np.cos(turn), np.sin(turn)
-    return np.hypot((c * y + s * x) / axes[0], (c * x - s * y) / axes[1])
+    cos, sin = np.cos(turn), np.sin(turn)
+    return np.hypot((cos * y + sin * x) / axes[0], (cos * x - sin * y) / axes[1])
 
 
 def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tissue values without a tumour [4, S, S], and the mask of the brain [S, S] bool."""
+    """Generate a slice of a brain without a tumour, from ellipses with folded boundaries.
+
+    Args:
+        rng: Random numbers.
+        size: S.
+
+    Returns:
+        Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
+    """
     at = coordinates(size)
     bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
     at = at + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
@@ -177,7 +203,7 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
     radius = ellipse(at, (0, 0), (tall, wide), turn)
     brain = radius < 1
     angle = np.arctan2(at[0], at[1])
-    folds = 0.05 * np.sin(rng.integers(9, 14) * angle + rng.uniform(0, 7))
+    folds = 0.05 * np.sin(rng.integers(9, 14) * angle + rng.uniform(0, 7))  # 9 to 13 folds of the boundaries
     folds = folds + 0.03 * smooth(rng.standard_normal((size, size)), size / 32)
     grey, white = radius < 0.93 + folds / 2, radius < 0.76 + folds
     width, distance = rng.uniform(0.7, 1.5), rng.uniform(0.11, 0.16)  # of the ventricles
@@ -193,7 +219,18 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
 
 
 def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same for a slice of the atlas, mirrored, rotated, stretched and deformed, with random ventricles."""
+    """Return a slice of the atlas without a tumour, mirrored, rotated, stretched and deformed at random.
+
+    The size of the ventricles is random, too.
+
+    Args:
+        rng: Random numbers.
+        size: S.
+        atlas: The MNI152 template.
+
+    Returns:
+        Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
+    """
     at = coordinates(size)
     bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
     y, x = at + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
@@ -213,13 +250,13 @@ def add_spots(rng: np.random.Generator, at: np.ndarray, tissue: np.ndarray, wher
     """Return tissue [4, S, S] with small bright spots and vessels at some points of a mask.
 
     Args:
-        rng: Generator.
+        rng: Random numbers.
         at: Coordinates of the pixels [2, S, S].
         tissue: Tissue values [4, S, S].
-        where: The mask [S, S].
+        where: The mask of pixels that may be centres [S, S].
     """
     rows, columns = np.nonzero(where)
-    for value, end in ((SPOT, 6), (VESSEL, 5)):
+    for value, end in ((SPOT, 6), (VESSEL, 5)):  # up to 5 spots and 4 vessels
         for k in rng.integers(len(rows), size=rng.integers(0, end)):
             centre = (at[0][rows[k], columns[k]], at[1][rows[k], columns[k]])
             spot = ellipse(at, centre, tuple(rng.uniform(0.025, 0.07, 2)), rng.uniform(0, 3)) < 1
@@ -231,7 +268,7 @@ def sample_tumour(rng: np.random.Generator, inside: np.ndarray, scale: float) ->
     """Return a random tumour [S, S] uint8: 0 none, 1 core, 2 rim, 3 oedema.  It is never empty.
 
     Args:
-        rng: Generator.
+        rng: Random numbers.
         inside: The mask of allowed pixels [S, S].
         scale: Factor of the radius, which is log-normal, 5% to 26% of the side.
     """
@@ -244,9 +281,9 @@ def sample_tumour(rng: np.random.Generator, inside: np.ndarray, scale: float) ->
     for order in range(1, 6):
         outline = outline + rng.normal(0, 0.28 / order) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
     ragged = 0.08 * smooth(rng.standard_normal((size, size)), size / 32)
-    r = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged
+    distance = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged  # 1 at the outline
     rim = rng.uniform(0.45, 0.8)
     core = rim * rng.uniform(0.3, 0.85)
-    mask = np.select([r < core, r < rim, r < 1], [1, 2, 3], 0) * inside
-    mask[rows[k], columns[k]] = 1
+    mask = np.select([distance < core, distance < rim, distance < 1], [1, 2, 3], 0) * inside
+    mask[rows[k], columns[k]] = 1  # so that it is not empty
     return mask.astype(np.uint8)

@@ -93,7 +93,7 @@ class TableCsv:
         Raises:
             ConfigError: The file cannot be read, or does not fit the options.
         """
-        require(self.path is not None, "dataset=table_csv needs dataset.path=<a CSV file>")
+        require(self.path is not None, "dataset=table_csv needs a file: set dataset.path to a CSV file")
         table = CsvTable(Path(str(self.path)), "dataset=table_csv", self.delimiter)
         table.require_columns([name for name in self.roles.values() if name], "set their names in dataset.columns")
         table.require_columns(self.ignore or [], "correct dataset.ignore")

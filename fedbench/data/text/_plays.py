@@ -18,8 +18,8 @@ Speeches = dict[str, list[str]]  # the lines of each role, in the order of the p
 
 AUTHOR = "by William Shakespeare"
 ACT = re.compile(r"\s*((ACT|SCENE) ?[.:]? *[IVX\d]+\b|SCENE[.:]|PROLOGUE|EPILOGUE|INDUCTION)", re.IGNORECASE)
-INDENTED = re.compile(r"  ([A-Za-z][A-Za-z ]*)\. (.*)")
-FLUSH = re.compile(r"([A-Za-z][A-Za-z ]*)\. (.*)")
+INDENTED = re.compile(r"  ([A-Za-z][A-Za-z ]*)\. (.*)")  # first line of a speech, indented: role and words
+FLUSH = re.compile(r"([A-Za-z][A-Za-z ]*)\. (.*)")  # the same without indentation
 HEADING = re.compile(r"[A-Z][A-Za-z' &-]{0,38}\.|[A-Z][A-Z' &-]{2,38}")  # one play omits the period
 DIRECTION = re.compile(r"\[[^\]]*\]")
 MOVES = re.compile(r"\s*_*(Enter|Re-enter|Exit|Exeunt|Flourish|Alarum)\b", re.IGNORECASE)
@@ -27,11 +27,14 @@ ASCII = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-
 
 
 def split_plays(text: str, name: str) -> dict[str, Speeches]:
-    """Return the speeches of each play in a file, by title.
+    """Return the speeches of each play in a file.
 
     Args:
         text: The content of the file.
-        name: The title of the play if the file has none.
+        name: The title of the play if the file has no table of contents.
+
+    Returns:
+        By title, the lines of each role.
     """
     lines = _clean(text).splitlines()
     headed = sum(HEADING.fullmatch(line) is not None and bool(below.strip()) for line, below in pairwise(lines))
@@ -41,12 +44,12 @@ def split_plays(text: str, name: str) -> dict[str, Speeches]:
 
 
 def join_lines(lines: list[str]) -> str:
-    """Join the lines of a role, with single spaces."""
+    """Return the lines of a role as one text with single spaces."""
     return re.sub(r"  +", " ", " ".join(lines)).strip()
 
 
 def _clean(text: str) -> str:
-    """Return the text in ASCII, as far as possible, without Project Gutenberg's header and footer."""
+    """Return the text without accents, typographic quotes and dashes, and Project Gutenberg's header and footer."""
     text = re.sub(r"\A.*?^\*\*\* ?START OF TH[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^\*\*\* ?END OF TH.*\Z", "", text, flags=re.DOTALL | re.MULTILINE)
     decomposed = unicodedata.normalize("NFKD", text.translate(ASCII))
@@ -55,7 +58,10 @@ def _clean(text: str) -> str:
 
 # -- indented --------------------------------------------------------------------------------------------
 def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
-    """Return the lines after each "by William Shakespeare", by the title above it, without poems."""
+    """Return the lines of each play by its title.  Poems are left out.
+
+    A play begins after a line "by William Shakespeare", and its title is in the last line above that is not empty.
+    """
     starts = [i for i, line in enumerate(lines) if AUTHOR in line]
     plays = {}
     for start, stop in zip(starts, [*starts[1:], len(lines)]):
@@ -67,6 +73,7 @@ def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
 
 
 def _indented_speeches(lines: list[str]) -> Speeches:
+    """Return the lines of each role of a play in the indented layout (see the module)."""
     flush_lines = [line for line in lines if FLUSH.match(line) and not ACT.match(line)]
     is_flush = len(flush_lines) > sum(INDENTED.match(line) is not None for line in lines)
     begins, indent = (FLUSH, "") if is_flush else (INDENTED, "    ")
@@ -85,7 +92,10 @@ def _indented_speeches(lines: list[str]) -> Speeches:
 
 # -- headed ----------------------------------------------------------------------------------------------
 def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
-    """Return the plays of the table of contents; all lines, with the title `name`, if there is no table."""
+    """Return the lines of each play in the table of contents by its title.
+
+    Without such a table, all lines are one play with the title `name`.
+    """
     stripped = [line.strip() for line in lines]
     contents = stripped.index("Contents") if "Contents" in stripped else len(lines)
     titles = set()
@@ -102,6 +112,7 @@ def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
 
 
 def _headed_speeches(lines: list[str]) -> Speeches:
+    """Return the lines of each role of a play in the headed layout (see the module)."""
     speeches, speaker = defaultdict[str, list[str]](list), None
     has_begun = False  # roles are listed before the first act
     for block in re.split(r"\n\s*\n", DIRECTION.sub("", "\n".join(lines))):

@@ -22,7 +22,7 @@ log = logging.getLogger("fedbench.data")
 ALPHABET = "".join(sorted(string.ascii_letters + string.digits + "\n !\"&'(),-.:;>?[]}"))  # LEAF's 80 characters
 SPACE = ALPHABET.index(" ")
 NAMES = {"\n": "newline", " ": "space"}
-_INDICES = np.full(128, SPACE)
+_INDICES = np.full(128, SPACE)  # index in ALPHABET of each ASCII code
 _INDICES[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
 
 
@@ -43,19 +43,22 @@ class Windows(NamedTuple):
 
 
 def encode(text: str) -> np.ndarray:
-    """Return the index of each character in ALPHABET [len(text)] int64; other characters become spaces."""
+    """Return the index in ALPHABET of each character; other characters become spaces.  # [len(text)] int64"""
     points = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
-    return _INDICES[np.minimum(points, 127)]
+    return _INDICES[np.minimum(points, 127)]  # 127 is not in ALPHABET
 
 
 def select_windows(count: int, length: int, stride: int, test: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of a speaker's used windows [n] int64, and their parts [n] int8.
+    """Select a speaker's training and test windows, so that no character is in windows of both parts.
 
     Args:
         count: The number of windows at stride 1.
         length: Characters of a window.
         stride: Characters from one window to the next.
         test: The fraction of test windows.
+
+    Returns:
+        The first character of each selected window [n] int64, and its part, TRAIN or TEST [n] int8.
     """
     start = np.arange(0, count, stride)
     num_train = int((1 - test) * count + 1e-9)  # as in partition/base.py: 0.9 * 10 is 9 in spite of rounding
@@ -64,11 +67,11 @@ def select_windows(count: int, length: int, stride: int, test: float) -> tuple[n
 
 
 def cut_windows(speaker: str, text: str, length: int, stride: int, test: float) -> Windows:
-    """Return the windows of a speaker's text; none if it is not longer than a window.
+    """Return the training and test windows of a speaker's text; no windows if it is not longer than one.
 
     Args:
-        speaker: The name.
-        text: The text.
+        speaker: The name of the speaker.
+        text: All that the speaker says.
         length: Characters of a window.
         stride: Characters from one window to the next.
         test: The fraction of test windows.
@@ -79,9 +82,9 @@ def cut_windows(speaker: str, text: str, length: int, stride: int, test: float) 
 
 
 def speaker_arrays(speakers: Sequence[Windows], source: str) -> Arrays:
-    """Return the arrays of speakers, the natural clients, without those that lack training or test windows.
+    """Return the data set of all speakers that have training and test windows.  Speakers are the natural clients.
 
-    The accuracies of two baselines are logged.
+    The accuracies of two baselines (see `baselines`) are logged.
 
     Args:
         speakers: The windows of each speaker.
@@ -115,12 +118,13 @@ def speaker_arrays(speakers: Sequence[Windows], source: str) -> Arrays:
 
 
 def baselines(arrays: Arrays) -> tuple[float, float]:
-    """Return the test accuracies of two predictions from training counts.
+    """Return the test accuracies of two simple predictors, which count characters in the training part.
 
-    They are the most frequent character, and the most frequent character after the last one of the window.
+    The first one always predicts the most frequent character.  The second one predicts the character that most often
+    follows the last one of the window.
     """
     last, train, test = arrays.parts()["text"][:, -1], arrays.split == TRAIN, arrays.split == TEST
-    pairs = np.zeros((arrays.num_classes, arrays.num_classes), np.int64)
+    pairs = np.zeros((arrays.num_classes, arrays.num_classes), np.int64)  # [C, C], by last and next character
     np.add.at(pairs, (last[train], arrays.targets[train]), 1)
     most_frequent = pairs.sum(0).argmax()
     following = np.where(pairs.any(1), pairs.argmax(1), most_frequent)  # [C]

@@ -18,7 +18,7 @@ PAD, UNKNOWN, FIRST, LAST = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 
 
 def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.ndarray:
-    """Return the indices of [CLS], the pieces and [SEP] of every text, cut or padded with 0 to a length.
+    """Return token indices of texts: [CLS], the pieces of words and [SEP], cut or padded with 0 to a length.
 
     Args:
         texts: n texts.
@@ -26,7 +26,7 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
         length: Tokens of each text, at least 2.
 
     Returns:
-        [n, length] int64.
+        Indices, [n, length] int64.
 
     Raises:
         ConfigError: The file does not exist or lacks a special token, or tokenizers is not installed.
@@ -49,12 +49,24 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
 
 
 def read_vocab(vocab_file: str | Path) -> dict[str, int]:
-    """Return the index of each piece, its line from 0; raise ConfigError if a special token is missing."""
+    """Return the index of each piece of words, which is the number of its line, counted from 0.
+
+    Raises:
+        ConfigError: The file does not exist or lacks a special token, or [PAD] is not in the first line.
+    """
     path = Path(vocab_file)
     require(path.is_file(), f"{path} does not exist: set dataset.vocab to the vocab.txt of a BERT tokenizer")
     lines = path.read_text(encoding="utf-8").split("\n")
     vocab = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.rstrip("\r")}
     missing = [token for token in (PAD, UNKNOWN, FIRST, LAST) if token not in vocab]
-    require(not missing, f"{path} is not a vocabulary of BERT: it lacks {', '.join(missing)}")
-    require(vocab[PAD] == 0, f"{path} has {PAD} in line {vocab[PAD] + 1}, expected in the first one: padding is 0")
+    require(
+        not missing,
+        f"{path} is not a vocabulary of BERT: it lacks {', '.join(missing)}; set dataset.vocab to the vocab.txt of a "
+        "BERT tokenizer",
+    )
+    require(
+        vocab[PAD] == 0,
+        f"{path} has {PAD} in line {vocab[PAD] + 1}, but it must be in the first one, because padding has the index 0: "
+        "use the original file",
+    )
     return vocab

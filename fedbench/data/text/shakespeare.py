@@ -54,7 +54,7 @@ class Shakespeare:
     min_samples: NonNegativeInt = 0
 
     def load(self) -> Arrays:
-        """Read the texts.
+        """Return the windows of all roles or users with enough of them.
 
         Raises:
             ConfigError: There are no texts, or they are too short.
@@ -77,7 +77,7 @@ class Shakespeare:
         return speaker_arrays(used, SOURCE)
 
     def _roles(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
-        """Yield the number of windows at stride 1, and the windows, of each role of the plays."""
+        """Yield the number of windows at stride 1, and the selected windows, of each role of plays in text files."""
         for file in files:
             content = file.read_bytes()
             try:
@@ -92,14 +92,21 @@ class Shakespeare:
                     yield len(speech) - self.length, windows
 
     def _unsplit_users(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
-        """Yield the number of windows, and the used windows, of each of LEAF's users."""
+        """Yield the number of windows at stride 1, and the selected windows, of each user in LEAF's unsplit files."""
         for user, data in _users(files):
             text, target = self._read(user, data)
             start, split = select_windows(len(target), text.shape[1], self.stride, self.test)
             yield len(target), Windows(user, text[start], target[start], split)
 
     def _split_users(self, train: list[Path], test: list[Path]) -> Iterator[tuple[int, Windows]]:
-        """Yield the same for users that LEAF has split, without users that are in one part only."""
+        """Yield the number of windows, and every stride-th window, of each user in files that LEAF has split.
+
+        Users that are in one part only are left out.
+
+        Args:
+            train: The files of the training part.
+            test: The files of the test part.
+        """
         test_data = dict(_users(test))
         for user, data in _users(train):
             if user not in test_data:
@@ -112,7 +119,15 @@ class Shakespeare:
             yield count, Windows(user, text, np.concatenate(targets), split)
 
     def _read(self, user: str, data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the windows [n, length] and the next characters [n] of a user of LEAF."""
+        """Return the windows and the next characters of a user of LEAF.
+
+        Args:
+            user: The name of the user, for messages.
+            data: The user's windows "x" and next characters "y", lists of n strings.
+
+        Returns:
+            Indices of the last `length` characters of each window [n, length], and of the next characters [n].
+        """
         require(
             all(isinstance(text, str) for text in (*data["x"], *data["y"])),
             f"{SOURCE}: {user} has samples that are not text, as in LEAF's FEMNIST or Sent140, and this data set "
@@ -129,7 +144,11 @@ class Shakespeare:
 
 
 def _find_files(path: Path) -> dict[str, list[Path]]:
-    """Return the files by their kind: "train" and "test", "json" or "txt"."""
+    """Return the files of the first layout in the module that a path has.
+
+    Returns:
+        Files by "train" and "test" (LEAF's, split), by "json" (LEAF's, not split), or by "txt" (plays).
+    """
     if path.is_file():
         return {"json" if path.suffix == ".json" else "txt": [path]}
     split = {part: sorted((path / part).glob("[!.]*.json")) for part in ("train", "test")}
@@ -144,7 +163,7 @@ def _find_files(path: Path) -> dict[str, list[Path]]:
 
 
 def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each user with samples in LEAF's files, and its x and y."""
+    """Yield the name of each user with samples in LEAF's files, and its dict with lists x and y."""
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ class SyntheticDialogue:
     seed: NonNegativeInt = 0
 
     def load(self) -> Arrays:
-        """Generate the text.
+        """Return the windows of the generated speech of all roles.
 
         Raises:
             ConfigError: The texts are too short for a window.
@@ -58,7 +58,13 @@ class SyntheticDialogue:
         return speaker_arrays(speakers, "dataset=synthetic_dialogue")
 
     def _text(self, role: int, stems: list[str], endings: np.ndarray) -> str:
-        """Return all that a role says."""
+        """Generate all that a role says.
+
+        Args:
+            role: The index of the role.
+            stems: The stems of the language.
+            endings: The ending of each stem in the language, [STEMS].
+        """
         rng = generator(self.seed, "synthetic_dialogue", role)
         dialect = np.where(rng.random(STEMS) < DIALECT, rng.choice(ENDINGS, STEMS), endings)
         words = [stem + ending for stem, ending in zip(stems, dialect)]

@@ -71,5 +71,5 @@ def test_labels_whose_header_claims_more_than_there_is(tmp_path: Path) -> None:
 
 
 def test_a_path_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"needs dataset\.path"):
+    with pytest.raises(ConfigError, match=r"set dataset\.path to one that contains X\.npy"):
         Npy().load()

@@ -205,7 +205,7 @@ def _renamed(stream: bytes, old: bytes, new: bytes, protocol: int) -> bytes:
     ("change", "sentence"),
     [
         (lambda f: (f / "test" / "10.npz").unlink(), r"train/ has 11 and test/ has 10 files of clients"),
-        (lambda f: np.savez(f / "test" / "0.npz", data={"x": np.zeros(2)}), r"0\.npz has no array data with x and y"),
+        (lambda f: np.savez(f / "test" / "0.npz", data={"x": np.zeros(2)}), r"0\.npz must contain an array `data`"),
         (lambda f: np.savez(f / "test" / "0.npz", x=np.zeros(2)), r"0\.npz cannot be read: KeyError"),
         (lambda f: (f / "test" / "0.npz").write_bytes(b"PK"), r"0\.npz cannot be read"),
         (
@@ -214,7 +214,7 @@ def _renamed(stream: bytes, old: bytes, new: bytes, protocol: int) -> bytes:
         ),
         (
             lambda f: np.savez(f / "test" / "0.npz", data={"x": np.zeros((2, 3), np.float32), "y": np.arange(2)}),
-            r"clients' samples have different shapes: \(1, 8, 8\), \(3,\)",
+            r"must have one shape, but those of the clients have \(1, 8, 8\), \(3,\)",
         ),
     ],
 )
@@ -225,5 +225,5 @@ def test_what_is_no_folder_of_pfllib(change: Any, sentence: str, folder: Path) -
 
 
 def test_a_path_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"dataset=pfllib needs dataset\.path="):
+    with pytest.raises(ConfigError, match=r"dataset=pfllib needs a folder that PFLlib wrote: set dataset\.path"):
         PFLlib().load()

@@ -122,7 +122,7 @@ def test_a_column_for_each_class(tmp_path: Path, rows: list[tuple], task: str, t
 
 def test_what_does_not_go_together(nih: Path) -> None:
     assert "dataset.negatives needs one label for each picture" in sentence(nih, label_separator="|", negatives=[1])
-    assert "dataset.columns.image must be one column" in sentence(nih, columns=NIH | {"image": ["a", "b"]})
+    assert "dataset.columns.image=['a', 'b'] must be one column" in sentence(nih, columns=NIH | {"image": ["a", "b"]})
     assert "names the classes" in sentence(nih, columns=NIH | {"label": ["Follow-up #"]}, classes=["a"])
     assert "must be null or the text between" in sentence(nih, label_separator="")
 

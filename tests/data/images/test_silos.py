@@ -96,7 +96,11 @@ def test_a_table_without_patients_silos_or_parts(tmp_path: Path) -> None:
         (lambda rows: rows[3].update(image="no.png"), {}, "the first is no.png): set dataset.folder"),
         (lambda rows: rows.clear(), {}, "has no rows"),
         (lambda rows: None, {"silos": ["A", "Z"]}, "has no silo Z; it has A, B, C"),
-        (lambda rows: None, {"columns": {"ill": "label"}}, "has the keys image, label, patient, silo, split, not ill"),
+        (
+            lambda rows: None,
+            {"columns": {"ill": "label"}},
+            "has the keys ill, but must have only image, label, patient, silo, split",
+        ),
         (lambda rows: None, {"columns": {"split": "silo"}}, "silo is A, expected train, val or test"),
         (lambda rows: None, {"negatives": [4, 6]}, "dataset.negatives has 2 entries for the 3 silos A, B, C"),
         (lambda rows: None, {"negatives": [4, 99, 1]}, "asks for 297 pictures of the first class in the silo B"),
@@ -112,7 +116,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, change, options: dict, wo
 
 
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs dataset\.path"):
+    with pytest.raises(ConfigError, match=r"set dataset\.path to"):
         ImageTable(str(tmp_path)).load()
     assert "is not a file" in sentence(tmp_path / "no.csv")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00image")

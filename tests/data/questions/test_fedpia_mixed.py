@@ -140,10 +140,10 @@ def test_a_run(folders: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"labelled": {}}, r"dataset\.labelled must name at least one folder"),
+        ({"labelled": {}}, r"dataset\.labelled is empty, but must name at least one data set"),
         ({"labelled": {"slake": None}}, r"dataset\.labelled and dataset\.sets name slake"),
         ({"labelled": {"open_i": 1}}, r"dataset\.labelled must be null or at least 2 for open_i"),
-        ({"paths": {"mimic": "x"}}, r"dataset\.paths may name slake, open_i, not mimic"),
+        ({"paths": {"mimic": "x"}}, r"dataset\.paths names mimic, but .*: slake, open_i"),
     ],
 )
 def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -87,7 +87,7 @@ def test_others_are_drawn_and_the_patches_cached(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs dataset\.path"):
+    with pytest.raises(ConfigError, match=r"set dataset\.path to"):
         Luna16(str(tmp_path)).load()
     with pytest.raises(ConfigError, match=r"candidates\.csv or candidates_V2\.csv, and neither exists"):
         Luna16(str(tmp_path), str(tmp_path)).load()
@@ -171,5 +171,5 @@ def test_eight_bits_are_a_mask(tmp_path: Path) -> None:
 def test_a_packed_scan_is_not_unpacked_beyond_its_size(tmp_path: Path) -> None:
     path = written(tmp_path / "v.mhd", np.zeros((2, 3, 4)), packed=True)
     path.with_suffix(".raw").write_bytes(zlib.compress(bytes(10_000_000)))
-    with pytest.raises(ConfigError, match=r"v\.raw has another size"):
+    with pytest.raises(ConfigError, match=r"v\.raw has another number after unpacking"):
         read_mhd(path)

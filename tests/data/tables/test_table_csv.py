@@ -195,7 +195,7 @@ def test_rows_without_any_cell_are_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs dataset\.path"):
+    with pytest.raises(ConfigError, match=r"set dataset\.path to"):
         TableCsv().load()
     with pytest.raises(ConfigError, match="is not a file"):
         TableCsv(str(tmp_path / "none.csv")).load()

@@ -94,7 +94,7 @@ def test_as_the_library(vocab: Path, length: int) -> None:
     [
         (None, "does not exist"),
         (["[PAD]", "[UNK]", "a"], r"lacks \[CLS\], \[SEP\]"),
-        (["a", "[PAD]", "[UNK]", "[CLS]", "[SEP]"], "in line 2, expected in the first"),
+        (["a", "[PAD]", "[UNK]", "[CLS]", "[SEP]"], "in line 2, but it must be in the first"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, pieces: list[str] | None, words: str) -> None:

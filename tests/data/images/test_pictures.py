@@ -105,11 +105,11 @@ def test_a_window_is_asked_for_or_checked(tmp_path: Path, caplog: pytest.LogCapt
     plain = tmp_path / "plain.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(plain)
     assert (read_all([plain], 8, "grey", (0, 64))[0, 0] == np.arange(64).reshape(8, 8)).all()
-    assert "dataset.window has no effect" in caplog.text
+    assert "dataset.window=[0, 64] has no effect" in caplog.text
     with pytest.raises(ConfigError, match=r"dataset\.window=\[.*\] is for images of more than 8 bits"):
         np.savez(tmp_path / "u8.npz", X=np.zeros((4, 8, 8), np.uint8), y=np.arange(4))
         Npz(str(tmp_path), str(tmp_path / "u8.npz"), window=[0, 9]).load()
-    with pytest.raises(ConfigError, match="more than 8 bits, and its data set has no window"):
+    with pytest.raises(ConfigError, match=r"more than 8 bits per pixel: set dataset\.window"):
         open_picture(next((tmp_path / "set" / "ill").iterdir()), 8, "grey")
 
 

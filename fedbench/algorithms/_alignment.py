@@ -20,7 +20,7 @@ from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.hidden_units import HasHiddenUnits, HiddenUnits
 
-STAY = 1e-7  # cost of moving a unit, relative to the largest cost, so ties keep the order
+MOVE_COST = 1e-7  # added if a unit moves, relative to the largest cost, so units with equal costs stay
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,32 @@ def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
 
 # -- one bottleneck --------------------------------------------------------------------------------------
 def costs(mover: Tensor, anchor: Tensor) -> Tensor:
-    """Return the distances between the units of two bottlenecks, described by mover and anchor [..., m, d].
+    """Return the Euclidean distances between the units of two bottlenecks.
 
-    # [..., m, m] float64, on the host
+    Args:
+        mover: Values that describe the units to be reordered.  # [..., m, d]
+        anchor: Values that describe the units whose order they shall get.  # [..., m, d]
+
+    Returns:
+        Distance of unit i of mover and unit j of anchor, on the host.  # [..., m, m] float64
     """
     a, b = mover.double().cpu(), anchor.double().cpu()
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # exact: equal rows have distance 0
 
 
 def assign(cost: np.ndarray) -> np.ndarray:
-    """Return the order of the mover's units that minimizes the sum of cost[order[j], j].  # [m]"""
+    """Return the order of the mover's units with minimal total cost.
+
+    Args:
+        cost: Cost of moving unit i to position j.  # [m, m]
+
+    Returns:
+        For each position j, the unit order[j] that comes there; the sum of cost[order[j], j] is minimal.  # [m] int64
+    """
     m, largest = len(cost), float(np.abs(cost).max(initial=0))
     if not largest:
         return np.arange(m)
-    cost = cost + STAY * largest * (1 - np.eye(m))
+    cost = cost + MOVE_COST * largest * (1 - np.eye(m))  # the diagonal is the cost of a unit that stays
     mover_units, positions = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
     order[positions] = mover_units
@@ -82,7 +94,7 @@ def assign(cost: np.ndarray) -> np.ndarray:
 
 # -- rows ------------------------------------------------------------------------------------------------
 def incoming(model: FlatModel, rows: Tensor, bottleneck: Bottleneck) -> Tensor:
-    """Return the incoming weights of each unit of rows [K, P].  # [K, m, d]"""
+    """Return the incoming weights of each unit of one bottleneck, in each of the rows [K, P].  # [K, m, d]"""
     return bottleneck.hidden_units.incoming_weights(model.named(rows), bottleneck.prefix)
 
 
@@ -95,12 +107,12 @@ def renumber(model: FlatModel, rows: Tensor, bottleneck: Bottleneck, orders: Ten
         bottleneck: The bottleneck.
         orders: Order of the units of each row.  # [K, m] int64
     """
-    named = model.named(rows)
+    named = model.named(rows)  # views of rows
     for parameter, (shape, axis) in bottleneck.hidden_units.axes.items():
         values = named[bottleneck.prefix + parameter].view(len(rows), *shape)  # a view of rows
-        ones = [1] * len(shape)
-        ones[axis] = bottleneck.hidden_units.size
-        index = orders.to(rows.device).view(len(rows), *ones).expand_as(values)
+        broadcast_shape = [1] * len(shape)  # 1 except along the axis of the units
+        broadcast_shape[axis] = bottleneck.hidden_units.size
+        index = orders.to(rows.device).view(len(rows), *broadcast_shape).expand_as(values)
         values.copy_(values.gather(axis + 1, index))
 
 

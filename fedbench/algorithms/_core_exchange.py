@@ -26,7 +26,7 @@ class CoreExchange:
 
         Args:
             cohort: The downloading clients.
-            d: Their relationship vectors.  # [K, N]
+            d: Their relationship vectors: d_ij is the weight of c_j in client i's model.  # [K, N]
 
         Returns:
             Index into `cores` of the version of c_j that each client then has.  # [K, N]
@@ -39,7 +39,7 @@ class CoreExchange:
 
         Args:
             cohort: The uploading clients.
-            versions: Output of `download`.  # [K, N]
+            versions: Output of `download`; unused here, where only the newest versions are stored.  # [K, N]
             core: The uploaded cores.  # [K, P]
         """
         self.cores = self.cores.index_copy(0, cohort.index, core)
@@ -79,39 +79,45 @@ class LimitedCoreExchange(CoreExchange):
         self.seen = torch.zeros(n, n, dtype=torch.bool, device=cores.device)
 
     def download(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Download the selected cores, or all of them in a client's first round.  # [K, N]"""
+        """Download the selected cores, or all of them in a client's first round (see the base class).  # [K, N]"""
         is_new = self.held[cohort.index, :1] < 0  # in its first round  [K, 1]
         chosen = self.choose(cohort, d) & ~is_new  # the first download, of all cores, does not count as a choice
         self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
-        which = torch.where(is_new, ~itself(cohort), chosen)
-        cohort.fetch(which, cores=self.cores)
-        return torch.where(which | itself(cohort), self.newest, self.held[cohort.index])
+        downloads = torch.where(is_new, ~itself(cohort), chosen)  # [K, N]
+        cohort.fetch(downloads, cores=self.cores)
+        return torch.where(downloads | itself(cohort), self.newest, self.held[cohort.index])
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Select M of the other clients' cores for each client.  # [K, N] bool"""
+        """Select M of the other clients' cores for each client, by the relationship vectors d [K, N].  # [K, N] bool"""
         is_self, was_chosen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
         # the M largest of log p_j + Gumbel noise are M draws without replacement with probabilities p_j
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
-        turn = 2 * is_self.int()  # a client's own core comes last
+        turn = 2 * is_self.int()  # cores of a lower turn are selected first; a client's own core comes last
         if self.selection == "intended":
             base = max(1.5, cohort.round * self.bandwidth / n)
             score = score + was_chosen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
-            turn = turn + was_chosen.int()  # cores never chosen come first
+            turn = turn + was_chosen.int()  # cores that the client never chose come first
         return torch.zeros_like(is_self).scatter_(1, by_turn(turn, score)[:, : self.bandwidth], True)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
-        """Add the cohort's cores, and drop the versions that no client has any more."""
+        """Add the cohort's cores, and drop the versions that no client has any more.
+
+        Args:
+            cohort: The uploading clients.
+            versions: Output of `download`, which becomes `held` of these clients.  # [K, N]
+            core: The uploaded cores.  # [K, P]
+        """
         all_versions = self.held.index_copy(0, cohort.index, versions)  # [N, N]
         added = torch.arange(len(cohort), device=core.device) + len(self.cores)
         newest = self.newest.index_copy(0, cohort.index, added)
         used = torch.cat([all_versions[all_versions >= 0], newest]).unique()  # ascending
         self.cores = torch.cat([self.cores, core])[used]
-        self.newest = torch.searchsorted(used, newest)
+        self.newest = torch.searchsorted(used, newest)  # a version's new index is its position in `used`
         self.held = torch.where(all_versions >= 0, torch.searchsorted(used, all_versions), all_versions)
 
 
 def by_turn(turn: Tensor, score: Tensor) -> Tensor:
-    """Return the indices of each row sorted by ascending turn, then by descending score.  # [K, N]"""
+    """Return the indices that sort each row by ascending turn [K, N], then by descending score [K, N].  # [K, N]"""
     best = score.argsort(1, descending=True)
     return best.gather(1, turn.gather(1, best).argsort(dim=1, stable=True))  # stable: equal turns stay sorted by score
 

@@ -22,13 +22,14 @@ def coefficients_after(
 ) -> Tensor:
     """Apply `pgfed.coefficient_step` for the local steps t = 1 .. steps_i of every client i.
 
-    Without an upper bound several steps are one: a_t = max(a_(t-1) - x_t, 0) with X_t = x_1 + ... + x_t unrolls to
+    Step t is a_t = max(a_(t-1) - x_t, 0) with x_t = eta2 (c + gbar . theta_i at step t), and x_t = 0 after a client's
+    last step.  Without an upper bound several steps are computed at once: with X_t = x_1 + ... + x_t,
     a_T = max(a_0, X_1, ..., X_T) - X_T.  With an upper bound there is no such form, so steps are taken one at a time.
 
     Args:
         alpha: Coefficients before the round, >= 0.  # [K, K']
         eta2: Learning rate of the coefficients, a number or [K, 1].
-        c: Constants of the linear models as clients receive them, multiplied by mu.  # [K'] or [K, K']
+        c: Constants c_j of the linear models of f_j as clients receive them, multiplied by mu.  # [K'] or [K, K']
         gbar_theta: Recorded scalar products gbar . theta_i.  # [K, T]
         steps: Number of local steps of each client, float32.  # [K]
         alpha_max: Upper bound, a number, [K, 1] or None.
@@ -40,8 +41,8 @@ def coefficients_after(
     training = torch.arange(gbar_theta.shape[1], device=gbar_theta.device) < steps[:, None]  # [K, T]
     for start in range(0, gbar_theta.shape[1], at_once):
         block = slice(start, start + at_once)
-        move = (eta2 * (c + gbar_theta.T[block, :, None])) * training.T[block, :, None]  # [t, K, K']
-        X = move.cumsum(0)
+        x = (eta2 * (c + gbar_theta.T[block, :, None])) * training.T[block, :, None]  # [t, K, K']
+        X = x.cumsum(0)
         alpha = torch.maximum(alpha, X.amax(0)) - X[-1]
         alpha = alpha if alpha_max is None else alpha.clamp_(max=alpha_max)
     return alpha

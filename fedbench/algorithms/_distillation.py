@@ -32,7 +32,7 @@ def require_classes(federation: Federation, name: str) -> None:
 
 
 def log_probabilities(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the log softmax of logits [k, B, C, ...] over the classes of each client.  # [k, B, C, ...]"""
+    """Return the log softmax of logits [k, B, C, ...] over the classes that each client has.  # [k, B, C, ...]"""
     if batch.class_mask is not None:
         shape = (len(logits), 1, -1, *[1] * (logits.dim() - 3))
         logits = logits.masked_fill(~batch.class_mask.view(shape), ABSENT)
@@ -40,12 +40,12 @@ def log_probabilities(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def kl(log_p: Tensor, log_q: Tensor, over_classes: Reduction) -> Tensor:
-    """Return KL(p || q) of each sample, the mean over its pixels.
+    """Return KL(p || q) of each sample; in segmentation, the mean over its pixels.
 
     Args:
         log_p: Log probabilities p.  # [k, B, C, ...]
         log_q: Log probabilities q.  # [k, B, C, ...]
-        over_classes: "sum", or "mean", which divides by C.
+        over_classes: "sum" is the divergence; "mean" divides it by C, as some released codes do.
 
     Returns:
         The divergences.  # [k, B]

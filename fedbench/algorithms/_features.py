@@ -44,7 +44,10 @@ def num_features(model: FlatModel) -> int:
 
 
 def features_and_logits(s: Step, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the features and the logits of rows [k, P], by one forward pass.  # [k, B, F], [k, B, C]"""
+    """Return the features and the logits of rows [k, P], by one forward pass in training mode.
+
+    # [k, B, F], [k, B, C]
+    """
     z = s.features(rows, batch)
     return z, s.model.head(rows, z)
 
@@ -55,11 +58,13 @@ def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
     return s.model.features(rows.expand(s.k, -1), batch.x)
 
 
-BANDWIDTHS = (10, 15, 20, 50)  # a of the kernels exp(-d^2 / 2a)
+BANDWIDTHS = (10, 15, 20, 50)  # values of a in the kernels exp(-d^2 / 2a), as in PFLlib
 
 
 def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-    """Return the squared maximum mean discrepancy between two sets of features, of a sum of Gaussian kernels.
+    """Return the squared maximum mean discrepancy between two sets of features.
+
+    The kernel is the sum of Gaussian kernels with the `BANDWIDTHS`.
 
     Args:
         z: Features of a batch.  # [k, B, F]
@@ -70,12 +75,12 @@ def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         The discrepancy of each client.  # [k]
     """
 
-    def mean(a: Tensor, b: Tensor) -> Tensor:  # [k]
+    def mean_kernel(a: Tensor, b: Tensor) -> Tensor:  # weighted mean over all pairs of samples  [k]
         d2 = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None] - 2 * a @ b.mT  # [k, B, B]
         kernels = torch.stack([(d2 / (-2 * bandwidth)).exp() for bandwidth in BANDWIDTHS]).sum(0)
         return torch.einsum("kbc,kb,kc->k", kernels, weight, weight)
 
-    return mean(z, z) + mean(other, other) - 2 * mean(z, other)
+    return mean_kernel(z, z) + mean_kernel(other, other) - 2 * mean_kernel(z, other)
 
 
 # -- statistics of the features of all training samples --------------------------------------------------
@@ -100,10 +105,10 @@ def features_of_samples(cohort: Cohort, rows: Tensor, split: str = "train") -> t
     Args:
         cohort: The clients.
         rows: One row for all clients [P], or one for each [K, P].
-        split: The split.
+        split: Name of the split, such as "train".
 
     Returns:
-        For each client the features [n_i, F] and the classes [n_i].
+        The features of each client [n_i, F], and the classes of each client [n_i].
     """
     federation = cohort.federation
     index = [torch.from_numpy(federation.splits[split][client]).to(cohort.device) for client in cohort.ids.tolist()]
@@ -111,18 +116,27 @@ def features_of_samples(cohort: Cohort, rows: Tensor, split: str = "train") -> t
 
 
 def class_statistics(features: list[Tensor], labels: list[Tensor], num_classes: int) -> ClassStatistics:
-    """Return the statistics of features [n_i, F] with classes [n_i] of each client."""
+    """Return the statistics of all clients' features.
+
+    Args:
+        features: Features of each client's samples.  # [n_i, F] each
+        labels: Their classes.  # [n_i] each
+        num_classes: Number C of classes.
+
+    Returns:
+        Counts and means by client and class.
+    """
     classes = torch.arange(num_classes, device=labels[0].device)
-    hot = [(y == classes[:, None]).to(z) for z, y in zip(features, labels)]  # [C, n_i] each
-    counts = torch.stack([h.sum(1) for h in hot])  # [K, C]
-    present = counts.clamp_min(1)
-    sums = torch.stack([h @ z for h, z in zip(hot, features)])  # [K, C, F]
-    squares = torch.stack([h @ z.square().sum(1) for h, z in zip(hot, features)])  # [K, C]
-    return ClassStatistics(counts, sums / present[..., None], squares / present)
+    one_hot = [(y == classes[:, None]).to(z) for z, y in zip(features, labels)]  # [C, n_i] each
+    counts = torch.stack([h.sum(1) for h in one_hot])  # [K, C]
+    divisor = counts.clamp_min(1)  # 1 for absent classes, whose sums are 0
+    sums = torch.stack([h @ z for h, z in zip(one_hot, features)])  # [K, C, F]
+    squares = torch.stack([h @ z.square().sum(1) for h, z in zip(one_hot, features)])  # [K, C]
+    return ClassStatistics(counts, sums / divisor[..., None], squares / divisor)
 
 
 def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: bool) -> tuple[Tensor, Tensor]:
-    """Return the server's mean of uploaded class means, and whether each class has one.
+    """Return the server's prototype of each class, the mean of uploaded class means, and which classes have one.
 
     Args:
         cohort: The clients.
@@ -131,7 +145,8 @@ def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: b
         by_samples: Whether clients are weighted by their samples of the class.  False: equally.
 
     Returns:
-        The prototypes [C, F], 0 for a class that no client has, and 0 or 1 for each class [C].
+        The prototypes [C, F], 0 for a class that no client has, and has_prototype [C], 1.0 if a client has the class,
+        else 0.0.
     """
     shares = counts.clamp_min(0) if by_samples else (counts > 0).float()  # [K, C]
     total = cohort.sum(shares)  # [C]

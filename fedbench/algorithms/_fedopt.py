@@ -37,5 +37,5 @@ class FedOpt(FedAvg):
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 2."""
         w = cohort.broadcast(w=self.w).w
-        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)  # the new w, by self.rule

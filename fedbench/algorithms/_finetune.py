@@ -31,17 +31,17 @@ class Wrapper(Algorithm):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name, hook in vars(Algorithm).items():
-            if callable(hook) and not name.startswith("_") and name not in vars(cls):
-                setattr(cls, name, _forwarded(hook))
+        for name, method in vars(Algorithm).items():
+            if callable(method) and not name.startswith("_") and name not in vars(cls):
+                setattr(cls, name, _forwarded(method))
 
 
-def _forwarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls inner's method of the same name."""
+def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `Wrapper` that calls inner's method of the same name with the same arguments."""
 
-    @functools.wraps(hook)
+    @functools.wraps(method)
     def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.inner, hook.__name__)(*args, **kwargs)
+        return getattr(self.inner, method.__name__)(*args, **kwargs)
 
     return call
 
@@ -53,7 +53,7 @@ class FineTuned(Wrapper):
         inner: The method.
         epochs: Epochs of fine-tuning.
         lr: Learning rate, or one per client; None uses optimizer.lr.
-        when: "end" fine-tunes after the last round only, other values at every evaluation.
+        when: Value of finetune.when: "end" fine-tunes after the last round only, any other value at every evaluation.
         part: Column group to train, or "all" trained columns.
     """
 
@@ -76,7 +76,11 @@ class FineTuned(Wrapper):
             require_group(self.part, "finetune.part", groups)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return the inner method's deployed models, fine-tuned."""
+        """Return the inner method's deployed models, fine-tuned; with when="end" and before the end, unchanged.
+
+        Returns:
+            What inner's `personalized` returns: rows, or a dict whose rows "theta" alone are fine-tuned.
+        """
         deployed = self.inner.personalized(cohort, final)
         if self.when == "end" and not final:
             return deployed
@@ -84,13 +88,13 @@ class FineTuned(Wrapper):
         start = select_rows(deployed if is_dict else {"theta": deployed}, cohort.positions)  # each [K, ...]
         theta, others = start["theta"], {name: value for name, value in start.items() if name != "theta"}
 
-        def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
+        def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # of inner's own logits  [k, B]
             rows = {"theta": theta, **vars(s.state)} if is_dict else theta
             return s.task_loss(self.inner.predict(s.model, rows, batch.x), batch)
 
         tuned = cohort.train(
             theta,
-            loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,
+            loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,  # None: the task's loss
             columns=None if self.part == "all" else cohort.model.columns[self.part],
             how=LocalTraining(
                 epochs=self.epochs, lr=cohort.value(self.lr), key="finetune", optimizer=cohort.engine.optimizer.fresh()

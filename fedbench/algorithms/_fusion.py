@@ -110,7 +110,12 @@ class Network:
 
     @functools.cached_property
     def incident(self) -> tuple[Tensor, Tensor, Tensor]:
-        """B' in compressed form: edges of each client in turn [2 M], their signs in B [2 M], first positions [N]."""
+        """B' in compressed form.
+
+        Returns:
+            The edges of client 0, then of client 1, and so on [2 M], their signs in B [2 M], and the position of each
+            client's first edge in both [N].
+        """
         clients = torch.cat([self.i, self.j])
         order = clients.argsort(stable=True)
         first = clients.bincount(minlength=self.N).cumsum(0).roll(1)
@@ -119,7 +124,7 @@ class Network:
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
-        """Return a generalized inverse of L.  # [N, N]"""
+        """A generalized inverse of L, by the eigenvectors of the positive eigenvalues.  # [N, N]"""
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
 
@@ -155,7 +160,7 @@ class Network:
 
 def _components(linked: Tensor) -> Tensor:
     """Return the number, from 0, of each client's connected component in the adjacency linked [N, N].  # [N]"""
-    reach = linked + torch.eye(len(linked)).to(linked)
+    reach = linked + torch.eye(len(linked)).to(linked)  # whether a path leads from i to j  [N, N]
     for _ in range(len(linked).bit_length()):  # the length of paths doubles each time
         reach = ((reach @ reach) > 0).to(linked)
     return torch.unique(reach.argmax(1), return_inverse=True)[1]  # a component is identified by its first member
@@ -198,7 +203,7 @@ def fuse(
         keep_dual: Whether to return the last dual U.
 
     Returns:
-        Z in V's type, the dual and the number of iterations.
+        Z in V's type, the dual or None, and the number of iterations.
     """
     if tau == 0 or len(network) == 0 or V.shape[1] == 0:
         return Fused(V, None, 0)
@@ -219,12 +224,23 @@ def fuse(
 def _admm(
     V: Tensor, network: Network, tau: float, norm: Norm, iterations: int, tolerance: float
 ) -> tuple[Tensor, Tensor, int]:
-    """Iterate eqs. (8) to (10) with fixed V.  Returns Z [N, d], U [M, d] and the number of iterations.
+    """Iterate eqs. (8) to (10) of the module docstring with fixed V.
 
     W = prox_{tau / r} (R) with R = B Z + U / r, so U / r = R - W.  Eqs. (8) to (10) with over-relaxed B Z become
     Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W).
+
+    Args:
+        V: The clients' vectors, centered in each component.  # [N, d]
+        network: The network.
+        tau: Weight of the penalty, > 0.
+        norm: Norm of the penalty.
+        iterations: Maximum number of iterations.
+        tolerance: Maximum of both residuals, relative to ||V||.
+
+    Returns:
+        Z [N, d], the dual U [M, d] and the number of iterations.
     """
-    small = tolerance * float(V.norm())
+    max_residual = tolerance * float(V.norm())
     Z, r, count = V, network.r, 0  # [N, d]
     W = R = network.differences(Z)  # [M, d]
     inverse = network.inverse(r).to(V)  # [N, N]
@@ -238,7 +254,7 @@ def _admm(
         if count % EVERY == 0:
             primal, dual = (gap + before - W).norm(), r * network.sums(W - before).norm()
             primal, dual = torch.stack([primal, dual]).tolist()
-            if max(primal, dual) <= small:
+            if max(primal, dual) <= max_residual:
                 break
             if max(primal, dual) > UNEVEN * min(primal, dual):
                 factor = BALANCE if primal > dual else 1 / BALANCE

@@ -18,5 +18,6 @@ def require_linear_head(model: FlatModel) -> None:
     is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
     require(
         isinstance(head, nn.Linear) or is_pixelwise,
-        "the method needs a model whose module named head is a linear layer or a 1x1 convolution",
+        "the method computes outputs of the head itself: it needs a model whose module named head is a linear layer or "
+        f"a 1x1 convolution, and this model's head is {'missing' if head is None else type(head).__name__}",
     )

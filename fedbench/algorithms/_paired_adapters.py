@@ -1,6 +1,7 @@
 """Columns of paired bottlenecks (adapter.twin=true).
 
-An adapted layer adds the mean of both outputs.  If the two are equal, this is the output of one.
+An adapted layer then has two bottlenecks, and adds the mean of their outputs.  If both bottlenecks are equal, the mean
+equals the output of a single one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from fedbench.nn.flat import FlatModel
 
 
 def columns_of_pairs(model: FlatModel) -> tuple[Columns, Columns]:
-    """Return the columns of all first and of all second bottlenecks, in the same order.
+    """Return the columns of all first and of all second bottlenecks of a model.
 
-    Both are empty if the model has no paired bottlenecks.
+    Returns:
+        Two groups of columns in the same order, so values can be copied from one to the other.  Both are empty if the
+        model has no paired bottlenecks.
     """
     names = [name for name in model.spans if ".twin." in name]
     first = [model.spans[name.replace(".twin.", ".adapter.")] for name in names]

@@ -90,15 +90,24 @@ def nearest(of: Tensor, among: Tensor, k: int, metric: Metric, themselves: bool 
 
 
 def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
-    """Return the adjacency of clients of which one is among the k nearest of the other.  # [N, N] bool"""
+    """Link two clients if one of them is among the k nearest clients of the other.
+
+    Args:
+        sketches: Sketches of all clients.  # [N, q]
+        k: Number of nearest clients.
+        metric: Distance of sketches, "l1" or "l2".
+
+    Returns:
+        The adjacency.  # [N, N] bool
+    """
     neighbours = nearest(sketches, sketches, k, metric, themselves=True)  # [N, k]
     n = len(sketches)
-    lists = torch.zeros(n, n, dtype=torch.bool, device=sketches.device).scatter_(1, neighbours, True)
+    lists = torch.zeros(n, n, dtype=torch.bool, device=sketches.device).scatter_(1, neighbours, True)  # i lists j
     return lists | lists.T
 
 
 def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:
-    """Return the symmetric adjacency of the listed pairs of clients.  # [N, N] bool"""
+    """Return the symmetric adjacency of n clients that are linked as the pairs of `edges` list.  # [n, n] bool"""
     adjacency = torch.zeros(n, n, dtype=torch.bool)
     for i, j in edges:
         adjacency[i, j] = adjacency[j, i] = True
@@ -107,14 +116,17 @@ def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:
 
 # -- spread of the personal parameters -----------------------------------------------------------------------
 def sdwd(z: Tensor) -> Tensor:
-    """Return the standard deviation of weights' difference of z [N, d]: per coordinate, over the clients.  # [d]"""
+    """Return pFedNet's "standard deviation of weights' difference" (SDWD) of z [N, d].
+
+    It is the standard deviation of each coordinate over the clients.  # [d]
+    """
     return z.std(0, correction=0)
 
 
 def sdwd_pairwise(z: Tensor, adjacency: Tensor) -> Tensor:
-    """Return the root mean square of z_i - z_j over the edges, per coordinate; 0 without edges.
+    """Return the root mean square of z_i - z_j over the edges (i, j), for each coordinate; 0 without edges.
 
-    It is the standard deviation of the differences, each of which counts with both signs.
+    It is the standard deviation of the differences if each one counts twice, as z_i - z_j and as z_j - z_i.
 
     Args:
         z: Personal parameters.  # [N, d]

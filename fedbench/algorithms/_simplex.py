@@ -4,7 +4,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
-RIDGE = 1e-12  # of the mean of the diagonal, so that a singular Q has one minimizer
+RIDGE = 1e-12  # added to the diagonal, relative to its mean, so that a singular Q has one minimizer
 
 
 def minimize_on_simplex(Q: np.ndarray) -> np.ndarray:
@@ -20,7 +20,7 @@ def minimize_on_simplex(Q: np.ndarray) -> np.ndarray:
         The weights.  # [K] float64
     """
     scale = np.trace(Q) / len(Q)
-    if scale <= 0:
+    if scale <= 0:  # Q is 0, and all weights are equally good
         return np.full(len(Q), 1 / len(Q))
     factor = np.linalg.cholesky(Q / scale + RIDGE * np.eye(len(Q)))  # [K, K], lower
     x, _ = nnls(factor.T, solve_triangular(factor, np.ones(len(Q)), lower=True), maxiter=100 * len(Q))

@@ -43,14 +43,14 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
     """
     x = sim.movedim(1, 0).flatten(1, -2) / eps  # [J, n, M]
     plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: the problems in x
-    a, b = 1 / x.shape[2], mass / x.shape[0]
+    a, b = 1 / x.shape[2], mass / x.shape[0]  # largest sum of a row of T, and sum of each column
     g = math.log(b) - x.logsumexp(-1, keepdim=True)  # [J, n, 1]
     for start in range(0, max_iter, CHECK):
         f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(0)  # log u  [n, M]
         g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)  # log v  [J, n, 1]
         T = b * (x + f).softmax(-1)  # exp(f + x + g)  [J, n, M]
-        T, dv, last = _scaled(T, a, b, min(CHECK, max_iter - start) - 1)
-        settled = last.log().abs() < thresh
+        T, dv, last_factor = _scaled(T, a, b, min(CHECK, max_iter - start) - 1)
+        settled = last_factor.log().abs() < thresh  # [J, n, 1]
         done = settled.all(0)[:, 0] | (start + CHECK >= max_iter)  # [n]
         plans[:, unsolved[done]] = T[:, done]
         if done.all():

@@ -55,8 +55,8 @@ class APFL(Algorithm):
             a=self.a[cohort.ids],
         )
         self.v[cohort.ids], self.a[cohort.ids] = out.v, out.a
-        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]
-        self.w = cohort.mean(up.w, updates="w")
+        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent
+        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step of Algorithm 1."""

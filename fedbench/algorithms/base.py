@@ -98,7 +98,8 @@ class Algorithm:
         self.check_settings(federation.num_clients, model.columns, optimizer)
         require(
             not self.exclusive_columns or "adapter" not in model.columns,
-            f"algorithm={self._name} trains only the model's {' and '.join(self.requires)}, so it needs adapter=none",
+            f"algorithm={self._name} trains only the model's {' and '.join(self.requires)}, and an adapter would add "
+            "other trained parameters: set adapter=none",
         )
         require(
             not self.has_base or bool((model.without("head") & model.trained).size),
@@ -108,7 +109,7 @@ class Algorithm:
 
     @property
     def _name(self) -> str:
-        """Return the name after algorithm= (x for fedbench/algorithms/x.py), or the class of a user's method."""
+        """Return x for a method of fedbench/algorithms/x.py, as in algorithm=x; of a user's method, its class name."""
         module = type(self).__module__
         return module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
 
@@ -154,7 +155,7 @@ class Algorithm:
 
         Args:
             cohort: Clients to evaluate.  They need not have been sampled in the last round.
-            final: Whether the last round is over.
+            final: Whether the last round is over.  Methods that fine-tune after training do so only then.
 
         Returns:
             Rows [K, P], or one row [P] for all clients.  A method with its own `predict` may return a dict of tensors
@@ -180,9 +181,10 @@ class Algorithm:
         return None
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the initial model of new clients.
+        """Return the one initial model that all new clients get.
 
-        It is the server's model.  Without one, all clients upload their deployed models, and it is their weighted mean.
+        If the method has a server model (`global_row`), this is the initial model.  If not, all training clients upload
+        their deployed models, and the mean of these, by client weights, is the initial model.
 
         Args:
             cohorts: All training clients, split into cohorts.
@@ -194,15 +196,18 @@ class Algorithm:
         if row is not None:
             return row
         total = sum(float(c.client_weights.sum()) for c in cohorts)
-        parts = []
+        weighted_sums = []  # of each cohort's models, [P] each
         for c in cohorts:
-            up = c.upload(newcomer=self._rows(c), previous={"newcomer": c.model.init_row()})
-            share = torch.from_numpy(c.client_weights).float().to(c.device) / total
-            parts.append(c.mean(up.newcomer, weights=share))
-        return torch.stack(parts).sum(0)
+            # previous: the difference from the initial model is sent, because the server has no other version
+            up = c.upload(newcomer=self._deployed_rows(c), previous={"newcomer": c.model.init_row()})
+            weights = torch.from_numpy(c.client_weights).float().to(c.device) / total  # sum to 1 over all cohorts
+            weighted_sums.append(c.mean(up.newcomer, weights=weights))
+        return torch.stack(weighted_sums).sum(0)
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the initial model of each new client.  The default is `initial_row_for_new_clients` for all.
+        """Return the initial model of each new client.
+
+        By default all get that of `initial_row_for_new_clients`.
 
         Args:
             new_clients: M clients that took no part in training.  Whatever the server learns of them they must upload.
@@ -213,22 +218,22 @@ class Algorithm:
         """
         return self.initial_row_for_new_clients(cohorts)
 
-    def _rows(self, cohort: Cohort) -> Tensor:
-        """Return the rows of the deployed models.  # [K, P]"""
-        deployed = self.personalized(cohort, True)
+    def _deployed_rows(self, cohort: Cohort) -> Tensor:
+        """Return the deployed models as after the last round: the rows, or the entry "theta" of a dict.  # [K, P]"""
+        deployed = self.personalized(cohort, final=True)
         rows = deployed["theta"] if isinstance(deployed, dict) else deployed
         return rows.expand(len(cohort), -1)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return small tensors to record over the rounds, by name.
+        """Return small tensors by name, which the run records over the rounds (matrices.npz).
 
         Returns:
-            Tensors of constant shape with at most N x N entries, such as the weights between clients.
+            Tensors whose shapes do not change, with at most N x N entries, such as the weights between clients.
         """
         return {}
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return measurements of each client for figures, taken after the last round, by name.  # [K, ...] each"""
+        """Return the cohort's measurements for figures by name.  It is called after the last round.  # [K, ...] each"""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -238,5 +243,5 @@ class Algorithm:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the tensors of `state_dict`, each on the device of the current one."""
         for name, value in state.items():
-            now = getattr(self, name, None)
-            setattr(self, name, value.to(now.device) if isinstance(now, Tensor) else value)
+            current = getattr(self, name, None)
+            setattr(self, name, value.to(current.device) if isinstance(current, Tensor) else value)

@@ -43,8 +43,8 @@ class Ditto(FedAvg):
             extra_grad=pull,
             how=LocalTraining(epochs=self.personal_epochs, buffers="v", throughput_weight=0, uploaded=False),
         ).theta  # throughput_weight=0: throughput counts each sample once
-        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
         self.v[cohort.ids] = v  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -78,8 +78,8 @@ class FedALA(Algorithm):
         else:
             out = cohort.train(self.start(cohort))
         self.theta[cohort.ids] = out.theta
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def start(self, cohort: Cohort) -> Tensor:
         """Send w, learn A_i, and return the rows from which the clients train.  # [K, P]"""

@@ -89,7 +89,7 @@ class FedAS(Algorithm):
             uncompressed=["t"],
         )
         t = up.t.clamp_min(1e-12)  # noise may make it negative  [K]
-        self.w = cohort.mean(up.theta, weights=t / t.sum(), updates="w")
+        self.w = cohort.mean(up.theta, weights=t / t.sum(), updates="w")  # the new w, by the run's server rule
         self.theta[cohort.ids] = theta
 
     def aligned(self, cohort: Cohort, w: Tensor, theta: Tensor) -> Tensor:

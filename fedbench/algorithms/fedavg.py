@@ -36,8 +36,8 @@ class FedAvg(Algorithm):
         """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
         if self.theta is not None:
             self.theta[cohort.ids] = out.theta
 

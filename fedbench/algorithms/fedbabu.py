@@ -53,8 +53,8 @@ class FedBABU(Algorithm):
         """Run one round of Algorithm 1: train and average the base u."""
         u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
-        up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
-        self.w = self.base.put(self.w, cohort.mean(up.u, updates="u"))
+        up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
+        self.w = self.base.put(self.w, cohort.mean(up.u, updates="u"))  # the new u, by the run's server rule
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return [u, h] for every client; after the last round, fine-tuned by the client."""

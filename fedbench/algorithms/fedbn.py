@@ -50,8 +50,8 @@ class FedBN(Algorithm):
         """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(self.with_norms(cohort, w), how=LocalTraining(uploaded=self.shared))  # [K, P]
-        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # [K, |w|]
-        self.w = cohort.mean(up.w, updates="w")
+        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # [K, |w|]; the change of w is sent
+        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
         self.b[cohort.ids] = self.personal.take(out.theta)
 
     def with_norms(self, cohort: Cohort, w: Tensor) -> Tensor:

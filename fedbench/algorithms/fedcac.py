@@ -52,29 +52,38 @@ class FedCAC(Algorithm):
         """Run one round of Algorithm 1."""
         b = self.start(cohort)  # [K, P]
         out = cohort.train(cohort.download(b=b).b)
-        theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]
+        theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent
         m = self.critical((theta - b) * theta)  # [K, P]
         self.w = cohort.mean(theta)
-        self.c[cohort.ids] = cohort.mean(theta, "uniform", groups=self.similar(m, cohort.round + 1))
+        self.c[cohort.ids] = cohort.mean(theta, weights="uniform", groups=self.similar(m, cohort.round + 1))
         self.m[cohort.ids] = m
 
     def start(self, cohort: Cohort) -> Tensor:
-        """Return b_i.  # [K, P]"""
+        """Return b_i: the mean over similar clients in critical parameters, w elsewhere.  # [K, P]"""
         return torch.where(self.m[cohort.ids], self.c[cohort.ids], self.w)
 
     def critical(self, sensitivity: Tensor) -> Tensor:
-        """Return which parameters are critical, of sensitivities with any sign [K, P].  # [K, P] bool"""
+        """Return which parameters are critical, by the magnitudes of the sensitivities [K, P].  # [K, P] bool"""
         m = torch.zeros_like(sensitivity, dtype=torch.bool)
-        for a, b in self.spans:
+        for a, b in self.spans:  # columns of each parameter tensor
             s = sensitivity[:, a:b].abs()
             if count := int(self.tau * (b - a)):
                 smallest = s.topk(count, sorted=False).values.amin(1, keepdim=True)  # [K, 1]
                 above = torch.where(s > TINIEST, s, torch.inf).amin(1, keepdim=True)
+                # a threshold of 0 would select all parameters, those without any sensitivity, too
                 m[:, a:b] = s >= torch.where(smallest <= TINY, above, smallest)
         return m
 
     def similar(self, m: Tensor, t: int) -> Tensor:
-        """Return whether client j enters c_i in round t, by the critical parameters m [K, P].  # [K, K] bool"""
+        """Return whether client j enters the mean c_i in round t (1 is the first).
+
+        Args:
+            m: Which parameters are critical.  # [K, P] bool
+            t: Number of the round.
+
+        Returns:
+            True for j = i, and for each j whose overlap with i reaches the threshold.  # [K, K] bool
+        """
         m = m.float()
         size = m.sum(1)  # [K]
         differing = size[:, None] + size - 2 * products(m, m)  # |m_i - m_j|_1
@@ -87,7 +96,7 @@ class FedCAC(Algorithm):
         return (overlap >= threshold) & (t <= self.beta) | itself
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return b_i."""
+        """Return b_i with the newest w.  # [K, P]"""
         return cohort.download(b=self.start(cohort)).b
 
     def global_row(self) -> Tensor:

@@ -61,7 +61,8 @@ class FedCP(Algorithm):
         super().check(federation, model, optimizer)
         require(
             isinstance(getattr(model.module, "head", None), nn.Linear),
-            "algorithm=fedcp selects features of a sample: it needs a model whose module named head is a linear layer",
+            "algorithm=fedcp splits each sample's features between two heads: it needs a model whose module named head "
+            "is a linear layer",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
@@ -82,13 +83,13 @@ class FedCP(Algorithm):
         h = self.head.take(theta)
         up = cohort.upload(
             w=self.shared.take(theta), g=(h + self.head_g.take(theta)) / 2, relative_to={"w": "w", "g": "g"}
-        )
+        )  # the changes of w and g are sent; the run's server rule computes the new ones from them
         self.w, self.g = cohort.mean(up.w, updates="w"), cohort.mean(up.g, updates="g")
         self.h[cohort.ids] = h
 
     def train(self, cohort: Cohort, start: Tensor) -> Tensor:
         """Train base, personal head and policy from rows [K, P].  # [K, P]"""
-        received = start[0]  # its base is that of all clients
+        received = start[0]  # any client's row, because only its base is read, which is the same for all  [P]
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
             z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
@@ -110,17 +111,28 @@ class FedCP(Algorithm):
         return -(-u.log()).log()
 
     def logits(self, model: FlatModel, rows: Tensor, z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:
-        """Return h_i(z s) + g(z (1 - s)) for features z [k, B, F] and contexts v [k, F].  # [k, B, C]"""
+        """Return h_i(z s) + g(z (1 - s)).
+
+        Args:
+            model: The model.
+            rows: Rows [u, h_i, g, r] of the clients.  # [k, P]
+            z: Features.  # [k, B, F]
+            v: Contexts v_i / |v_i|.  # [k, F]
+            noise: Gumbel noise [k, B, 2, F], or 0.0.
+
+        Returns:
+            Logits.  # [k, B, C]
+        """
         s = split(model.named(rows), z, v, noise)  # [k, B, 2, F]
         return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], "head_g")
 
     def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
-        """Return the shared columns joined with the global and each client's head.  # [K, P]"""
+        """Return the shared columns w [|w|] joined with the global head g [|head|] and each client's head.  # [K, P]"""
         rows = w.new_empty(len(cohort), cohort.model.size)
         return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return [u, h_i, g, r]."""
+        """Return the rows [u, h_i, g, r].  # [K, P]"""
         server = cohort.broadcast(w=self.w, g=self.g)
         return self.rows_of(cohort, server.w, server.g)
 
@@ -130,17 +142,27 @@ class FedCP(Algorithm):
 
 
 def policy(size: int) -> nn.Module:
-    """Return the policy network."""
+    """Return the policy network r for features of `size` numbers, with two outputs for each feature."""
     return nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU())
 
 
 def context(model: FlatModel, rows: Tensor) -> Tensor:
-    """Return v_i of rows [k, P], of unit length.  # [k, F]"""
+    """Return v_i / |v_i|, the normalized sum over classes of the weights of h_i, of rows [k, P].  # [k, F]"""
     return F.normalize(model.named(rows)["head.weight"].sum(1), dim=1)
 
 
 def split(named: dict[str, Tensor], z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:
-    """Return the shares of features z [k, B, F] that the personal and the global head read.  # [k, B, 2, F]"""
+    """Return s and 1 - s, the shares of each feature that the personal and the global head read.
+
+    Args:
+        named: The clients' parameters by name, including those of the policy.  # [k, ...] each
+        z: Features.  # [k, B, F]
+        v: Contexts v_i / |v_i|.  # [k, F]
+        noise: Gumbel noise [k, B, 2, F], or 0.0.
+
+    Returns:
+        The shares, of sum 1 over the third dimension.  # [k, B, 2, F]
+    """
     hidden = (z * v[:, None]) @ named["policy.0.weight"].mT + named["policy.0.bias"][:, None]  # [k, B, 2 F]
     hidden = F.layer_norm(hidden, hidden.shape[2:])
     hidden = torch.relu(hidden * named["policy.1.weight"][:, None] + named["policy.1.bias"][:, None])

@@ -78,8 +78,8 @@ class FedDAT(Algorithm):
         out = cohort.train(start, step=lambda s, batch: self.step(s, batch, A1), how=how, A0=A0)
         self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)
         self.head[cohort.ids] = self.rest.take(out.theta)
-        up = cohort.upload(A1=self.first.take(out.theta), relative_to={"A1": "A1"})
-        self.A1 = cohort.mean(up.A1, updates="A1")
+        up = cohort.upload(A1=self.first.take(out.theta), relative_to={"A1": "A1"})  # the change of A1 is sent
+        self.A1 = cohort.mean(up.A1, updates="A1")  # the new A1, by the run's server rule
 
     def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
         """Join the clients' heads with first and second bottlenecks, [A] or [K, A].  # [K, P]"""

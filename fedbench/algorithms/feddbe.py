@@ -45,7 +45,7 @@ class FedDBE(Algorithm):
     State:
         w: Server model, [P]; its columns "shift" are zero.
         c: Shifts, [N, F].
-        g: Global mean of features, [F].  has_g: Whether the clients have uploaded their means.
+        g: Global mean of features, [F].  has_g: Whether the clients have uploaded their means, [] bool.
     """
 
     requires = ("head",)
@@ -79,8 +79,8 @@ class FedDBE(Algorithm):
         r, how = self.g.new_zeros(len(cohort), len(self.g)), LocalTraining(uploaded=self.shared)
         out = cohort.train(start, loss=self.loss, how=how, r=r, g=self.g.expand_as(r))
         self.c[cohort.ids] = self.shift.take(out.theta)
-        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})
-        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))
+        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # the change of w is sent
+        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))  # the new w, by the run's server rule
 
     def global_mean(self, everybody: Cohort) -> Tensor:
         """Let all clients train once, upload the running means of their features, and download the mean.  # [F]"""
@@ -88,23 +88,30 @@ class FedDBE(Algorithm):
         once = LocalTraining(key="means", optimizer=everybody.engine.optimizer.fresh(), uploaded=False)
         r = self.g.new_zeros(len(everybody), len(self.g))  # [N, F]
         out = everybody.train(start, loss=self.plain_loss, columns=self.shared, how=once, r=r)
-        up = everybody.upload(r=out.r, previous={"r": None})
+        up = everybody.upload(r=out.r, previous={"r": None})  # None: r is sent as it is
         return everybody.broadcast(g=everybody.mean(up.r)).g
 
     def plain_loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss, and move r.  # [k, B]"""
+        """Return the task's loss without shifts, and update the running mean r with this batch.  # [k, B]"""
         z = s.features(rows, batch)  # [k, B, F]
         self.move_mean(s, z, batch)
         return s.task_loss(s.model.head(rows, z), batch)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of shifted features with the distance of r to g, and move r.  # [k, B]"""
+        """Return the loss of the shifted features plus the weighted distance of r to g.  # [k, B]
+
+        It updates the running mean r with this batch.
+        """
         z = s.features(rows, batch)  # [k, B, F]
         distance = (self.move_mean(s, z, batch) - s.state.g).square().mean(1, keepdim=True) / 2  # [k, 1]
         return s.task_loss(self.shifted_logits(s.model, rows, z), batch) + s.value(self.kappa) * distance
 
     def move_mean(self, s: Step, z: Tensor, batch: Batch) -> Tensor:
-        """Return the new running mean, differentiable in this batch's share, and store it.  # [k, F]"""
+        """Update the running mean r with features z [k, B, F, ...].
+
+        Returns:
+            The new r, whose gradient passes through this batch only.  # [k, F]
+        """
         mean = torch.einsum("kbf...,kb->kf", z, batch.weight)  # [k, F], a sum over pixels
         r = (1 - self.m) * s.state.r + self.m * mean / math.prod(z.shape[3:])
         s.state.r.copy_(r.detach())
@@ -116,11 +123,11 @@ class FedDBE(Algorithm):
         return model.head(rows, z + c.view(len(c), 1, -1, *[1] * (z.dim() - 3)))
 
     def with_shifts(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Return the shared columns joined with each client's shift.  # [K, P]"""
+        """Return the shared columns w [|w|] joined with each client's shift.  # [K, P]"""
         return self.shift.put(self.shared.put(self.w, w), self.c[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return [w, c_i]."""
+        """Return the rows [w, c_i].  # [K, P]"""
         return self.with_shifts(cohort, cohort.broadcast(w=self.shared.take(self.w)).w)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

@@ -47,9 +47,9 @@ class FedExP(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
-        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
         self.previous = self.w
-        self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)
+        self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)  # the new w, by self.rule
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed model for every client."""

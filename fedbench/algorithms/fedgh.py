@@ -50,7 +50,8 @@ class FedGH(Algorithm):
         super().check_settings(num_clients, groups, optimizer)
         require(
             self.head_lr is not None or not isinstance(optimizer.lr, list),
-            "algorithm.head_lr must be a number if optimizer.lr lists one value per client",
+            "algorithm.head_lr=null uses the clients' learning rate for the server's head, but optimizer.lr lists one "
+            "value per client: set algorithm.head_lr to a number",
         )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
@@ -72,16 +73,20 @@ class FedGH(Algorithm):
         start = self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)  # [K, P]
         theta = cohort.train(start, how=LocalTraining(uploaded=False)).theta
         self.theta[cohort.ids] = theta
-        of = self.statistics(cohort, theta)
-        has = (of.counts > 0).float()  # [K, C]
-        up = cohort.upload(means=of.means, has=has, previous={"means": None, "has": None}, uncompressed=["has"])
-        has_mean = up.has > 0.5  # [K, C]
+        statistics = self.statistics(cohort, theta)
+        up = cohort.upload(
+            means=statistics.means,
+            has=(statistics.counts > 0).float(),  # whether client i has samples of class c  [K, C]
+            previous={"means": None, "has": None},  # None: sent as they are, because the server has no version
+            uncompressed=["has"],
+        )
+        has_prototype = up.has > 0.5  # privacy noise may change the received 0 and 1  [K, C] bool
         classes = torch.arange(self.num_classes, device=cohort.device).expand(len(cohort), -1)
-        order = self.order(cohort)[has_mean].argsort()
-        self.h = self.train_head(cohort, up.means[has_mean][order], classes[has_mean][order])
+        order = self.order(cohort)[has_prototype].argsort()
+        self.h = self.train_head(cohort, up.means[has_prototype][order], classes[has_prototype][order])
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return the statistics of the features of all training samples."""
+        """Return the statistics of the features of all training samples under the rows theta [K, P]."""
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def train_head(self, cohort: Cohort, means: Tensor, classes: Tensor) -> Tensor:
@@ -93,7 +98,7 @@ class FedGH(Algorithm):
             classes: Their classes.  # [m]
 
         Returns:
-            The head.  # [|h|]
+            The trained head.  # [|h|]
         """
         row, lr = cohort.model.init_row(), cohort.rate() if self.head_lr is None else self.head_lr
         h, size = self.h, cohort.engine.batch_size
@@ -110,5 +115,5 @@ class FedGH(Algorithm):
         return cohort.random("class means").uniform(self.num_classes)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return each client's base with the newest head."""
+        """Return each client's base with the newest head.  # [K, P]"""
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

@@ -83,7 +83,7 @@ class FedKD(Algorithm):
         T = self.T_start + (self.T_end - self.T_start) * cohort.round / max(cohort.rounds - 1, 1)
         low_rank, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
         up = cohort.upload(g=low_rank, relative_to={"g": "g"}, num_values={"g": numbers})
-        self.w = cohort.mean(up.g, weights="uniform", updates="g")
+        self.w = cohort.mean(up.g, weights="uniform", updates="g")  # the new g, by the run's server rule
         (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
 
     def step(self, s: Step, batch: Batch) -> None:

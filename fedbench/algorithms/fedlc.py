@@ -57,8 +57,8 @@ class FedLC(FedAvg):
         n = torch.from_numpy(self.n[cohort.ids]).to(w)  # [K, C]
         shift = cohort.value(self.tau) * n.clamp_min(1).pow(-0.25)  # [K, C]
         out = cohort.train(w, loss=self.loss, shift=shift, present=n > 0)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
         """Return the loss of the calibrated logits over the client's classes.  # [k, B]"""

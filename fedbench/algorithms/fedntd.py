@@ -55,8 +55,8 @@ class FedNTD(FedAvg):
             return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl
 
         out = cohort.train(w, loss=loss if self.beta else None)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def not_true(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return log q(l): the log softmax of l / tau over the client's classes but the true one.  # [k, B, C]"""

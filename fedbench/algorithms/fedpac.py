@@ -52,7 +52,7 @@ from fedbench.algorithms.base import (
 from fedbench.core.options import Count, NonNegative, Positive
 from fedbench.engine.per_client import PerClient, per_client
 
-SMALLEST_WEIGHT = 1e-3
+SMALLEST_WEIGHT = 1e-3  # smaller weights of heads become 0, as in the released code
 
 
 class FedPAC(Algorithm):
@@ -67,7 +67,7 @@ class FedPAC(Algorithm):
     State:
         u: Averaged base, [|base|].
         h: Mixed heads, [N, |head|].
-        G: Prototypes, [C, F].  has: Whether each class has one, [C].
+        G: Prototypes, [C, F].  has_prototype: Whether each class has one, 0 or 1, [C].
     """
 
     requires = ("head",)
@@ -98,14 +98,14 @@ class FedPAC(Algorithm):
         self.h = rows("h", default=self.head.take(w))  # lazy [N, |head|]
         self.num_classes = federation.num_classes
         self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
-        self.has = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
+        self.has_prototype = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 1."""
-        server = cohort.broadcast(u=self.u, G=self.G, has=self.has, uncompressed=["has"])
+        server = cohort.broadcast(u=self.u, G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
         theta = self.with_heads(cohort, server.u)  # [K, P]
         before = self.statistics(cohort, theta)
-        theta = self.train(cohort, theta, server.G, server.has)
+        theta = self.train(cohort, theta, server.G, server.has_prototype)
         after = self.statistics(cohort, theta, trained=True)
         V, H = self.variance_and_means(cohort, before)  # [K], [K, C, F]
         up = cohort.upload(
@@ -115,12 +115,12 @@ class FedPAC(Algorithm):
             H=H,
             means=after.means,
             counts=after.counts,
-            relative_to={"u": "u", "h": "h"},
-            previous={"V": None, "H": None, "means": None, "counts": None},
+            relative_to={"u": "u", "h": "h"},  # the changes of the received u and h are sent
+            previous={"V": None, "H": None, "means": None, "counts": None},  # None: sent as they are
             uncompressed=["V", "counts"],
         )
-        self.u = cohort.mean(up.u, updates="u")
-        self.G, self.has = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
+        self.u = cohort.mean(up.u, updates="u")  # the new u, by the run's server rule
+        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
         a = self.head_weights(up.V, up.H)  # [K, K]
         self.h[cohort.ids] = a @ up.h
 
@@ -129,12 +129,22 @@ class FedPAC(Algorithm):
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), cohort.download(h=self.h[cohort.ids]).h)
 
-    def train(self, cohort: Cohort, theta: Tensor, G: Tensor, has: Tensor) -> Tensor:
-        """Train the heads, and then the bases.  # [K, P]"""
+    def train(self, cohort: Cohort, theta: Tensor, G: Tensor, has_prototype: Tensor) -> Tensor:
+        """Train the heads, and then the bases.
+
+        Args:
+            cohort: The clients.
+            theta: Rows from which they start.  # [K, P]
+            G: The received prototypes.  # [C, F]
+            has_prototype: Whether each class has one, 0 or 1.  # [C]
+
+        Returns:
+            The trained rows.  # [K, P]
+        """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
             z, logits = features_and_logits(s, rows, batch)  # [k, B, F], [k, B, C]
-            distance = (z - G[batch.y]).square().mean(2) * has[batch.y]  # [k, B]
+            distance = (z - G[batch.y]).square().mean(2) * has_prototype[batch.y]  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
         first = LocalTraining(epochs=self.head_epochs, lr=self.head_lr, key="head", buffers="head", uploaded=self.head)
@@ -142,19 +152,23 @@ class FedPAC(Algorithm):
         return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta
 
     def statistics(self, cohort: Cohort, theta: Tensor, trained: bool = False) -> ClassStatistics:
-        """Return the statistics of the features of all training samples, before or after training."""
+        """Return the statistics of the features of all training samples under the rows theta [K, P].
+
+        trained: whether theta is trained.  It has no effect here; subclasses may use other samples after training.
+        """
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
-    def variance_and_means(self, cohort: Cohort, of: ClassStatistics) -> tuple[Tensor, Tensor]:
-        """Return V_i and H_i.  # [K], [K, C, F]"""
-        pi = of.counts / of.counts.sum(1, keepdim=True).clamp_min(1)  # [K, C]
-        variance = (pi * of.squares - pi.square() * of.means.square().sum(2)).sum(1)  # [K]
-        return variance / cohort.num_samples.clamp_min(1), pi[..., None] * of.means
+    def variance_and_means(self, cohort: Cohort, statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
+        """Return V_i and H_i (module docstring) of the statistics before training.  # [K], [K, C, F]"""
+        pi = statistics.counts / statistics.counts.sum(1, keepdim=True).clamp_min(1)  # label shares  [K, C]
+        variance = (pi * statistics.squares - pi.square() * statistics.means.square().sum(2)).sum(1)  # [K]
+        return variance / cohort.num_samples.clamp_min(1), pi[..., None] * statistics.means
 
     def head_weights(self, V: Tensor, H: Tensor) -> Tensor:
-        """Return the weights a_ij of head j in the head of client i.  # [K, K]"""
-        h, v = H.flatten(1).double().cpu().numpy(), V.double().clamp_min(0).cpu().numpy()
-        a = np.stack([minimize_on_simplex((of_i - h) @ (of_i - h).T + np.diag(v)) for of_i in h])
+        """Return the weights a_ij of head j in the head of client i, by V [K] and H [K, C, F].  # [K, K]"""
+        v = V.double().clamp_min(0).cpu().numpy()  # privacy noise may make V negative  [K]
+        H_flat = H.flatten(1).double().cpu().numpy()  # [K, C F]
+        a = np.stack([minimize_on_simplex((H_i - H_flat) @ (H_i - H_flat).T + np.diag(v)) for H_i in H_flat])
         a[a < SMALLEST_WEIGHT] = 0
         return torch.from_numpy(self.normalized(a)).to(H)
 
@@ -163,5 +177,5 @@ class FedPAC(Algorithm):
         return a / a.sum(1, keepdims=True)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the averaged base with each client's mixed head."""
+        """Return the averaged base with each client's mixed head.  # [K, P]"""
         return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

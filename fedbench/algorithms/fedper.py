@@ -32,8 +32,8 @@ class FedPer(Algorithm):
         """Run one round of Algorithms 1 and 2."""
         u = cohort.broadcast(u=self.u).u
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
-        up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
-        self.u = cohort.mean(up.u, updates="u")
+        up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
+        self.u = cohort.mean(up.u, updates="u")  # the new u, by the run's server rule
         self.v[cohort.ids] = self.head.take(out.theta)
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:

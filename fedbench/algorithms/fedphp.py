@@ -56,8 +56,8 @@ class FedPHP(FedAvg):
         out = cohort.train(w, loss=self.loss, theta_p=theta_p) if self.lam else cohort.train(w)
         m = cohort.value(self.mu) * (cohort.round / max(cohort.rounds - 1, 1))
         self.theta_p[cohort.ids] = (1 - m) * out.theta + m * theta_p
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
         """Return (1 - lam) CE + lam MMD(z, z_p); every sample counts the MMD of its batch.  # [k, B]"""

@@ -13,6 +13,7 @@ An upload shows which classes a client has.
 Reduces to: Local with lam = 0, but for the prediction.
 """
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -51,7 +52,7 @@ class FedProto(Algorithm):
 
     State:
         theta: Client models, [N, P].
-        G: Prototypes, [C, F].  has: Whether each class has one, [C].
+        G: Prototypes, [C, F].  has_prototype: Whether each class has one, 0 or 1, [C].
     """
 
     requires = ("head",)
@@ -76,11 +77,11 @@ class FedProto(Algorithm):
         self.theta = rows("theta", default=model.init_row())  # lazy [N, P]
         self.num_classes = federation.num_classes
         self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
-        self.has = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
+        self.has_prototype = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 1."""
-        server = cohort.broadcast(G=self.G, has=self.has, uncompressed=["has"])
+        server = self.send_prototypes(cohort)
         sums = self.G.new_zeros(len(cohort), *self.G.shape)  # [K, C, F]
         counts = sums.new_zeros(len(cohort), self.num_classes)  # [K, C]
 
@@ -89,7 +90,7 @@ class FedProto(Algorithm):
             one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding
             s.state.sums.add_(one_hot.mT @ z.detach())
             s.state.counts.add_(one_hot.sum(1))
-            distance = (z - server.G[batch.y]).square().mean(2) * server.has[batch.y]  # [k, B]
+            distance = (z - server.G[batch.y]).square().mean(2) * server.has_prototype[batch.y]  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
         start, how = self.theta[cohort.ids], LocalTraining(uploaded=False)
@@ -97,28 +98,38 @@ class FedProto(Algorithm):
         self.theta[cohort.ids] = out.theta
         means = out.sums / out.counts.clamp_min(1)[..., None]  # [K, C, F]
         up = cohort.upload(
-            means=means, counts=out.counts, previous={"means": None, "counts": None}, uncompressed=["counts"]
+            means=means,
+            counts=out.counts,
+            previous={"means": None, "counts": None},  # None: sent as they are, because the server has no version
+            uncompressed=["counts"],
         )
-        self.G, self.has = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
+        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
+
+    def send_prototypes(self, cohort: Cohort) -> SimpleNamespace:
+        """Send the prototypes.  Return G [C, F] and has_prototype [C] as the clients receive them."""
+        return cohort.broadcast(G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
 
     def one_hot(self, batch: Batch) -> Tensor:
-        """Return the classes of the samples, and zeros for padding.  # [k, B, C]"""
+        """Return the classes of the samples as vectors of one 1 and zeros; padding has zeros only.  # [k, B, C]"""
         classes = torch.arange(self.num_classes, device=batch.y.device)
         return ((batch.y[..., None] == classes) & batch.real[..., None]).to(self.G)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return theta_i and, to predict by them, the prototypes."""
+        """Return theta_i [K, P]; with predict_by="prototypes", once there are any, also G and has_prototype."""
         theta = self.theta[cohort.ids]
-        if self.predict_by == "head" or not bool(self.has.any()):
+        if self.predict_by == "head" or not bool(self.has_prototype.any()):
             return {"theta": theta}
-        server = cohort.broadcast(G=self.G, has=self.has, uncompressed=["has"])
-        K = len(cohort)
-        return {"theta": theta, "G": server.G.expand(K, -1, -1), "has": server.has.expand(K, -1)}
+        server, K = self.send_prototypes(cohort), len(cohort)
+        return {
+            "theta": theta,
+            "G": server.G.expand(K, -1, -1),
+            "has_prototype": server.has_prototype.expand(K, -1),
+        }
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return minus the squared distances to the prototypes, or the logits of the head.  # [k, b, C]"""
+        """Return minus the squared distances to the prototypes; without prototypes, the head's logits.  # [k, b, C]"""
         if "G" not in rows:
             return model.predict(rows["theta"], inputs)
         z = model.features(rows["theta"], inputs)  # [k, b, F]
         distances = torch.cdist(z, rows["G"]).square()  # [k, b, C]
-        return -distances.masked_fill(rows["has"][:, None] == 0, torch.finfo(distances.dtype).max)
+        return -distances.masked_fill(rows["has_prototype"][:, None] == 0, torch.finfo(distances.dtype).max)

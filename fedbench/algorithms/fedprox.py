@@ -34,4 +34,4 @@ class FedProx(FedAvg):
         has_gradient = self.mu and not self.official_noop
         prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
         up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta, relative_to={"theta": "w"})
-        self.w = cohort.mean(up.theta, updates="w")
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule

@@ -36,6 +36,6 @@ class FedRep(FedPer):
             how=LocalTraining(epochs=self.head_epochs, key="head", buffers="head", uploaded=False),
         ).theta
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta
-        up = cohort.upload(u=self.base.take(theta), relative_to={"u": "u"})  # [K, |u|]
-        self.u = cohort.mean(up.u, updates="u")
+        up = cohort.upload(u=self.base.take(theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
+        self.u = cohort.mean(up.u, updates="u")  # the new u, by the run's server rule
         self.v[cohort.ids] = self.head.take(theta)

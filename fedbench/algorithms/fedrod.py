@@ -69,8 +69,8 @@ class FedRoD(Algorithm):
         start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
-        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})
-        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))
+        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # the change of w is sent
+        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))  # the new w, by the run's server rule
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Return the balanced softmax loss of h(z) plus the cross-entropy of sg h(z) + g_i(sg z).  # [k, B]"""

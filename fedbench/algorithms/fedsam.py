@@ -36,8 +36,8 @@ class FedSAM(FedAvg):
         """Run one round."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, step=self.step if self.rho else None)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one sharpness-aware step."""

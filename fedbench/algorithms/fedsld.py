@@ -57,8 +57,8 @@ class FedSLD(FedAvg):
             batch.weight = batch.weight * self.ratio(batch, prior)  # [k, B]
             s.descend(s.grad(batch))
 
-        up = cohort.upload(theta=cohort.train(w, step=step).theta, relative_to={"theta": "w"})
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=cohort.train(w, step=step).theta, relative_to={"theta": "w"})  # theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def prior(self, cohort: Cohort) -> Tensor:
         """Return Pt.  In the first round, all clients upload their counts and download Pt.  # [C]"""

@@ -76,8 +76,8 @@ class FML(Algorithm):
         how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})
         out = cohort.train(w, step=self.step, how=how, personal=self.theta[cohort.ids])
         self.theta[cohort.ids] = out.personal
-        up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]
-        self.w = cohort.mean(up.g, weights="uniform", updates="w")
+        up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]; g - w is sent
+        self.w = cohort.mean(up.g, weights="uniform", updates="w")  # the new w, by the run's server rule
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one step of both models.  s.theta is g, s.state.personal is theta_i."""

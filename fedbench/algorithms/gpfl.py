@@ -79,12 +79,12 @@ class GPFL(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 1."""
         theta = self.train(cohort, cohort.broadcast(w=self.w).w)  # [K, P]
-        up = cohort.upload(w=self.shared.take(theta), relative_to={"w": "w"})  # [K, |w|]
-        self.w = cohort.mean(up.w, updates="w")
+        up = cohort.upload(w=self.shared.take(theta), relative_to={"w": "w"})  # [K, |w|]; the change of w is sent
+        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
         self.h[cohort.ids] = self.head.take(theta)
 
     def train(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Train the clients from the received w.  # [K, P]"""
+        """Train the clients from the received shared columns w [|w|], and return their rows.  # [K, P]"""
         start = self.with_heads(cohort, w)  # [K, P]
         M0 = cohort.model.named(start[0])["embeddings"]  # [C, F]
 
@@ -102,7 +102,7 @@ class GPFL(Algorithm):
         return cohort.train(start, loss=loss, extra_grad=decay, how=how, q_g=q_g, q_p=q_p).theta
 
     def conditions(self, cohort: Cohort, M: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q_g and q_p of the received class embeddings [C, F].  # [K, F] each"""
+        """Return q_g and q_p of the received class embeddings M [C, F] (module docstring).  # [K, F] each"""
         counts = torch.from_numpy(self.counts[cohort.ids]).to(M)  # [K, C]
         q_p = counts / counts.sum(1, keepdim=True).clamp_min(1) @ M
         return M.mean(0).expand_as(q_p), q_p
@@ -113,30 +113,48 @@ class GPFL(Algorithm):
         return self.head.put(self.shared.put(rows, w), self.h[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return [w, h_i] and q_p."""
+        """Return theta, the rows [w, h_i] [K, P], and q_p, the personal conditions [K, F]."""
         theta = self.with_heads(cohort, cohort.broadcast(w=self.w).w)
         return {"theta": theta, "q_p": self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])[1]}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of the personal features.  # [k, b, C]"""
+        """Return the logits of the personal features, h_i(valve(z, q_p)).  # [k, b, C]"""
         theta = rows["theta"]
         z = model.features(theta, inputs)  # [k, b, F]
         return model.head(theta, conditioned(model.named(theta), z, rows["q_p"]))
 
 
 def valve(size: int) -> nn.Module:
-    """Return the two networks of the conditional valve."""
+    """Return gamma and beta, the networks of the conditional valve, for features of `size` numbers."""
     parts = {name: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size)) for name in ("gamma", "beta")}
     return nn.ModuleDict(parts)
 
 
 def conditioned(named: dict[str, Tensor], z: Tensor, q: Tensor) -> Tensor:
-    """Return valve(z, q) for features z and conditions q [k, F], by the parameters of the valve.  # [k, B, F]"""
+    """Return valve(z, q).
+
+    Args:
+        named: The clients' parameters by name, including those of the valve.  # [k, ...] each
+        z: Features.  # [k, B, F]
+        q: Conditions.  # [k, F]
+
+    Returns:
+        Conditioned features.  # [k, B, F]
+    """
     gamma, beta = (affine(named, f"valve.{name}", q)[:, None] for name in ("gamma", "beta"))  # [k, 1, F] each
     return torch.relu(z * (gamma + 1) + beta)
 
 
 def affine(named: dict[str, Tensor], name: str, q: Tensor) -> Tensor:
-    """Return LayerNorm(relu(linear(q))) for each client.  # [k, F]"""
+    """Return LayerNorm(relu(linear(q))) for each client.
+
+    Args:
+        named: The clients' parameters by name.  # [k, ...] each
+        name: Name of the network: "valve.gamma" or "valve.beta".
+        q: Conditions.  # [k, F]
+
+    Returns:
+        gamma(q) or beta(q).  # [k, F]
+    """
     hidden = torch.relu((named[f"{name}.0.weight"] @ q[..., None])[..., 0] + named[f"{name}.0.bias"])
     return F.layer_norm(hidden, hidden.shape[1:]) * named[f"{name}.2.weight"] + named[f"{name}.2.bias"]

@@ -60,7 +60,7 @@ class IFCA(Algorithm):
         chosen = one_hot(pick, self.clusters).to(theta)  # [K, M]
         choice = cohort.upload(k=chosen, previous={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
         change = out.theta - theta[pick]  # [K, P]
-        change = cohort.upload(change=change, relative_to={"change": None}).change
+        change = cohort.upload(change=change, relative_to={"change": None}).change  # change is already a difference
         step = cohort.mean(change, groups=one_hot(choice, self.clusters).T)  # [M, P], 0 for a cluster without clients
         if self.shared_body:
             step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))

@@ -48,8 +48,8 @@ class LGFedAvg(Algorithm):
         out = cohort.train(
             start, step=self.alternate if self.update == "alternate" else None, how=LocalTraining(uploaded=self.head)
         )
-        up = cohort.upload(h=self.head.take(out.theta), relative_to={"h": "h"})  # [K, |h|]
-        self.h = cohort.mean(up.h, updates="h")
+        up = cohort.upload(h=self.head.take(out.theta), relative_to={"h": "h"})  # [K, |h|]; the change of h is sent
+        self.h = cohort.mean(up.h, updates="h")  # the new h, by the run's server rule
         self.theta[cohort.ids] = out.theta
 
     def alternate(self, s: Step, batch: Batch) -> None:

@@ -62,6 +62,6 @@ class Moon(FedAvg):
             return s.task_loss(logits, batch) + s.value(self.mu) * (torch.logaddexp(near, far) - near)
 
         out = cohort.train(w, loss=loss, v=self.v[cohort.ids]) if self.mu else cohort.train(w)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
         self.v[cohort.ids] = out.theta

@@ -78,8 +78,8 @@ class PerFedAvg(Algorithm):
                 batch_size=self.parts * cohort.engine.batch_size, drop_last=True, throughput_weight=1 / self.parts
             ),
         )  # throughput_weight: throughput counts one of the sub-batches
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one step along the meta-gradient, estimated on independent sub-batches."""

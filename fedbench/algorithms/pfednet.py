@@ -219,7 +219,7 @@ class PFedNet(Algorithm):
         for i in range(self.x_steps or 1):
             out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.shared))
             dx = x - self.shared.take(out.theta)  # [K, d1]
-            up = cohort.upload(dx=dx, relative_to={"dx": None})
+            up = cohort.upload(dx=dx, relative_to={"dx": None})  # dx is already a difference
             self.x = self.x - cohort.mean(up.dx, weights=weights)
             x = self.x_sent = cohort.broadcast(x=self.x).x
             theta = self.shared.put(out.theta, x)

@@ -52,8 +52,8 @@ class PFedPrompt(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedAvg on the prompt."""
         w = cohort.broadcast(w=self.w).w
-        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def training_features(self, cohort: Cohort) -> dict[str, Any]:
         """Return the features, labels and indices of each client's training samples, padded.

@@ -72,8 +72,8 @@ class PGFed(Algorithm):
         out = cohort.train(w) if without_others else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
-            up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})
-            self.w = cohort.mean(up.theta, updates="w")
+            up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # theta - w is sent
+            self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
             return
         up = self.upload(cohort, out)
         self.w = cohort.mean(up.theta, updates="w")

@@ -65,8 +65,8 @@ class PGFedExact(FedAvg):
         w = cohort.broadcast(w=self.w).w
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, updates="w")
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
+        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """Train for the local epochs, with all clients' samples in every step."""

@@ -86,8 +86,8 @@ class SuPerFed(Algorithm):
         else:
             near = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
             out = cohort.train(w, extra_grad=near, how=LocalTraining(split=split))
-        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]
-        self.w = cohort.mean(up.w, updates="w")
+        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent
+        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
         """Take one gradient step on w_f and w_l, both at their values before the step."""

@@ -59,5 +59,5 @@ def test_fedgh_refuses_what_it_cannot_train() -> None:
     e = engine(arrays_of(x, x[:, :3], 3, task="regression"), split_of([2, 2]), mlp(), columns=HEAD)
     with pytest.raises(ConfigError, match="algorithm=fedgh needs one class per sample"):
         FedGH().check(e.federation, e.model, e.optimizer)
-    with pytest.raises(ConfigError, match="head_lr must be a number"):
+    with pytest.raises(ConfigError, match=r"set algorithm\.head_lr to a number"):
         FedGH().check_settings(2, ["head"], SGD(lr=[0.1, 0.2]))

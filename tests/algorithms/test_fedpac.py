@@ -91,7 +91,7 @@ def test_fedpac_of_one_client_keeps_its_head_and_prototypes() -> None:
     theta = a.with_heads(Cohort(e, np.array([0]), 2), a.u)
     means = class_statistics(*features_of_samples(Cohort(e, np.array([0]), 2), theta), 3)
     close(a.G, means.means[0])
-    equal(a.has, (means.counts[0] > 0).float())
+    equal(a.has_prototype, (means.counts[0] > 0).float())
 
 
 def test_fedpac_needs_classes() -> None:

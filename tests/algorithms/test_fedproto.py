@@ -32,14 +32,14 @@ def test_prototypes_are_class_means_of_features() -> None:
     for c in range(e.federation.num_classes):
         if bool((y == c).any()):
             close(algorithm.G[c], z[y == c].mean(0), 1e-5)
-        assert bool(algorithm.has[c]) == bool((y == c).any())
+        assert bool(algorithm.has_prototype[c]) == bool((y == c).any())
 
 
 def test_uniform_weights_average_clients() -> None:
     e = four_of_six(SGD(lr=1e-30), batch_size=3, epochs=1)
     algorithm = play(e, FedProto(weights="uniform"), 1, [[0, 2]])
     alone = [play(four_of_six(SGD(lr=1e-30), batch_size=3, epochs=1), FedProto(), 1, [[i]]) for i in (0, 2)]
-    has = torch.stack([a.has for a in alone])  # [2, C]
+    has = torch.stack([a.has_prototype for a in alone])  # [2, C]
     G = torch.stack([a.G for a in alone])
     close(algorithm.G, (G * has[..., None]).sum(0) / has.sum(0).clamp_min(1)[:, None], 1e-5)
 
@@ -47,14 +47,14 @@ def test_uniform_weights_average_clients() -> None:
 def test_a_class_that_nobody_has_loses_its_prototype() -> None:
     e = four_of_six()
     algorithm = play(e, FedProto(), 1, [[0, 1, 2, 3]])
-    algorithm.has.fill_(1.0)
+    algorithm.has_prototype.fill_(1.0)
     algorithm.round(Cohort(e, np.array([4]), 1))
     labels = set(e.federation.gather(torch.from_numpy(e.federation.splits["train"][4]))[1].tolist())
-    assert {c for c in range(e.federation.num_classes) if algorithm.has[c]} == labels
+    assert {c for c in range(e.federation.num_classes) if algorithm.has_prototype[c]} == labels
 
 
 def test_prototypes_are_sent_and_no_parameters() -> None:
-    """Up: C F means and C counts of 4 bytes each; down: G and has."""
+    """Up: C F means and C counts of 4 bytes each; down: G and has_prototype."""
     e = four_of_six()
     algorithm = FedProto()
     algorithm.setup(e.federation, e.model, e.rows)
@@ -72,7 +72,7 @@ def test_the_nearest_prototype_is_predicted() -> None:
     one = {name: t[:1] for name, t in rows.items()}
     logits = algorithm.predict(e.model, one, x)[0]  # [b, C]
     z = e.model.features(one["theta"], x)[0]
-    distances = (z[:, None] - algorithm.G).square().sum(2) + torch.where(algorithm.has > 0, 0, torch.inf)
+    distances = (z[:, None] - algorithm.G).square().sum(2) + torch.where(algorithm.has_prototype > 0, 0, torch.inf)
     equal(logits.argmax(1), distances.argmin(1))
 
 

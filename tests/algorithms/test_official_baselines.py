@@ -114,7 +114,7 @@ def norm_layers(algorithm: Algorithm, e: Engine, round: int) -> Found:
 
 
 def prototypes(algorithm: Algorithm, e: Engine, round: int) -> Found:
-    G = torch.where(algorithm.has[:, None] > 0, algorithm.G, torch.nan)
+    G = torch.where(algorithm.has_prototype[:, None] > 0, algorithm.G, torch.nan)
     return deployed(algorithm, e, round) | {"protos": G}
 
 

@@ -225,7 +225,10 @@ def test_methods_that_compute_with_prompts_alone_say_so(method: str) -> None:
     parts = {"train": split.train, "test": split.test, "val": split.val}
     federation = Federation(x, y, parts, task_for("classification")(), len(NAMES), list(NAMES))
     algorithm = build.algorithm(compose([f"algorithm={method}", "model=clip_prompt_tiny"]))
-    with pytest.raises(ConfigError, match="only the model's prompt, so it needs adapter=none"):
+    with pytest.raises(
+        ConfigError,
+        match=r"only the model's prompt, and an adapter .* set adapter=none",
+    ):
         algorithm.check(federation, adapted("lora"), SGD(lr=0.05))
 
 

@@ -65,7 +65,7 @@ class Batch:
             One batch for each part.
         """
         edges = [np.ceil(self.counts * i / parts).astype(int) for i in range(parts + 1)]
-        return [self.between(a, b) for a, b in itertools.pairwise(edges)]
+        return [self.between(start, stop) for start, stop in itertools.pairwise(edges)]
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Batch:
         """Return a batch of the samples start[i] to stop[i] - 1 of each client i.
@@ -82,7 +82,7 @@ class Batch:
         device = self.weight.device
         position = to_device(start, device)[:, None] + torch.arange(width, device=device)  # [k, b]
         is_real = torch.arange(width, device=device) < to_device(counts, device)[:, None]
-        position = position.clamp_max(self.weight.shape[1] - 1)
+        position = position.clamp_max(self.weight.shape[1] - 1)  # padding may be any sample
         client = torch.arange(len(counts), device=device)[:, None]
         weight = self.weight[client, position] * is_real
         total = weight.sum(1, keepdim=True)
@@ -96,7 +96,10 @@ class Batch:
         Args:
             positions: Positions of the clients, on the host.  # [n]
             device_positions: The same positions, on the device.  # [n]
-            width: Number of samples.
+            width: Number of samples of each client.
+
+        Returns:
+            The batch of these clients.  # [n, width, ...]
         """
         return Batch(
             x=map_inputs(lambda t: t[device_positions, :width], self.x),
@@ -109,7 +112,10 @@ class Batch:
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to the device.  Pinned memory lets the host go on before a copy to a GPU ends."""
+    """Return an array as a tensor on the device.
+
+    A copy to a GPU is from pinned memory, so that the host does not wait until it ends.
+    """
     on_host = torch.from_numpy(np.ascontiguousarray(values))
     return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host.to(device)
 
@@ -152,7 +158,10 @@ class BatchLoader:
 
         Args:
             t: Index of the step.
-            k: Number of clients that train in it.
+            k: Number of clients that train in it: the first k.
+
+        Returns:
+            The batch of these clients.
         """
         if not self.first <= t < self.stop:
             self._load(t)
@@ -167,7 +176,7 @@ class BatchLoader:
         )
 
     def _load(self, t: int) -> None:
-        """Load the block of steps that begins with t."""
+        """Load inputs and targets of the block of steps that begins with t into `x` and `y`."""
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
         self.x, self.y = self.federation.gather(self.index[t:stop, :num_active], self.is_stochastic, fetched)
@@ -177,7 +186,16 @@ class BatchLoader:
         self.first, self.stop = t, stop
 
     def _stochastic_inputs(self, t: int, i: int, num_active: int) -> tuple[Inputs, Tensor]:
-        """Return random inputs and targets of the i-th step of the block that begins with t."""
+        """Return random inputs and targets of step t + i, which is the i-th step of the loaded block.
+
+        Args:
+            t: First step of the block.
+            i: Index of the step in the block.
+            num_active: Number of clients that train in step t.
+
+        Returns:
+            The inputs and targets.  # [num_active, B, ...] each
+        """
         random = RowRandom(self.keys[:num_active] ^ key("step", t + i) >> 1)
         return self.federation.stochastic_inputs(map_inputs(lambda x: x[i], self.x), self.y[i], random)
 
@@ -187,7 +205,10 @@ class BatchLoader:
         return min(len(self.index), t + max(1, BLOCK_BYTES // step_bytes)), int((self.counts[t] > 0).sum())
 
     def _fetch(self, t: int) -> Fetched | None:
-        """Return the inputs of the block that begins with t, and begin to gather those of the next block."""
+        """Return the inputs of the block of steps that begins with t, and begin to gather those of the next block.
+
+        Return None if inputs are on the device.
+        """
 
         def block_samples(first: int) -> np.ndarray:
             stop, num_active = self._block(first)

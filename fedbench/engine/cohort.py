@@ -68,6 +68,7 @@ class Cohort:
             engine.rows.setting_up = False
 
     def _context(self, ids: np.ndarray, round: int, mode: Mode) -> RoundContext:
+        """Return the context of clients ids [K] in a round, with their numbers of samples and weights."""
         num_samples = self.federation.num_samples[ids]
         by_samples = self.engine.client_weights == "samples"
         return RoundContext(
@@ -199,7 +200,7 @@ class Cohort:
         return rng.generator(self.engine.seed, *purpose, self.round)
 
     def random(self, purpose: str) -> rng.RowRandom:
-        """Return random numbers with one row for each client of the cohort.
+        """Return random numbers with one row for each client, which do not depend on the other clients of the cohort.
 
         Args:
             purpose: Part of the key, which separates different uses in the same round.
@@ -326,6 +327,7 @@ class Cohort:
                 1 / K.  A tensor: these weights, not normalized.  # [K]
             groups: Whether each client is in each of M groups.  A group without clients has the mean 0.  # [M, K]
             updates: Name by which the server broadcast, in this round, the tensor [n] whose new value is returned.
+                None: the mean is not a new value of such a tensor, so that no server rule is applied.
             rule: The method's own server rule, instead of the run's.  It needs `updates`.
 
         Returns:
@@ -412,7 +414,13 @@ class Cohort:
         return out
 
     def _add_cost(self, schedule: BatchSchedule, throughput_weight: float, out: SimpleNamespace) -> None:
-        """Add a training to the cost of the round, and raise RunError if it diverged."""
+        """Add a training to the cost of the round, and raise RunError if it diverged.
+
+        Args:
+            schedule: The batches, for numbers of steps and samples.
+            throughput_weight: Fraction of the samples that counts in images/s.
+            out: The result of the training, for loss [K] and theta [K, P].
+        """
         self.cost.steps += int(schedule.num_steps.sum())
         self.cost.samples += round(throughput_weight * int(schedule.num_samples.sum()))
         trained = torch.from_numpy(np.flatnonzero(schedule.num_steps)).to(out.loss.device)
@@ -424,7 +432,12 @@ class Cohort:
             self.cost.losses = out.loss
 
     def _raise_divergence(self, position: int, loss: Tensor) -> None:
-        """Raise RunError for the client at a position of the cohort."""
+        """Raise RunError, with the reason and the learning rate to lower, for one client.
+
+        Args:
+            position: Position of the client in the cohort.
+            loss: Mean training loss of each client.  # [K]
+        """
         value = abs(float(loss[position]))
         lr, client = self.engine.optimizer.lr, self.ids[position]
         if value < MAX_LOSS:
@@ -475,7 +488,7 @@ class Cohort:
         limit: int | None = None,
         key: str = "forward",
     ) -> list[Tensor]:
-        """Apply a function to all samples of each client's split.
+        """Apply a function, by default the model's forward pass, to all samples of each client's split.
 
         Args:
             rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.

@@ -65,7 +65,19 @@ class CudaGraphs:
 
 
 class GraphKey(NamedTuple):
-    """What two requests must have in common to use the same graph."""
+    """What two requests must have in common to use the same graph.
+
+    Attributes:
+        model: id() of the model.
+        task: Key of the task's loss.
+        parameters: The parameters that need a gradient.
+        slices: The columns to differentiate.
+        index: Index of the request in its local step, which has its own buffer for the gradient.
+        num_clients: Number of clients that the graph computes.
+        rows_address: Memory address of the static rows.
+        shapes: Shapes of the batch, and addresses of its inputs.
+        has_dropout: Whether the graph reads keys for dropout.
+    """
 
     model: int
     task: Any
@@ -79,7 +91,12 @@ class GraphKey(NamedTuple):
 
     @classmethod
     def of(cls, request: GradientRequest, static: GradientRequest) -> GraphKey:
-        """Return the key of a request and its version with static buffers."""
+        """Return the key of a request.
+
+        Args:
+            request: The request.
+            static: The same request with static buffers.
+        """
         return cls(
             model=id(request.model),
             task=request.task.key,
@@ -169,13 +186,26 @@ class GraphedGradients(DirectGradients):
         return recorded.request.new_gradient()[:k], recorded.losses[:k]
 
     def _is_worth_recording(self, key: GraphKey, request: GradientRequest) -> bool:
-        """Return whether to record a graph.  With batch statistics, only a repeated size is recorded."""
+        """Return whether to record a graph for a request without one, and count the request.
+
+        It is, up to MAX_GRAPHS graphs.  With batch statistics, there may be many sizes, so that a graph is recorded at
+        the second request only.
+        """
         self.num_requests[key] += 1
         is_expected_again = self.num_requests[key] > 1 or not request.model.batch_statistics
         return len(self.replays) < MAX_GRAPHS and is_expected_again
 
     def _to_static(self, name: str, values: Tensor, size: int | None = None) -> Tensor:
-        """Copy values [k, ...] to a static buffer, and return its first `size` rows (default k)."""
+        """Copy values to their static buffer.  A buffer that is too small is replaced.
+
+        Args:
+            name: Name of the values, part of the key of the buffer.
+            values: The values.  # [k, ...]
+            size: Number of rows to return, at least k.  None: k.
+
+        Returns:
+            The first rows of the buffer.  # [size, ...]
+        """
         key = (name, values.shape[1:], values.dtype)
         k, buffer = len(values), self.static_buffers.get(key)
         if buffer is None or len(buffer) < (size or k):
@@ -230,7 +260,16 @@ class GraphedGradients(DirectGradients):
         return min(max_size, -(-k // step) * step)
 
     def _record(self, key: GraphKey, static: GradientRequest, k: int) -> bool:
-        """Record a graph, and compare its first replay for k clients.  Return whether it can be used."""
+        """Record a graph, and compare its first replay with the direct computation.
+
+        Args:
+            key: Key under which the graph is stored.
+            static: The request with static buffers.
+            k: Number of clients whose gradients are compared.
+
+        Returns:
+            Whether the graph can be used.  If not, all further gradients are computed directly.
+        """
         rows_before, losses = static.rows.clone(), static.rows.new_zeros(len(static.rows))
         compute_directly = super().__call__
 

@@ -90,6 +90,9 @@ def candidate_plans(
         cohort_size: Number of clients of a round in this process.
         num_processes: Number of processes on the machine.
         graphs: hardware.graphs.  None: plans with and without CUDA graphs.
+
+    Returns:
+        At least one plan.
     """
     workers = threads or max(1, cores() // num_processes)
     loop, vmap = Plan("loop", 1, 1, threads or 1), Plan("vmap", chunk or 0, 1, 1)
@@ -109,7 +112,13 @@ def candidate_plans(
 
 
 def _graph_choices(plan: Plan, device: torch.device, graphs: bool | None) -> tuple[bool, ...]:
-    """Return the values of Plan.graphs to try.  Threads cannot use graphs, which have one set of static buffers."""
+    """Return the values of Plan.graphs to try.
+
+    Args:
+        plan: The plan.  Threads cannot use graphs, because all would write to one set of static buffers.
+        device: The compute device.
+        graphs: hardware.graphs.  None: try both.
+    """
     if device.type != "cuda" or plan.workers > 1:
         return (False,)
     return (True, False) if graphs is None else (graphs,)
@@ -171,7 +180,7 @@ class Executor:
         self.set_num_threads()  # another executor may have changed it
         self._stop.clear()
         size = 1 if single else self.chunk or count
-        chunks = [(a, min(a + size, count)) for a in range(0, count, size)]
+        chunks = [(start, min(start + size, count)) for start in range(0, count, size)]
         if self.pool is not None and len(chunks) > 1:
             self._run_in_threads(self.pool, job, chunks)
         else:
@@ -184,6 +193,13 @@ class Executor:
             raise Cancelled
 
     def _run_in_threads(self, pool: ThreadPoolExecutor, job: Job, chunks: list[tuple[int, int]]) -> None:
+        """Run the chunks in threads, and raise the first error after all threads have stopped.
+
+        Args:
+            pool: The threads.
+            job: Computes the clients of a chunk.
+            chunks: The clients from start to stop (exclusive) of each chunk.
+        """
         errors: list[BaseException] = []
 
         def run(start: int, stop: int) -> None:
@@ -191,7 +207,7 @@ class Executor:
                 self.raise_if_stopped()
                 self._run_within_memory(job, start, stop)
             except Cancelled:
-                pass
+                pass  # another chunk has reported its error
             except BaseException as error:
                 errors.append(error)
                 self._stop.set()
@@ -210,7 +226,16 @@ class Executor:
 
     @torch.no_grad()
     def _run_within_memory(self, job: Job, start: int, stop: int) -> None:
-        """Run a chunk.  If memory is exhausted, run its halves one after the other."""
+        """Run a chunk.  If memory is exhausted, run its halves one after the other, and use smaller chunks from now on.
+
+        Args:
+            job: Computes the clients of a chunk.
+            start: First client of the chunk.
+            stop: Client after the last one.
+
+        Raises:
+            RunError: A single client does not fit in memory.
+        """
         try:
             return job(start, stop)
         except (torch.OutOfMemoryError, MemoryError):

@@ -70,12 +70,22 @@ class Augment:
 
 
 def _flip(x: Tensor, is_flipped: Tensor) -> Tensor:
-    """Flip those images of x [k, B, C, H, W] for which is_flipped [k, B] is true."""
+    """Return images x [k, B, C, H, W], of which those with is_flipped [k, B] are flipped horizontally."""
     return torch.where(is_flipped[..., None, None, None], x.flip(-1), x)
 
 
 def _pad_and_crop(x: Tensor, offset: Tensor, padding: int, value: int) -> Tensor:
-    """Pad images x [k, B, C, H, W] with a value, and crop them to their size at offset [k, B, 2]."""
+    """Pad images on all sides, and crop them to their former size.
+
+    Args:
+        x: The images.  # [k, B, C, H, W]
+        offset: Row and column of the padded image at which the crop begins, from 0 to 2 padding.  # [k, B, 2]
+        padding: Number of padded pixels on each side.
+        value: The value of padded pixels.
+
+    Returns:
+        The images.  # [k, B, C, H, W]
+    """
     k, b, channels, height, width = x.shape
     x = torch.nn.functional.pad(x, (padding,) * 4, value=value)
     rows = offset[..., 0, None] + torch.arange(height, device=x.device)  # [k, B, H]
@@ -85,7 +95,7 @@ def _pad_and_crop(x: Tensor, offset: Tensor, padding: int, value: int) -> Tensor
 
 
 def _max_entry(x: Tensor | HostInput, start: int, count: int) -> int:
-    """Return the maximum of `count` entries of an input, from `start` on."""
+    """Return the maximum of all values in `count` entries of an input [n, ...], from entry `start` on."""
     index = np.arange(start, min(start + count, x.shape[0]))
     return int((x.take(index) if isinstance(x, HostInput) else x[start : start + count]).max())
 
@@ -316,13 +326,26 @@ class Federation:
             x: Inputs as `gather(training=True)` returned them.  # [k, B, ...]
             y: The targets.  # [k, B, ...]
             random: Random numbers with one row for each client.
+
+        Returns:
+            The inputs and the targets: augmented if the data set has an augmentation, and then as the task generates
+            them.  # [k, B, ...] each
         """
         if self.augment is not None:
             x, y = self.augment(x, y, random)
         return self.task.stochastic_inputs(x, y, random, self.num_classes)
 
     def _evaluation_inputs(self, x: Any, y: Tensor, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Return inputs and targets for an evaluation.  Random ones depend only on the index of the sample."""
+        """Return inputs and targets for an evaluation.  Random ones depend only on the index of the sample.
+
+        Args:
+            x: The normalized inputs.  # [*index.shape, ...]
+            y: The targets.  # [*index.shape, ...]
+            index: Indices of the samples.  # [...]
+
+        Returns:
+            The inputs and targets, as the task generates them if they are random.  # [*index.shape, ...] each
+        """
         if not self.task.has_stochastic_inputs:
             return x, y
         num_axes, random = index.dim(), RowRandom(index.reshape(-1) ^ key("evaluation") >> 1)
@@ -353,7 +376,7 @@ class Federation:
         return run_in_background(lambda: self.fetch(index))
 
     def largest_tokens(self) -> dict[str, int]:
-        """Return the largest token of each input of tokens (int64), by name."""
+        """Return the largest token of each input of tokens (int64), by the name of the input."""
         largest = {}
         for name, x in self.named_inputs().items():
             if x.dtype == torch.int64 and math.prod(x.shape):
@@ -366,7 +389,15 @@ class Federation:
         return wrap_inputs(self.inputs)
 
     def _entries(self, name: str, samples: Tensor) -> Tensor:
-        """Return the entries of an input that samples [b] have.  # [b]"""
+        """Return which entry of an input each sample has.
+
+        Args:
+            name: Name of the input.
+            samples: Indices of samples.  # [b]
+
+        Returns:
+            Indices of entries.  They differ from samples if several samples share an entry.  # [b]
+        """
         entry = self.shared.get(name)
         return samples if entry is None else entry.index_select(0, samples)
 
@@ -379,13 +410,25 @@ class Federation:
 
 
 def _compact_masks(targets: np.ndarray) -> np.ndarray:
-    """Return masks [n, H, W] as uint8 if their labels fit.  The ignored label -1 becomes 255, which is also ignored."""
+    """Return masks [n, H, W] as uint8 if their labels fit, and other targets unchanged.
+
+    The ignored label -1 becomes 255, which is also ignored.
+    """
     fits = targets.ndim == 3 and targets.dtype == np.int64 and targets.min() >= -1 and targets.max() <= 255
     return targets.astype(np.uint8) if fits else targets
 
 
 def _scaling(arrays: Arrays, normalize: bool, device: torch.device | str) -> tuple[Tensor | None, Tensor | None]:
-    """Return scale and shift [C, 1, 1] of the normalization of uint8 images."""
+    """Return the normalization of uint8 images x to x * scale + shift.
+
+    Args:
+        arrays: The data set, with the mean and standard deviation of each channel of x / 255, or None.
+        normalize: Whether to use them.  Otherwise, images are only divided by 255.
+        device: The compute device.
+
+    Returns:
+        scale and shift.  # [C, 1, 1] each
+    """
     mean, std = (arrays.mean, arrays.std) if normalize and arrays.mean is not None else ((0.0,), None)
     std = std or (1.0,) * len(mean)
     scale = torch.tensor([1 / (255 * s) for s in std], device=device)
@@ -394,13 +437,22 @@ def _scaling(arrays: Arrays, normalize: bool, device: torch.device | str) -> tup
 
 
 def _augment(options: dict | None, arrays: Arrays) -> Augment | None:
+    """Return the augmentation of training images, or None without options.
+
+    Args:
+        options: dataset.augment, with the keys flip and crop.
+        arrays: The data set.
+
+    Raises:
+        ConfigError: An option is unknown, or the data set has no images.
+    """
     if not options:
         return None
     unknown = set(options) - {"flip", "crop"}
     require(not unknown, f"dataset.augment: unknown option {', '.join(sorted(unknown))}; its options are flip and crop")
     require(
         arrays.images is not None,
-        "dataset.augment needs images [channels, height, width], which this data set has not; set it to null",
+        "dataset.augment needs images [channels, height, width], which this data set does not have; set it to null",
     )
     return Augment(bool(options.get("flip", False)), int(options.get("crop", 0)))
 

@@ -46,7 +46,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
     Returns:
         The gradient [K, P] and the mean loss [K].
     """
-    rows = rows.expand(len(context), -1) if rows.dim() == 1 else rows
+    rows = rows.expand(len(context), -1) if rows.dim() == 1 else rows  # [K, P]
     gradients = torch.zeros(len(context), rows.shape[1], device=context.device)
     losses = torch.zeros(len(context), device=context.device)
 
@@ -96,9 +96,9 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
         sample_losses = add_extra_losses(sample_losses, context.extra_losses)
         losses = (sample_losses * block.weight).sum(1)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-    for name, g in zip(leaves, gradients):
-        a, b = model.spans[name]
-        out[:, a:b] = g.reshape(len(out), -1)
+    for name, parameter_gradient in zip(leaves, gradients):
+        start, stop = model.spans[name]
+        out[:, start:stop] = parameter_gradient.reshape(len(out), -1)
     return losses.detach()
 
 
@@ -189,7 +189,15 @@ class _SampleSlots:
         self._next = np.cumsum(sizes) - sizes  # position of each client's next sample  # [k]
 
     def of(self, block: Batch) -> tuple[Tensor | None, Tensor]:
-        """Return the indices of a block's real samples among its k * b samples (None: all), and their positions."""
+        """Return where the results of a block's real samples are, and where they belong.
+
+        Args:
+            block: The block.
+
+        Returns:
+            The indices of the real samples among the block's k * b samples, or None if all are real; and their
+            positions in the tensor of all samples of the chunk.
+        """
         k, width = block.weight.shape
         position = self._next[:k, None] + np.arange(width)  # [k, b]
         is_real = np.arange(width) < block.counts[:, None]  # [k, b]
@@ -204,7 +212,19 @@ class _SampleSlots:
 def _map_samples_with_shared_row(
     engine: Engine, context: RoundContext, row: Tensor, fn: SampleFunction, samples: Ragged, of_none: SampleStatistics
 ) -> dict[str, list[Tensor]]:
-    """Do `map_samples` for one row [P] of all clients, whose samples then form large batches."""
+    """Do `map_samples` for one row of all clients, whose samples then form large batches.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        row: The row.  # [P]
+        fn: The function.
+        samples: The samples of the K clients, in the order of the cohort.
+        of_none: The function's results for no sample.  # [0, ...] each
+
+    Returns:
+        For each name one tensor per client, in the order of its samples.  # [n_i, ...] each
+    """
     index = torch.from_numpy(samples.indices).to(context.device)
     size, ranks = engine.shared_batch or engine.eval_batch, engine.executor.ranks
     blocks = [slice(start, start + size) for start in range(0, len(index), size)]
@@ -224,11 +244,11 @@ def _map_samples_with_shared_row(
 
     engine.executor.run(compute_block, len(my_blocks), single=True)
     results = {}
-    for name, nothing in of_none.items():
-        tensors = [outputs[name][block] if name in outputs else nothing for block in blocks]
+    for name, empty in of_none.items():
+        tensors = [outputs[name][block] if name in outputs else empty for block in blocks]
         ranks.exchange_lists(blocks_by_rank, tensors, context.device)
         if not tensors:
-            whole = nothing
+            whole = empty
         elif ranks.is_distributed:
             whole = torch.cat(tensors)
         else:
@@ -267,7 +287,15 @@ def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key
 def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: float, key: str) -> Ragged:
     """Return a fraction of the samples of each client of the cohort, and none of other clients.
 
-    Arguments are those of `Cohort.subsample`.
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        split: The split to sample from.
+        fraction: Fraction of the samples, rounded down, but at least one sample.
+        key: Calls of a round with the same key return the same samples.
+
+    Returns:
+        The samples of all N clients.
     """
     whole = engine.federation.splits[split]
     sizes = whole.sizes_of(context.ids)  # [K]
@@ -282,7 +310,18 @@ def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: flo
 def _run_chunks(
     engine: Engine, context: RoundContext, compute_chunk: ChunkFunction, samples: Ragged, drop_last: bool = False
 ) -> list[np.ndarray]:
-    """Call a function for each chunk of this rank's clients, and return the positions of the clients of each rank."""
+    """Call a function for each chunk of this rank's clients.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        compute_chunk: Gets the positions [k] of the chunk's clients in the cohort, and their blocks of samples.
+        samples: The samples of all N clients.
+        drop_last: Whether to omit the samples after the last full local batch.
+
+    Returns:
+        For each rank, the positions of its clients in the cohort.
+    """
     sizes, ranks = samples.sizes_of(context.ids), engine.executor.ranks
     if drop_last:
         batch_sizes = np.maximum(np.minimum(engine.batch_size, sizes), 1)
@@ -324,7 +363,7 @@ def _blocks(
         counts = np.minimum(sizes[:k] - start, block_size)
         slot = np.minimum(start + np.arange(counts.max()), sizes[:k, None] - 1)
         index = samples.indices[samples.offsets[ids[:k]][:, None] + slot]
-        block = BatchLoader(engine.federation, ids[:k], index[None], counts[None])(0, k)
+        block = BatchLoader(engine.federation, ids[:k], index[None], counts[None])(0, k)  # a training of one step
         block.weight = block.weight * torch.from_numpy(counts / sizes[:k]).float().to(context.device)[:, None]
         yield block
 

@@ -114,6 +114,7 @@ class DirectGradients:
 
 
 def _by_manual_backward(request: GradientRequest) -> tuple[Tensor, Tensor]:
+    """Compute a requested gradient [k, P] and the losses [k] by the model's manual backward pass."""
     gradient, model, names = request.new_gradient(), request.model, request.parameters.names
     if len(names) < len(model.shapes) or model.extended:  # the pass does not write the other columns
         gradient.zero_()
@@ -178,6 +179,7 @@ def differentiate(request: GradientRequest, losses_of: Callable[[list[Tensor]], 
 
 
 def _by_autograd(request: GradientRequest) -> tuple[Tensor, Tensor]:
+    """Compute a requested gradient [k, P] and the losses [k] by autograd, and update running statistics of the rows."""
     leading_shape, model = request.rows.shape[:-1], request.model
     running_statistics: dict[str, Tensor] = {}
 
@@ -206,8 +208,8 @@ def training_pass(
         until: Name of a layer, such as "head".  Its input is returned instead of the logits.
 
     Returns:
-        The logits [k, B, ...], the updated running statistics by name [k, ...], and the additional losses of the
-        module [k, B].
+        The logits [k, B, ...] or the input of the layer `until`, the updated running statistics by name [k, ...], and
+        the additional losses of the module [k, B].
 
     Raises:
         ConfigError: A batch norm received a batch of one sample.
@@ -225,6 +227,7 @@ def training_pass(
 
 
 def _batch_size(x: Inputs) -> int:
+    """Return B for inputs [k, B, ...]."""
     return next(iter(wrap_inputs(x).values())).shape[1]
 
 
@@ -247,12 +250,20 @@ def add_extra_losses(losses: Tensor, extra_losses: Sequence[Tensor], weight: Ten
 def write_running_statistics(model: FlatModel, rows: Tensor, running_statistics: dict[str, Tensor]) -> None:
     """Write running statistics [k, ...], by name, into their columns of rows [k, P]."""
     for name, value in running_statistics.items():
-        a, b = model.spans[name]
-        rows.detach()[..., a:b] = value.reshape(len(rows), -1)
+        start, stop = model.spans[name]
+        rows.detach()[..., start:stop] = value.reshape(len(rows), -1)
 
 
 def _as_rows(request: GradientRequest, gradients: Iterable[Tensor]) -> Tensor:
-    """Concatenate the gradients of the requested parameters to rows [k, P], zero in all other columns."""
+    """Return the gradient as rows.
+
+    Args:
+        request: The request, with the columns.
+        gradients: Gradients of the parameters that need one, in the order of `model.spans`.  # [k, ...] each
+
+    Returns:
+        The rows, zero outside of the requested columns.  # [k, P]
+    """
     out, model = request.new_gradient(), request.model
     if request.parameters.all_trained:
         num_trained = model.trained.size
@@ -262,9 +273,9 @@ def _as_rows(request: GradientRequest, gradients: Iterable[Tensor]) -> Tensor:
         return out
     out.zero_()
     remaining = iter(gradients)
-    for (a, b), needs_grad in zip(model.spans.values(), request.parameters.mask):
+    for (first, end), needs_grad in zip(model.spans.values(), request.parameters.mask):
         if needs_grad:
-            gradient = next(remaining).flatten(1)
-            for c, d in (request.columns & Columns([(a, b)])).slices:
-                out[:, c:d] = gradient[:, c - a : d - a]
+            gradient = next(remaining).flatten(1)  # [k, end - first]
+            for start, stop in (request.columns & Columns([(first, end)])).slices:
+                out[:, start:stop] = gradient[:, start - first : stop - first]
     return out

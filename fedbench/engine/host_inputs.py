@@ -32,7 +32,10 @@ class HostInput:
         device: The compute device.  For CUDA, batches are copied to pinned memory.
 
     Attributes:
-        shape: Shape of the input.
+        reader: Reads entries from the file; None if the input is in memory.
+        values: The input as a tensor; None if it is in a file.
+        pinned: Whether batches are in pinned memory.
+        shape: Shape of the input, [m, ...].
         dtype: Its type as a tensor.
     """
 
@@ -94,13 +97,16 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def sample_size(x: Tensor | HostInput) -> int:
-    """Return the number of elements of one entry of an input, or 0 if it has no entries."""
+    """Return the number of elements of one entry of an input [m, ...], or 0 if it has no entries."""
     return math.prod(x.shape[1:]) if x.shape[0] else 0
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "inputs", torch.set_num_threads, (1,))
+    """Return the background thread of this process, which has one intra-op thread of torch."""
+    return ThreadPoolExecutor(
+        max_workers=1, thread_name_prefix="inputs", initializer=torch.set_num_threads, initargs=(1,)
+    )
 
 
 def run_in_background(work: Callable[[], Any]) -> Callable[[], Any]:

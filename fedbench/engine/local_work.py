@@ -18,7 +18,7 @@ from fedbench.engine.optim import Optimizer, Rate
 def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
     """Return the number of epochs of the configured training.
 
-    With system.fewest_epochs, the number of each client is random in every round.
+    With system.fewest_epochs, the number of each client is a uniform whole number, drawn anew in every round.
 
     Args:
         engine: What all cohorts of the run share.
@@ -31,13 +31,14 @@ def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
     if engine.fewest_epochs is None or not context.changes_state:
         return max_epochs
     uniform = rng.bits(rng.key(engine.seed, "epochs", context.round), context.ids) / 2.0**64  # [K] in [0, 1)
+    # a whole number from fewest_epochs to max_epochs
     return engine.fewest_epochs + (uniform * (max_epochs - engine.fewest_epochs + 1)).astype(np.int64)
 
 
 def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
     """Return the fraction of its local steps that each client completes [K], or None if all complete all steps.
 
-    Outside of rounds, for example in evaluations, all clients complete all steps.
+    Only in a round are there slow clients.  In evaluations and trials, all clients complete all steps.
     """
     if engine.step_fraction is None or not context.changes_state:
         return None

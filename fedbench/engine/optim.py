@@ -39,7 +39,7 @@ class ParameterIndex:
 
     def __init__(self, spans: Sequence[tuple[int, int]], device: torch.device):
         self._spans, self._device = spans, device
-        sizes = torch.tensor([b - a for a, b in spans])
+        sizes = torch.tensor([stop - start for start, stop in spans])
         self.of_column = torch.arange(len(spans)).repeat_interleave(sizes).to(device)
         self._within: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
@@ -111,7 +111,13 @@ class Schedule:
         return factors
 
     def _factor(self, step: int, num_steps: int, steps_per_round: int) -> float:
-        """Return the factor at a step of all steps of a run."""
+        """Return the factor at a step.
+
+        Args:
+            step: Index of the step among all steps of the run, from 0.
+            num_steps: Number of steps of the run.
+            steps_per_round: Number of steps of a round.  Warm-up and gamma are in rounds.
+        """
         warmup = self.warmup * steps_per_round
         if step < warmup:
             return (step + 1) / (warmup + 1)
@@ -168,17 +174,20 @@ class Optimizer:
         check_each("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
-        """Return a new buffer.
+        """Return a new buffer.  Here it is zeros; subclasses may override this.
 
         Args:
             name: Name of the buffer.
             theta: The rows.  # [k, P]
             parameters: Number of parameters in a row, S.
+
+        Returns:
+            The buffer of k clients.  # [k, P]
         """
         return torch.zeros_like(theta)
 
     def with_clip(self, norm: float | None) -> Optimizer:
-        """Return a copy that clips gradients to a norm, or this optimizer for None."""
+        """Return a copy that clips each client's gradient to this l2 norm; this optimizer itself for None."""
         if norm is None:
             return self
         other = copy.copy(self)
@@ -237,11 +246,12 @@ class Optimizer:
             lr: The learning rate: one, or one for each client [k, 1].
             index: The parameters of the columns, for optimizers that count steps.
         """
-        for a, b in columns.slices:
-            self.update(rows[:, a:b], grad[:, a:b], {n: m[:, a:b] for n, m in state.items()}, lr)
+        for start, stop in columns.slices:
+            buffers = {name: buffer[:, start:stop] for name, buffer in state.items()}
+            self.update(rows[:, start:stop], grad[:, start:stop], buffers, lr)
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
-        """Update rows in place.
+        """Update rows in place.  Subclasses must implement it, unless they override `step`.
 
         Args:
             theta: The rows.  # [k, p]
@@ -292,7 +302,10 @@ class SGD(Optimizer):
         self.is_plain_sgd = not momentum and not weight_decay and clip is None
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
-        """v <- momentum v + g + decay theta; theta <- theta - lr v (Nesterov: lr (g + decay theta + momentum v))."""
+        """Update rows in place, with g' = g + weight_decay theta.
+
+        v <- momentum v + g';  theta <- theta - lr v, or with Nesterov momentum theta <- theta - lr (g' + momentum v).
+        """
         if self.momentum and not isinstance(lr, Tensor) and _can_use_fused_kernel(theta, grad, state["momentum"]):
             fused_sgd(
                 [theta],
@@ -304,7 +317,7 @@ class SGD(Optimizer):
                 dampening=0.0,
                 nesterov=self.nesterov,
                 maximize=False,
-                is_first_step=False,
+                is_first_step=False,  # the buffer exists: zeros, or the momentum so far
             )
             return
         if self.weight_decay:
@@ -315,9 +328,10 @@ class SGD(Optimizer):
         _subtract(theta, lr, grad)
 
     def reach(self, num_steps: int) -> np.ndarray:
-        """Return v_t = 1 + m + ... + m^(t-1), or 1 + m v_t with Nesterov momentum.  # [T]
+        """Return how far each step t = 1, ..., T of a round moves a row along a constant gradient of 1, over lr.
 
-        If clients keep their momentum, it is the limit 1 / (1 - m).
+        With momentum m, it is v_t = 1 + m + ... + m^(t-1), or 1 + m v_t with Nesterov momentum.  If clients keep their
+        momentum between rounds, it is the limit 1 / (1 - m).
         """
         m = self.momentum
         if self.reset == "never":
@@ -327,9 +341,10 @@ class SGD(Optimizer):
 
 
 def _can_use_fused_kernel(*rows: Tensor) -> bool:
-    """Return whether PyTorch's fused kernel supports these tensors.  It has 32-bit indices."""
-    fits, is_supported = rows[0].numel() < 2**31, rows[0].device.type in ("cpu", "cuda")
-    return fused_sgd is not None and fits and is_supported and all(r.is_contiguous() for r in rows)
+    """Return whether PyTorch's fused kernel supports these tensors, which have the same shape and device."""
+    fits = rows[0].numel() < 2**31  # the kernel has 32-bit indices
+    has_kernel = fused_sgd is not None and rows[0].device.type in ("cpu", "cuda")
+    return has_kernel and fits and all(r.is_contiguous() for r in rows)
 
 
 class Adam(Optimizer):
@@ -387,13 +402,13 @@ class Adam(Optimizer):
         count = state["count"]  # [k, S]
         count[:, index.within(columns)] += 1
         bias1, bias2 = 1 - b1**count, (1 - b2**count).sqrt()  # [k, S]
-        for a, b in columns.slices:
-            theta, g, parameter = rows[:, a:b], grad[:, a:b], index.of_column[a:b]
+        for start, stop in columns.slices:
+            theta, g, parameter = rows[:, start:stop], grad[:, start:stop], index.of_column[start:stop]
             if self.weight_decay and self.decoupled:
                 theta.sub_(theta * (lr * self.weight_decay))
             elif self.weight_decay:
                 g = g.add(theta, alpha=self.weight_decay)
-            first = state["first"][:, a:b].mul_(b1).add_(g, alpha=1 - b1)
-            second = state["second"][:, a:b].mul_(b2).addcmul_(g, g, value=1 - b2)
+            first = state["first"][:, start:stop].mul_(b1).add_(g, alpha=1 - b1)
+            second = state["second"][:, start:stop].mul_(b2).addcmul_(g, g, value=1 - b2)
             step = first / (second.sqrt() / bias2[:, parameter] + self.eps) / bias1[:, parameter]
             _subtract(theta, lr, step)

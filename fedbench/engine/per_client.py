@@ -25,7 +25,7 @@ from fedbench.core.round_context import RoundContext
 
 
 class PerClient:
-    """One value for each of the N clients.  It is false if all values are 0, as the number 0.
+    """One value for each of the N clients.  As the number 0, it is false in a condition if all values are 0.
 
     Arithmetic is elementwise, in float64 as that of Python numbers.  Use it outside of steps, because `s.value` caches
     values by the identity of the object.
@@ -68,7 +68,7 @@ class PerClient:
 
 
 def per_client(value: float | Sequence[float] | None) -> Any:
-    """Return a list as PerClient, and a number or None unchanged."""
+    """Return an option's list of N values as PerClient, and a number or None unchanged."""
     return PerClient(value) if isinstance(value, Sequence) else value
 
 
@@ -87,5 +87,5 @@ def fractions(value: float | PerClient, context: RoundContext) -> Tensor:
 
 
 def mean(value: float | PerClient) -> float:
-    """Return the mean over all N clients."""
+    """Return the mean over all N clients; one value for all clients is its own mean."""
     return float(value.values.mean()) if isinstance(value, PerClient) else value

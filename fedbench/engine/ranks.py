@@ -147,13 +147,18 @@ class Ranks:
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with raising_peer_lost():
             dist.all_gather(gathered, mine)
-        has_failed, what_key, all_bits = torch.stack(gathered, 1).tolist()
-        if any(has_failed) or len(set(what_key)) > 1:
+        has_failed, what_keys, all_bits = torch.stack(gathered, 1).tolist()  # [world_size] each
+        if any(has_failed) or len(set(what_keys)) > 1:
             self._raise_other_failure(what, failure)
         return int(np.bitwise_or.reduce(all_bits))
 
     def _raise_other_failure(self, what: str, failure: str | None) -> None:
-        """Raise OtherRankFailed, unless this rank itself failed."""
+        """Raise OtherRankFailed, unless this rank itself failed and will raise its own error.
+
+        Args:
+            what: What this rank does next.
+            failure: Message of this rank's error, or None.
+        """
         states = self._all_gather_object((what, failure))
         failures = [f"rank {rank}: {message}" for rank, (_, message) in enumerate(states) if message is not None]
         if failure is None and failures:
@@ -166,7 +171,7 @@ class Ranks:
             )
 
     def report_failure(self, error: BaseException) -> None:
-        """Send an error of this rank to the others, unless they raised it or have ended."""
+        """Send the message of this rank's error to the others, unless it is an error of theirs or they have ended."""
         if self.is_distributed and not isinstance(error, OtherRankFailed | PeerLost):
             message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             with suppress(PeerLost):
@@ -178,6 +183,9 @@ class Ranks:
         Args:
             what: Description of the value, the same on all ranks.
             value: The value of this rank, which must be small and picklable.
+
+        Returns:
+            The values, in the order of ranks.
         """
         if not self.is_distributed:
             return [value]
@@ -185,6 +193,7 @@ class Ranks:
         return self._all_gather_object(value)
 
     def _all_gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which must call this together."""
         values: list[Any] = [None] * self.world_size
         with raising_peer_lost():
             dist.all_gather_object(values, value)
@@ -259,7 +268,14 @@ class Ranks:
         return set(changed_anywhere)
 
     def _send_rows(self, source: int, index: Tensor, tensors: list[Tensor], group: Any) -> None:
-        """Send the rows index [k] of all tensors from one rank to the others, as one tensor of bytes."""
+        """Send rows of all tensors from one rank to the others, as one tensor of bytes.
+
+        Args:
+            source: The rank that computed the rows.
+            index: Indices of the rows.  # [k]
+            tensors: The tensors, whose rows are replaced on the other ranks.  # [n, ...] each
+            group: The NCCL group, or None for gloo.
+        """
         row_bytes = [t[:1].numel() * t.element_size() for t in tensors]
         if source == self.rank:
             packed = torch.cat([t[index].view(len(index), -1).view(torch.uint8) for t in tensors], 1)
@@ -298,7 +314,13 @@ class Ranks:
                 items[i] = item
 
     def _broadcast(self, tensor: Tensor, source: int, group: Any) -> Tensor:
-        """Return the tensor of rank `source`, sent by NCCL if there is a group, else by gloo."""
+        """Return the tensor of one rank, on every rank.
+
+        Args:
+            tensor: On the rank `source` the tensor to send, on the others one of the same shape, which is overwritten.
+            source: The rank that sends.
+            group: The NCCL group, or None for gloo.
+        """
         with raising_peer_lost():
             if group is not None or tensor.device.type == "cpu":
                 dist.broadcast(tensor, source, group=group)
@@ -308,7 +330,13 @@ class Ranks:
             return on_host.to(tensor.device)
 
     def _group(self, device: torch.device) -> Any:
-        """Return a group for NCCL if each rank has its own GPU, else None for gloo.  Wait for the device before."""
+        """Return the group of ranks that exchanges tensors on this device.
+
+        It waits until earlier computations on a GPU have ended.
+
+        Returns:
+            A group for NCCL if each rank has its own GPU, else None, which is the group for gloo.
+        """
         if device.type != "cuda":
             return None
         torch.cuda.synchronize(device)  # errors of the device are raised before the ranks synchronize
@@ -338,7 +366,10 @@ def current() -> Ranks:
 
 
 def connect() -> Ranks:
-    """Join the processes that torchrun started, by its environment variables."""
+    """Join the processes that torchrun started, and return the ranks.
+
+    The environment variables RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE of torchrun must be set.
+    """
     global _ranks
     rank, world_size, local_rank, local_world_size = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -355,7 +386,7 @@ def connect() -> Ranks:
 
 
 def disconnect() -> None:
-    """Leave the other processes."""
+    """Leave the other processes.  `current` then returns one rank again."""
     global _ranks
     if dist.is_initialized():
         dist.destroy_process_group()

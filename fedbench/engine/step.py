@@ -4,7 +4,8 @@ The clients of a chunk are in descending order of their number of steps.  The k 
 therefore the first k rows.  `Step` (called s in methods) shows only these rows.  A `Batch` pads smaller batches with
 weight 0.  Chunks run one after the other, in threads or on several ranks, and give the same results.
 
-Letters: k clients still training, K clients of the chunk, P length of a row, B batch size, T local steps, C classes.
+Letters: k clients still training, K clients of the chunk, P length of a row, B batch size, T local steps, C classes,
+F features.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class StepProgress:
 
 @functools.cache
 def _state_class(names: tuple[str, ...]) -> type:
-    """Return a frozen dataclass with a field for each state.
+    """Return a frozen dataclass with a field for each of these states.
 
     A step can change the tensors in place.  Assigning another tensor to a field raises an error.
     """
@@ -212,7 +213,7 @@ class Step:
         return self._theta
 
     def _rows(self, name: str) -> Tensor:
-        """Return theta or a state by name.  # [k, ...]"""
+        """Return the rows named "theta", or the state of this name.  # [k, ...]"""
         return self.theta if name == "theta" else getattr(self.state, name)
 
     @property
@@ -292,6 +293,9 @@ class Step:
             loss: Replaces the task's loss, if not None.
             columns: The columns to differentiate.
             index: Index of this gradient among those of the step.
+
+        Returns:
+            The gradient, zero in all other columns [k, P], and the losses of the clients [k].
         """
         request = GradientRequest(
             model=self.model,
@@ -311,7 +315,7 @@ class Step:
         progress.running_statistics = {}
         progress.extra_losses = []
 
-        def losses(leaves: list[Tensor]) -> Tensor:
+        def losses(leaves: list[Tensor]) -> Tensor:  # [k, B] or [k]
             progress.differentiated_rows = torch.cat(leaves, dim=-1)
             values = loss(self, progress.differentiated_rows, batch)
             return add_extra_losses(values, progress.extra_losses, batch.weight)
@@ -323,24 +327,24 @@ class Step:
     def _gradient_by_batch_size(
         self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, index: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the same as `_gradient`, computed for clients of equal batch size at a time.
+        """Compute the gradient for clients with equal numbers of samples at a time.
 
-        Padding would otherwise enter the batch statistics (BatchNorm).
+        Padding would otherwise enter the batch statistics (BatchNorm).  Arguments and results are those of `_gradient`.
         """
         grad = self._new_gradient()
         losses = torch.zeros(len(rows), device=rows.device)
         for size in np.unique(batch.counts):
             positions = np.flatnonzero(batch.counts == size)
             device_positions = to_device(positions, rows.device)
-            some_rows = rows[device_positions]
-            part = self._subset(positions, device_positions)
-            grad[device_positions], losses[device_positions] = part._gradient(
-                batch.take_clients(positions, device_positions, int(size)), some_rows, loss, columns, index
+            subset_rows = rows[device_positions]
+            subset = self._subset(positions, device_positions)
+            grad[device_positions], losses[device_positions] = subset._gradient(
+                batch.take_clients(positions, device_positions, int(size)), subset_rows, loss, columns, index
             )
             if loss is not None:  # a loss may change states, such as sums of its features
-                for name, values in vars(part.state).items():
+                for name, values in vars(subset.state).items():
                     getattr(self.state, name)[device_positions] = values
-            rows[device_positions] = some_rows  # the forward pass updated their running statistics
+            rows[device_positions] = subset_rows  # the forward pass updated their running statistics
         return grad, losses
 
     def _subset(self, positions: np.ndarray, device_positions: Tensor) -> Step:
@@ -365,6 +369,7 @@ class Step:
 
     @property
     def _dropout_keys(self) -> Tensor | None:
+        """Key of each client in this step [k], or None if the model has no dropout."""
         return self.rng.keys if self.model.has_dropout else None
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
@@ -379,6 +384,7 @@ class Step:
         return self._named_views[cache_key]
 
     def _parameters_of(self, columns: Columns) -> DifferentiatedParameters:
+        """Return the parameters that overlap with some columns, which are computed once for each set of columns."""
         slices = tuple(columns.slices)
         if slices not in self._parameters:
             self._parameters[slices] = DifferentiatedParameters.of(self.model, columns)
@@ -410,7 +416,16 @@ class Step:
         return self._forward_pass(rows, batch, "head")
 
     def _forward_pass(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
-        """Return the logits, or the input of the module `until`, and store what a gradient needs (`StepProgress`)."""
+        """Run a forward pass in training mode, and store what a gradient needs (`StepProgress`).
+
+        Args:
+            rows: The rows.  # [k, P]
+            batch: One batch of every client.
+            until: Name of a module.  None: the whole pass.
+
+        Returns:
+            The logits [k, B, C], or the input of the module `until`.
+        """
         out, running_statistics, extra_losses = training_pass(
             self.model, self.model.named(rows), batch.x, self._dropout_keys, until
         )
@@ -461,7 +476,14 @@ class Step:
         optimizer.step(rows, grad, columns, self._optimizer_state(name), rate, index)
 
     def _optimizer_state(self, name: str) -> OptimizerState:
-        """Return the optimizer's buffers of theta or a state, after creating those that are missing."""
+        """Return the optimizer's buffers of theta or a state.  Missing ones are created.
+
+        Args:
+            name: "theta", or the name of the state.
+
+        Returns:
+            The buffers of the k clients, by name.  # [k, ...] each
+        """
         optimizer, state = self._setup.optimizer, self._chunk.optimizer_state.setdefault(name, {})
         rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
         for buffer in optimizer.buffers:
@@ -470,13 +492,21 @@ class Step:
         return {buffer: values[: self.k] for buffer, values in state.items()}
 
     def _parameter_index(self, length: int) -> ParameterIndex:
-        """Return the parameter of each column of rows of this length."""
+        """Return the index of the parameter of each column, for rows of this length: the model's, or a state's."""
         if length not in self._parameter_indices:
             self._parameter_indices[length] = ParameterIndex(self.model.parameter_spans(length), self.theta.device)
         return self._parameter_indices[length]
 
     def _clip_for_privacy(self, grad: Tensor, columns: Columns) -> Tensor:
-        """Clip the gradient [k, P] in those of these columns that will be uploaded."""
+        """Clip the gradient of each client in the updated columns that will be uploaded.
+
+        Args:
+            grad: The gradient.  # [k, P], or of another length for a state
+            columns: The columns that are updated.
+
+        Returns:
+            The gradient, whose norm in the clipped columns is at most that of `TrainingSetup.privacy_clip`.
+        """
         assert self._setup.privacy_clip is not None
         uploaded, max_norm = self._setup.privacy_clip
         clipped_columns = columns if grad.shape[1] != self.model.size else columns & uploaded
@@ -496,9 +526,9 @@ def default_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:
     def step(s: Step, batch: Batch) -> None:
         gradient = s.grad(batch)
         if extra_grad is not None:
-            extra = extra_grad(s)
-            for a, b in s.columns.slices:
-                gradient[:, a:b] += extra[:, a:b]
+            extra = extra_grad(s)  # [k, P]
+            for start, stop in s.columns.slices:
+                gradient[:, start:stop] += extra[:, start:stop]
         s.descend(gradient)
 
     return step

@@ -146,14 +146,23 @@ class BatchSchedule:
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
-    """Return the samples of all clients that a training uses."""
+    """Return the samples of all N clients that a training uses."""
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 
 def _schedule_options(
     engine: Engine, context: RoundContext, how: LocalTraining
 ) -> tuple[np.ndarray, int, dict[str, Any]]:
-    """Return the split size of each client [K], the batch size, and the keyword arguments of `rng.lengths`."""
+    """Return the arguments of `rng.lengths` for a training: the run's, unless `how` has others.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        how: The settings of the training.
+
+    Returns:
+        The number of samples of each client [K], the batch size, and the keyword arguments.
+    """
     steps = how.steps
     if steps is None and how.epochs is None:
         steps = engine.steps
@@ -249,9 +258,14 @@ class CohortTraining:
         self.changed = {"theta", "loss"}
 
     def _rates(self, optimizer: Optimizer) -> tuple[Rate, Tensor | None]:
-        """Return the learning rate, and its factor in each step [T, K] if the schedule changes with the steps.
+        """Return the learning rate and its factors.
 
-        A learning rate that the method passed is not scheduled.
+        Args:
+            optimizer: The optimizer, with its schedule.
+
+        Returns:
+            The learning rate, one or one for each client [K, 1]; and its factors in the local steps [T, K], or None if
+            the schedule changes with rounds only.  A learning rate that the method passed is not scheduled.
         """
         engine, context = self.engine, self.context
         if self.how.lr is not None:
@@ -282,7 +296,7 @@ class CohortTraining:
         self.engine.executor.run(self._train_chunk, len(self.schedule.positions))
 
     def _train_chunk(self, start: int, stop: int) -> None:
-        """Train the clients at schedule.positions[start:stop]."""
+        """Train the clients at schedule.positions[start:stop], and write their results to `outputs`."""
         schedule, context, executor = self.schedule, self.context, self.engine.executor
         positions = schedule.positions[start:stop]
         index = torch.from_numpy(positions).to(context.device)
@@ -310,7 +324,12 @@ class CohortTraining:
         self._collect(index, chunk)
 
     def _collect(self, index: Tensor, chunk: Chunk) -> None:
-        """Copy the results of a trained chunk to its positions in the cohort, index [k]."""
+        """Copy the results of a trained chunk to its positions in the cohort.
+
+        Args:
+            index: The positions, on the device.  # [k]
+            chunk: The trained clients.
+        """
         is_distributed = self.engine.executor.ranks.is_distributed
         self.outputs["theta"][index] = chunk.theta
         self.outputs["loss"][index] = chunk.loss
@@ -338,14 +357,19 @@ class CohortTraining:
                 self.outputs[name].copy_(self.state[name])
 
     def _load_buffers(self) -> dict[str, dict[str, Tensor]]:
-        """Return the stored optimizer buffers of the clients.  Evaluations and trials use new buffers instead."""
+        """Return the optimizer buffers that the clients keep from earlier rounds (optimizer.reset=never).
+
+        Returns:
+            The buffers [K, ...], by "theta" or the name of a state, and then by the name of the buffer.  Empty with
+            optimizer.reset=round, and in evaluations and trials, which use new buffers.
+        """
         engine, context, optimizer = self.engine, self.context, self.setup.optimizer
         if optimizer.reset != "never" or not optimizer.buffers or not context.changes_state:
             return {}
-        moved = {"theta": self.start, **self.state}
+        start_rows = {"theta": self.start, **self.state}
         return {
             rows_name: {
-                buffer: engine.optimizer_state(owner, buffer, moved[rows_name].shape[-1])[context.ids]
+                buffer: engine.optimizer_state(owner, buffer, start_rows[rows_name].shape[-1])[context.ids]
                 for buffer in optimizer.buffers
             }
             for rows_name, owner in self.how.buffer_names.items()
@@ -360,13 +384,23 @@ class CohortTraining:
                 stored[self.context.ids] = values
 
     def result(self) -> SimpleNamespace:
-        """Return theta [K, P], the states [K, ...], loss [K], steps [K] and lr, as `cohort.train` does."""
+        """Return a namespace of theta [K, P], the states [K, ...], loss [K], steps [K] and the mean lr."""
         steps = torch.from_numpy(self.schedule.num_steps).float().to(self.context.device)
         return SimpleNamespace(**self.outputs, steps=steps, lr=self.mean_lr)
 
 
 def _privacy_clip(engine: Engine, context: RoundContext, how: LocalTraining) -> tuple[Columns, float] | None:
-    """Return the columns that will be uploaded and the norm to which privacy clips their gradient, or None."""
+    """Return what privacy clips in each local step.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        how: The settings of the training.
+
+    Returns:
+        The columns that will be uploaded, and the largest norm of their gradient.  None if steps are not clipped:
+        without privacy, with calibration=analytic, which clips uploads, or outside of rounds.
+    """
     privacy, uploaded = engine.privacy, how.uploaded
     if privacy is None or privacy.step_clip is None or not context.changes_state:
         return None
@@ -386,7 +420,7 @@ def train_chunk(setup: TrainingSetup, chunk: Chunk, loader: BatchLoader, step: S
     """
     s = Step(setup, chunk)
     max_steps = int(chunk.num_steps.max(initial=0))
-    num_active = (chunk.num_steps[None] > np.arange(max_steps)[:, None]).sum(1)  # [T]
+    num_active = (chunk.num_steps[None] > np.arange(max_steps)[:, None]).sum(1)  # clients that train in step t  [T]
     for t, k in enumerate(num_active.tolist()):
         setup.engine.executor.raise_if_stopped()
         s.begin(t, k)

@@ -303,8 +303,9 @@ def _draw_values(axes: Any, cells: list[Cell]) -> None:
     positions = -np.arange(len(cells))
     styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
               "ours": {"color": drawing.COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
+    values = {"printed": [cell.reported for cell in cells], "ours": [cell.ours for cell in cells]}
     for shift, (name, style) in zip((0.12, -0.12), styles.items()):
-        spreads = [getattr(cell, name) for cell in cells]
+        spreads = values[name]
         means, stds = [spread.mean for spread in spreads], [spread.std or 0 for spread in spreads]
         axes.errorbar(means, positions + shift, xerr=stds, ls="", label=name, capsize=2, **style)
     names = [cell.row["method"] + (f" (n={cell.ours.count})" if cell.ours.count else "") for cell in cells]

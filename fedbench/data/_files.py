@@ -88,7 +88,17 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
 
 
 def _download_one(url: str, path: Path, md5: str | None) -> None:
-    """Download one address to a path; raise ValueError if the bytes are incomplete or have another md5."""
+    """Download a file.
+
+    Args:
+        url: The address.
+        path: Where to write the file.
+        md5: The expected md5, in hexadecimal digits.  None: any.
+
+    Raises:
+        ValueError: The bytes are incomplete, or have another md5.
+        OSError: The address cannot be read, or the file cannot be written.
+    """
     request = urllib.request.Request(url, headers={"User-Agent": "fedbench"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply, written_atomically(path) as partial:
         log.info("downloading %s to %s", url, path)

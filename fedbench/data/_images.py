@@ -152,6 +152,7 @@ def decode_cached(
     """
 
     def decode_all() -> dict[str, np.ndarray]:
+        """Return the pictures as an array called images, for the cache."""
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", source)
         used = window_of(files, window, source)
         require(
@@ -226,6 +227,7 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
     )
 
     def decode_with_progress() -> Iterator[np.ndarray]:
+        """Yield the pictures, and log from time to time how many are decoded."""
         n, start = len(files), time.monotonic()
         log.info("%s: decoding %s pictures once", name, f"{n:,}")
         interval = max(1, n // PROGRESS_LINES)
@@ -328,6 +330,14 @@ def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
     """Return a picture with 8 bits per pixel: one of more bits scaled by the window of its data set, others unchanged.
 
     Pillow's own conversion would clip values above 255.
+
+    Args:
+        image: The picture, an object of Pillow.
+        window: Values of black and white in pictures of more than 8 bits.  None: the data set has no such pictures.
+        path: The file, for messages.
+
+    Raises:
+        ConfigError: The picture has more than 8 bits, and there is no window.
     """
     if not image.mode.startswith(("I", "F")):
         return image

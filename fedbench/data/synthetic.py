@@ -129,6 +129,7 @@ class Synthetic:
         return np.clip(images, 0, 1)
 
     def _images(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
+        """Return images with the pattern of their class, of a different brightness in each domain."""
         labels = rng.integers(self.num_classes, size=self.n)
         images = self._patterns(rng, labels)
         if domain is not None:

@@ -233,7 +233,11 @@ def partition_labels(partition: Partition, arrays: Arrays) -> np.ndarray:
 
 
 def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fraction: float) -> None:
-    """Raise ConfigError if one of the options of `build_split` is invalid or the data lack the published parts."""
+    """Check options of `build_split`, which describes them.
+
+    Raises:
+        ConfigError: An option is out of range, or split is "published" and the data set has no published split.
+    """
     require(split in SPLITS, f"dataset.split={split!r} must be one of {', '.join(SPLITS)}")
     require(
         split == "published" or 0 < test_fraction < 1,
@@ -248,7 +252,11 @@ def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fractio
 
 
 def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None) -> int:
-    """Return num_clients, or the number that the partition determines if it is None."""
+    """Return the number of clients: num_clients, or the number that the partition determines if it is None.
+
+    Raises:
+        ConfigError: num_clients is not positive, or is None and the partition does not determine the number.
+    """
     if num_clients is None:
         default_num_clients = getattr(partition, "default_num_clients", None)
         if default_num_clients is None:
@@ -317,7 +325,16 @@ def _subsample(
 
 
 def _stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> list[np.ndarray]:
-    """Return scikit-learn's stratified split [train, test] of positions, as in APPLE's MedMNIST files."""
+    """Split samples into training and test, stratified by label, by scikit-learn as in APPLE's MedMNIST files.
+
+    Args:
+        labels: Label of each sample, [n].
+        test_fraction: Fraction of test samples.
+        seed: Seed of the split.
+
+    Returns:
+        The positions of the training samples and of the test samples, 0 to n - 1.
+    """
     from sklearn.model_selection import train_test_split  # slow to import, rarely needed
 
     positions = np.arange(len(labels))
@@ -388,7 +405,17 @@ def _require_two(lists: Ragged, partition: Partition) -> None:
 
 
 def _check_split(split: Split, num_clients: int, num_samples: int, partition: Partition) -> None:
-    """Require training and test samples of each client, and each sample in one part of one client only."""
+    """Check that each client has training and test samples, and that no sample is assigned twice.
+
+    Args:
+        split: The samples of each client.
+        num_clients: N.
+        num_samples: The number of samples of the data set.
+        partition: The partition, for messages.
+
+    Raises:
+        ConfigError: The split does not fit.
+    """
     partition_name = type(partition).__name__
     for part in ("train", "test", "val"):
         lists: Ragged = getattr(split, part)

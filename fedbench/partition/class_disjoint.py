@@ -45,7 +45,18 @@ class ClassDisjoint:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign whole classes (see Partition.assign)."""
+        """Assign whole classes (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         client_of_class = self._assign_classes(len(np.unique(labels)), num_clients)  # [C]
         require(
             self.shots is None or len(pools) > 1,

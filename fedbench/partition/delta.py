@@ -55,7 +55,18 @@ class Delta:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign negatives and positives by their counts (see Partition.assign)."""
+        """Assign negatives and positives by their counts (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         require(num_clients >= 2, f"partition.num_clients={num_clients} must be at least 2 for partition=delta")
         rows = num_clients if self.counts is None else len(self.counts)
         require(

@@ -49,7 +49,18 @@ class Dirichlet:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Divide each class by Dirichlet shares until all clients have enough samples (see Partition.assign)."""
+        """Divide each class by Dirichlet shares until all clients have enough samples (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         minima = np.array([self.min_size, self.min_test, 0][: len(pools)])  # [pools]
         for pool, minimum, name in zip(pools, minima, ("min_size", "min_test", "")):
             require(

@@ -59,7 +59,18 @@ class Domain:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign samples by their client site (see Partition.assign)."""
+        """Assign samples by their client site (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: The client site of each sample of the data set, [n] int64, or None.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         site = np.empty(0, np.int64) if domain is None else domain  # [n]
         num_sites = int(site.max(initial=-1)) + 1
         expected = self.default_num_clients(num_sites)

@@ -42,7 +42,18 @@ class DomainCounts:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign samples by the table (see Partition.assign)."""
+        """Assign samples by the table (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: The client site of each sample of the data set, [n] int64, or None.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         if domain is None:
             raise ConfigError(
                 "partition=domain_counts needs a data set with client sites, but this one has none: use another "

@@ -99,7 +99,18 @@ class File:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign each client the samples of its list in each pool (see Partition.assign)."""
+        """Assign each client the samples of its list in each pool (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         assigned = []
         for pool in pools:
             in_pool = np.zeros(len(labels), bool)  # [n]
@@ -156,7 +167,7 @@ class File:
         )
 
     def _check_samples(self, part: str, lists: list[np.ndarray], n: int) -> None:
-        """Refuse indices that are not in the data set."""
+        """Raise ConfigError if the lists of a part have indices that are not in the data set of n samples."""
         samples = np.concatenate(lists)
         invalid = samples[(samples < 0) | (samples >= n)]
         if len(invalid):
@@ -180,6 +191,7 @@ def _indices(values: Any) -> np.ndarray:
 
 
 def _read_npz(path: Path) -> Content:
+    """Read the partition.npz of a run, or another npz with an array of sample indices for each client."""
     with np.load(path, allow_pickle=False) as file:
         if {*file.files} >= RUN_ARRAYS:
             split = Split.load(path)
@@ -195,20 +207,24 @@ def _read_npz(path: Path) -> Content:
 
 
 def _read_pickle(path: Path) -> Content:
+    """Read a pickle by a reader that builds only arrays and plain values."""
     return _parse(read_plain(path.read_bytes()))
 
 
 def _read_trusted_pickle(path: Path) -> Content:
+    """Read a pickle that may run code, which the user trusts (partition.trust)."""
     with path.open("rb") as file:
         return _parse(pickle.load(file))
 
 
 def _read_npy(path: Path) -> Content:
+    """Read the client of each sample of the data set, -1 for samples without a client."""
     client = _indices(np.load(path, allow_pickle=False))  # [n]
     return Content({"": _group_by_client(np.flatnonzero(client >= 0), client[client >= 0])}, None)
 
 
 def _read_csv(path: Path) -> Content:
+    """Read a CSV file with the columns index (of the sample) and client, and optionally part."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"index", "client"} <= rows[0].keys():
@@ -225,6 +241,13 @@ def _read_csv(path: Path) -> Content:
 
 
 def _group_by_client(samples: np.ndarray, client: np.ndarray, num_clients: int = 0) -> list[np.ndarray]:
+    """Return the samples of each client.
+
+    Args:
+        samples: Sample indices, [m].
+        client: Client of each of them, [m].
+        num_clients: The smallest number of lists to return.  Lists of further clients are empty.
+    """
     ragged = Ragged.from_owners(samples, client, max(num_clients, int(client.max(initial=-1)) + 1))
     return [ragged[i] for i in range(len(ragged))]
 

@@ -16,7 +16,18 @@ class IID:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Shuffle each pool and divide it evenly (see Partition.assign)."""
+        """Shuffle each pool and divide it evenly (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         lists = []
         for pool in pools:
             sizes = np.full(num_clients, len(pool) // num_clients, np.int64)  # [N]

@@ -43,7 +43,18 @@ class Pachinko:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Draw the samples of one client after the other (see Partition.assign)."""
+        """Draw the samples of one client after the other (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         superclass = self._superclasses(int(labels.max()) + 1)  # [C]
         all_samples = np.concatenate(pools)
         members = [rng.permutation(all_samples[labels[all_samples] == c]) for c in range(len(superclass))]  # by class

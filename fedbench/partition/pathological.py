@@ -35,7 +35,18 @@ class Pathological:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign random shares of each client's classes (see Partition.assign)."""
+        """Assign random shares of each client's classes (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         num_classes = len(np.unique(labels))
         require(
             self.classes_per_client <= num_classes,

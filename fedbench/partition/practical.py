@@ -31,7 +31,18 @@ class Practical:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign the shares of each class in random order (see Partition.assign)."""
+        """Assign the shares of each class in random order (see Partition.assign).
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: Sample indices of each pool.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: Not used.
+
+        Returns:
+            For each pool, the sample indices of each client.
+        """
         shares = self._client_shares(num_clients)  # [N]
         rows = []
         for _ in np.unique(labels):

@@ -83,7 +83,13 @@ class Classification(Task):
         self.weights = torch.from_numpy(weights).float().to(federation.device)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the cross-entropy of each sample, with label smoothing and class weights if set.  # [..., B]"""
+        """Return the cross-entropy of each sample, with label smoothing and class weights if set.  # [..., B]
+
+        Args:
+            logits: Outputs of the model, [..., B, C].
+            y: Targets, [..., B].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
+        """
         masked = mask_logits(logits, class_mask)
         z = masked.reshape(-1, logits.shape[-1])  # [n, C]
         labels = y.reshape(-1)  # [n]
@@ -102,6 +108,12 @@ class Classification(Task):
 
         Without class weights, label smoothing and a subclass's loss, the gradient is weight * (softmax - one-hot).
         Otherwise autograd computes it.
+
+        Args:
+            logits: Outputs of the model, [k, B, C].
+            y: Targets, [k, B].
+            weight: Weight of each sample, [k, B].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
         """
         if not self.has_closed_form_gradient:
             return super().loss_and_gradient(logits, y, weight, class_mask)
@@ -128,6 +140,11 @@ class Classification(Task):
         - balanced_accuracy: mean recall over the classes of the client's targets.
         - f1: macro average over the classes of targets or predictions.
         - auc: of class 1 if C = 2, else macro average, one versus rest, over the classes of some but not all samples.
+
+        Args:
+            statistics: What `sample_statistics` returns, for all n samples in client order, by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: The classes of each client, [N, C] bool.  None: all.
         """
         client = client_of_sample(offsets)
         allowed = None if class_mask is None else torch.from_numpy(class_mask)[client]  # [n, C]

@@ -84,6 +84,11 @@ class Mixed(Task):
         - tp: the number of those that are correct (true positives).
         - list_length: the length of the client's list.
         - logits: the logits, which the ROC AUC needs.
+
+        Args:
+            logits: Outputs of the model, [k, B, C].
+            y: Targets, [k, B, 1 + L].
+            class_mask: The entries of the list of each client, [k, C] bool.  None: all.
         """
         masked = mask_logits(logits, class_mask)  # [k, B, C]
         predicted = masked > 0
@@ -106,6 +111,11 @@ class Mixed(Task):
         - micro_f1: F1 of the binary decisions about each entry of the list, for questions and labels.
         - accuracy, accuracy_open, accuracy_closed, ceiling, f1_flat: of questions, as in task=vqa.
         - f1 (macro), sample_f1, auc (macro): of samples with labels, as in task=multilabel.
+
+        Args:
+            statistics: What `sample_statistics` returns, for all n samples in client order, by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: The entries of the list of each client, [N, C] bool.  None: all.
         """
         names = ("y", "answer", "tp", "p", "list_length")
         y, answer, tp, p, list_length = (statistics[name].cpu().numpy() for name in names)

@@ -84,6 +84,11 @@ class MultiLabel(Task):
         - auc: macro average over the labels that some but not all samples have.
         - micro_f1: over all labels together.
         - sample_f1: mean F1 of the samples with a true or predicted label.
+
+        Args:
+            statistics: What `sample_statistics` returns, for all n samples in client order, by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: The labels of each client, [N, C] bool.  None: all.
         """
         logits = statistics["logits"].float().cpu().numpy()  # [n, C]
         targets = statistics["y"].cpu().numpy() > 0.5  # [n, C]

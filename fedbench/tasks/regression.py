@@ -97,6 +97,11 @@ class Regression(Task):
         - rmse: root of the mean squared error over samples and targets.
         - mae: mean absolute error over samples and targets.
         - r2: coefficient of determination, mean over the R targets; NaN if a target is constant.
+
+        Args:
+            statistics: What `sample_statistics` returns, for all n samples in client order, by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: Not used.
         """
         error = statistics["error"].double().cpu().numpy()  # [n, R]
         y = statistics["y"].double().cpu().numpy()  # [n, R]

@@ -106,7 +106,13 @@ class Segmentation(Task):
         return len(y), outputs, *y.shape[1:]
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss of each sample over its pixels that are not ignored.  # [..., B]"""
+        """Return the loss of each sample over its pixels that are not ignored.  # [..., B]
+
+        Args:
+            logits: Outputs of the model, [..., B, C, H, W].
+            y: Targets, [..., B, H, W].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
+        """
         z = _masked(logits, class_mask).reshape(-1, *logits.shape[-3:])  # [n, C, H, W]
         target = y.reshape(-1, *y.shape[-2:])  # [n, H, W]
         valid = None
@@ -150,6 +156,11 @@ class Segmentation(Task):
         - tp: correctly predicted pixels of the class (true positives).
         - p: pixels that are predicted to have the class.
         - true: pixels that have the class.
+
+        Args:
+            logits: Outputs of the model, [k, B, C, H, W].
+            y: Targets, [k, B, H, W].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
         """
         z = _masked(logits, class_mask)
         k, b, num_classes = z.shape[:3]
@@ -181,6 +192,11 @@ class Segmentation(Task):
         - dice_iou: pFedNet's "IoU": d / (2 - d) for the Dice coefficient d of all classes pooled.
         - label_iou: dice_iou without class 0, the background.
         - label_iou_majority: dice_iou without the class that has the most true pixels, as in pFedNet's released code.
+
+        Args:
+            statistics: What `sample_statistics` returns, for all n samples in client order, by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: The classes of each client, [N, C] bool.  None: all.
         """
         tp, p, true = (sum_by_client(statistics[name].cpu().numpy(), offsets) for name in ("tp", "p", "true"))
         num_classes = tp.shape[1]

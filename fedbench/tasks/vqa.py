@@ -76,6 +76,11 @@ class VQA(Task):
 
         If the correct answer is not in the list, bce_sum takes all answers of the list as wrong, and cross_entropy
         takes them as equally likely.
+
+        Args:
+            logits: Outputs of the model, [..., B, C].
+            y: Targets, [..., B, 2].
+            class_mask: The answers of each client, [k, C] bool.  None: all.
         """
         answer = y[..., 0]
         one_hot = F.one_hot(answer.clamp_min(0), logits.shape[-1]).to(logits.dtype) * (answer >= 0)[..., None]
@@ -98,6 +103,11 @@ class VQA(Task):
         - closed: whether the question is closed.
         - p (with f1): the number of predicted answers (logit > 0).
         - tp (with f1): whether the correct answer is among them.
+
+        Args:
+            logits: Outputs of the model, [k, B, C].
+            y: Targets, [k, B, 2].
+            class_mask: The answers of each client, [k, C] bool.  None: all.
         """
         answer = y[..., 0]
         statistics = {
@@ -122,6 +132,11 @@ class VQA(Task):
         - micro_f1: F1 of the binary decisions about each answer of the list.
         - f1_flat: the mean of the F1 of the decisions "yes" (which is micro_f1) and "no", weighted by how often each is
           true.  FedPIA's Table 4 may report this one.
+
+        Args:
+            statistics: What `sample_statistics` returns, for all n samples in client order, by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: The answers of each client, [N, C] bool.  None: all.
         """
         values = {name: t.cpu().numpy() for name, t in statistics.items()}
         in_list = values["in_list"]

@@ -88,7 +88,7 @@ def test_the_digest_depends_on_the_entries() -> None:
 @pytest.mark.parametrize(
     ("shared", "said"),
     [
-        ({"picture": np.zeros(90, np.int64)}, "shared names picture, which is no input: image, question"),
+        ({"picture": np.zeros(90, np.int64)}, "shared has picture, but must have names of inputs: image, question"),
         ({"image": np.full(90, 10)}, "entries of image must be int64 from 0 to 9"),
         ({"image": np.full(90, -1)}, "entries of image must be int64 from 0 to 9"),
         ({"image": np.zeros(90)}, "entries of image must be int64"),

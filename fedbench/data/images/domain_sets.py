@@ -222,7 +222,7 @@ def images_from_top(
     lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
-        """Return the arrays whose samples share images as described."""
+        """Return the arrays with the wrong image of each sample; clients are the samples of each client."""
         image_of = np.arange(len(group))
         for part in (clients.train, clients.val, clients.test):
             for client in range(len(part)):

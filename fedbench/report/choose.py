@@ -48,29 +48,34 @@ class Sweep:
 
 
 def choose_command(args: argparse.Namespace) -> list[Table]:
-    """Return the tables of ``fedbench report --choose``."""
+    """Return the tables of ``fedbench report --choose``: one table, from `choose`."""
     runs, damaged = runs_of(args)
     report_damage(damaged, [], [], "csv")
     return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))]
 
 
 def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Table:
-    """Return the scores of each value and of the clients' best values, how many clients choose each, and the choice.
+    """Return a table that compares the values of a config key, for all clients together and for each client.
 
     Args:
-        runs: Runs that differ only in the key and the seed.
-        key: A config key.
+        runs: Runs that differ only in the key, the seed and the fold of cross-validation.
+        key: A config key with numbers as values, such as algorithm.mu.
         metric: A metric of test samples, personal/...  The same metric of validation samples is compared.
+
+    Returns:
+        A row per value, with the number of clients for which it is best, and validation and test score as mean and
+        spread over seeds of the mean over clients.  In the last row, each client is scored under its own best value.
+        The notes contain the best values as an override to paste.
 
     Raises:
         ConfigError: The runs lack validation metrics or clients, or differ in other keys or in their partition.
     """
     sweep = read_sweep(runs, key, metric)
-    lower = scores.lower_is_better(metric)
+    lower_is_better = scores.lower_is_better(metric)
     val = sweep.scores["val"].unstack("client")  # [values and seeds, N]
-    chosen, tied = best_values(val.groupby("value").mean(), lower)
-    rows = [_row(repr(sweep.values[value]), int((chosen == value).sum()), of_value)
-            for value, of_value in sweep.scores.groupby("value")]  # fmt: skip
+    chosen, tied = best_values(val.groupby("value").mean(), lower_is_better)  # chosen [N]: indices of sweep.values
+    rows = [_row(repr(sweep.values[value]), int((chosen == value).sum()), scores_of_value)
+            for value, scores_of_value in sweep.scores.groupby("value")]  # fmt: skip
     index = sweep.scores.index
     is_chosen = index.get_level_values("value") == chosen.loc[index.get_level_values("client")].to_numpy()
     rows.append(_row("each its own", len(chosen), sweep.scores[is_chosen].sort_index(level="client")))
@@ -90,46 +95,72 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
     ]
     if sweep.folds:
         mean = sweep.scores["val"].groupby("value").mean()
-        best = sweep.values[mean.idxmin() if lower else mean.idxmax()]
+        best = sweep.values[mean.idxmin() if lower_is_better else mean.idxmax()]
         notes.insert(0, f"One for all, by {sweep.folds}-fold cross-validation: {key}={best!r}, with folds=null on all "
                         "training samples.")  # fmt: skip
     return Table(title, columns, rows, notes)
 
 
 def _row(value: str, clients: int, client_scores: DataFrame) -> dict[str, Any]:
-    """Return a row of the table, with the spread over seeds of means over clients."""
+    """Return a row of the table, with mean and standard deviation over seeds of the mean over clients.
+
+    Args:
+        value: The value of the key, as text.
+        clients: The number of clients for which the value is best.
+        client_scores: The columns val and test of `Sweep.scores`.
+    """
     means = client_scores.groupby("seed").mean()
     return {"value": value, "clients": clients, "val": over_seeds(means["val"]), "test": over_seeds(means["test"])}
 
 
-def best_values(val: DataFrame, lower: bool = False) -> tuple[Series, int]:
+def best_values(val: DataFrame, lower_is_better: bool = False) -> tuple[Series, int]:
     """Return the best value of each client, and how many clients have several best values.
 
     Args:
         val: Validation scores [values, N].
-        lower: Whether lower scores are better.
+        lower_is_better: Whether lower scores are better.
 
     Returns:
-        The row of ``val`` for each client [N], and the number of clients.
+        The index of the best row of ``val`` for each client [N], and the number of clients with several best rows.
+        Among several, and for a client without scores, it is the row with the best average over clients.
     """
-    val = -val if lower else val
+    val = -val if lower_is_better else val
+    # Equal scores may differ by rounding.  For a client without scores, all values count as best.
     is_best = (val >= val.max() - 1e-12) | val.isna().all()  # [values, N]
     average = val.mean(axis=1)  # [values]
-    best = is_best.mul(1.0).where(is_best).mul(average, axis=0).idxmax()
+    best = is_best.mul(1.0).where(is_best).mul(average, axis=0).idxmax()  # the average where best, else NaN
     return best, int((is_best.sum() > 1).sum())
 
 
 def override(key: str, values: list[float]) -> str:
-    """Return the override for a run in which each client has its own value."""
+    """Return the override for a run in which each client has its own value, such as ``'algorithm.mu=[2,0.5]'``.
+
+    Args:
+        key: The config key.
+        values: The values by client [N].
+    """
     return f"'{key}=[{','.join(map(repr, values))}]'"
 
 
 def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
-    """Read the finished runs that have a number under the key.  Of repeated runs, the last one is used."""
+    """Return the scores of the finished runs that have a number under the key.
+
+    Of several runs with the same value, seed and fold, the one that finished last is used.
+
+    Args:
+        runs: The runs.
+        key: The config key.
+        metric: A metric of test samples, personal/...
+
+    Raises:
+        ConfigError: The metric is unknown or not personal/..., the runs differ in other keys or in their partition,
+            or a run or its scores of clients are missing.
+    """
     scores.check_metric(metric, 0, runs)
     require(
         metric.startswith("personal/"),
-        f"--choose {key} compares validation metrics: --metric must be personal/..., got {metric}",
+        f"--choose {key} compares validation scores of clients, which exist for personal metrics only: "
+        f"--metric must be personal/..., got {metric}",
     )
     runs = [run for run in runs if run.finished and _is_number(run.flat_config.get(key))]
     runs.sort(key=lambda run: str(run.summary.get("finished")))
@@ -179,7 +210,16 @@ def _check_comparable(runs: list[Run], key: str) -> None:
 
 
 def _last_scores(run: Run, metric: str, key: str) -> Series:
-    """Return a metric of all clients at the last evaluated round [N]."""
+    """Return a metric of all clients at the last evaluated round [N].
+
+    Args:
+        run: The run.
+        metric: A column of clients.csv.
+        key: The config key of ``--choose``, for error messages.
+
+    Raises:
+        ConfigError: clients.csv is damaged, or it lacks the metric or some clients.
+    """
     values = run.clients(metric)  # [rounds, N]
     require(run.clients_error is None, f"--choose {key}: {run.path}: {run.clients_error}")
     remedy = (

@@ -86,7 +86,11 @@ def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Check that the flags are valid and that all of them have an effect."""
+    """Check that the values of the flags are valid, and that no flag is given that has no effect.
+
+    Raises:
+        ConfigError: A value is invalid, or two flags exclude each other.
+    """
     for name in ("paper", "metric", "group", "against", "choose"):
         require(getattr(args, name) != "", f"--{name} is empty: give it a value, or leave it out")
     require(
@@ -105,7 +109,13 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def refuse_flags(args: argparse.Namespace, flag: str, names: tuple[str, ...]) -> None:
-    """Raise ConfigError if flags are given that have no effect together with another flag."""
+    """Raise ConfigError if flags are given that have no effect together with another flag.
+
+    Args:
+        args: The parsed command line.
+        flag: The other flag, without dashes.
+        names: The flags without effect, without dashes.
+    """
     given = [f"--{name}" for name in names if getattr(args, name) != parser().get_default(name)]
     require(
         not given, f"--{flag} {getattr(args, flag)} cannot be combined with {', '.join(given)}: leave out these flags"
@@ -113,7 +123,15 @@ def refuse_flags(args: argparse.Namespace, flag: str, names: tuple[str, ...]) ->
 
 
 def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], list[Path]]:
-    """Return the tables of all runs, and the paths of the figures."""
+    """Return the tables of ``fedbench report`` without ``--choose`` and ``--paper``, and the paths of its figures.
+
+    The tables are the results, the communication of compressed runs, the notes, and the unfinished runs.  CSV and JSON
+    have the results only.
+
+    Args:
+        args: The parsed command line.
+        table_format: The format of the tables.
+    """
     runs, damaged = runs_of(args)
     metric = args.metric or scores.primary_metric(runs)
     options = Options(metric, args.select, args.target, args.group.split(",") if args.group else None)

@@ -63,7 +63,7 @@ def legend_name(labels: Mapping[str, Any], tuned: bool = False, conf: tuple[Path
     for key, value in labels.items():
         if value is not None:
             is_method = key in METHOD_KEYS
-            texts.append(f"{method_name(str(value), conf)}{dagger}" if is_method else f"{_last(key)}={value}")
+            texts.append(f"{method_name(str(value), conf)}{dagger}" if is_method else f"{_last_part(key)}={value}")
     return " ".join(texts)
 
 
@@ -73,28 +73,29 @@ def legend_names(
     """Return the entries of a legend without the labels that all lines have in common, and these labels.
 
     Args:
-        labels: The labels of each line.
+        labels: A dict of labels for each line, by config key.
         tuned: Whether the method of each line fine-tunes after the last round only.
         conf: The conf folders; None for those of fedbench.
 
     Returns:
-        The entries, and the common labels as a text for the title.
+        The entries, and the common labels as a text for the title ("" if there are none).  If no label distinguishes
+        the lines, the entries have all labels.
     """
-    keys = dict.fromkeys(key for each in labels for key in each)
-    common = [key for key in keys if len({repr(each.get(key)) for each in labels}) == 1]
-    if len(set(tuned)) > 1:  # the dagger distinguishes lines
+    keys = dict.fromkeys(key for line_labels in labels for key in line_labels)
+    common = [key for key in keys if len({repr(line_labels.get(key)) for line_labels in labels}) == 1]
+    if len(set(tuned)) > 1:  # the entries keep the method, because its dagger distinguishes lines
         common = [key for key in common if key not in METHOD_KEYS]
     if len(labels) < 2 or len(common) == len(labels[0]):
         common = []
     entries = []
-    for each, is_tuned in zip(labels, tuned):
-        distinct = {key: value for key, value in each.items() if key not in common}
+    for line_labels, is_tuned in zip(labels, tuned):
+        distinct = {key: value for key, value in line_labels.items() if key not in common}
         entries.append(legend_name(distinct, is_tuned, conf))
     return entries, legend_name({key: labels[0][key] for key in common}, tuned[0], conf) if common else ""
 
 
 def metric_title(metric: str) -> str:
-    """Return a metric in words: "Accuracy, mean over clients" for personal/accuracy."""
+    """Return a metric, a column of metrics.csv, in words: "Accuracy, mean over clients" for personal/accuracy."""
     scope, _, score = metric.rpartition("/")
     suffix = next((suffix for suffix in AGGREGATES if score.endswith(suffix)), "")
     aggregate = AGGREGATES.get(suffix, "mean over clients" if scope in SCOPES else "")
@@ -108,23 +109,30 @@ def client_metric_title(metric: str) -> str:
 
 
 def metric_axis_label(metric: str) -> str:
-    """Return an axis label: "Accuracy, mean over clients (%)" for personal/accuracy."""
+    """Return the axis label of a metric: "Accuracy, mean over clients (%)" for personal/accuracy."""
     return metric_title(metric) + (" (%)" if direction(metric).fraction else "")
 
 
 def key_title(key: str) -> str:
     """Return the last part of a dotted key in words: "Number of experts" for num_experts, "λ" for lam."""
-    last = _last(key)
-    text = GREEK.get(last) or " ".join(ABBREVIATIONS.get(word, word) for word in last.split("_"))
-    return text[:1].upper() + text[1:] if last not in GREEK else text
+    last_part = _last_part(key)
+    text = GREEK.get(last_part) or " ".join(ABBREVIATIONS.get(word, word) for word in last_part.split("_"))
+    return text[:1].upper() + text[1:] if last_part not in GREEK else text
 
 
-def _last(key: str) -> str:
+def _last_part(key: str) -> str:
+    """Return the part of a dotted config key after the last point."""
     return key.rpartition(".")[2]
 
 
 def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> list[Column]:
-    """Return the columns of labels.  Methods have their names in papers, and a dagger if the row is ``tuned``."""
+    """Return the columns of labels.
+
+    Args:
+        keys: The keys of the labels in the rows.  Under a key of `METHOD_KEYS`, methods are displayed by their names
+            in papers, with a dagger if the row has a true value under the key "tuned".
+        conf: The conf folders; None for those of fedbench.
+    """
     columns = []
     for key in keys:
         column = Column(key, key, None, missing="")
@@ -135,7 +143,7 @@ def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> 
 
 
 def for_readers(table: Table, labels: Sequence[str]) -> Table:
-    """Return the table without redundant columns, and with a note on daggers if it has any.
+    """Return the table without redundant columns (see `drop_redundant`), and with a note on daggers if it has any.
 
     Args:
         table: The table.
@@ -148,27 +156,28 @@ def for_readers(table: Table, labels: Sequence[str]) -> Table:
 def drop_redundant(table: Table, labels: Sequence[str]) -> Table:
     """Return the table without redundant columns.
 
-    A column with equal cells moves to the title, unless it has measured numbers.  A label is dropped if its words
-    occur in the first label.  A table of one row is returned unchanged.
+    A column with equal cells moves to the title, unless it has measured numbers.  A column of labels is dropped if in
+    each row its words occur in the first column of labels.  A table of one row is returned unchanged.
 
     Args:
         table: The table.
-        labels: The keys of the columns that identify rows.  At least one of them is kept.
+        labels: The keys of the columns that identify rows.  The first one whose cells differ is kept, or the first
+            one if none differs.
     """
     rows = table.rows
     if len(rows) < 2 or not table.columns:
         return table
     texts = {c.key: [format_cell(row.get(c.key), c) for row in rows] for c in table.columns}
-    first = next((key for key in labels if len(set(texts[key])) > 1), labels[0] if labels else None)
+    first_label = next((key for key in labels if len(set(texts[key])) > 1), labels[0] if labels else None)
     columns: list[Column] = []
     title = [table.title]
     for column in table.columns:
         key, cells = column.key, texts[column.key]
         is_label = key in labels
-        if key == first:
+        if key == first_label:
             columns.append(column)
         elif len(set(cells)) > 1 or (not is_label and any(_is_measured(row.get(key)) for row in rows)):
-            if not (is_label and first and all(map(_repeats, cells, texts[first]))):
+            if not (is_label and first_label and all(map(_repeats, cells, texts[first_label]))):
                 columns.append(column)
         elif cells[0] not in ("", "-"):
             separator = " = " if column.title == "n" else " " if is_label else ": "

@@ -30,8 +30,9 @@ class Series:
         name: The legend entry, or the title of the panel.
         x: The positions [n], a list or an array.
         y: The values [n].
-        std: The standard deviations [n]; None if there are none.
-        tuned: Whether the last value is after fine-tuning, so that an open marker displays it.
+        std: The standard deviations over seeds [n]; None if there are none.
+        tuned: Whether the last value is after fine-tuning.  It is drawn as an open marker that no line connects with
+            the values before.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Drawing:
     """The data of a figure.
 
     Attributes:
-        form: "lines", "points", "bars" (at equal distances), or "panels" (of bars).
+        form: "lines", "points" (with error bars), "bars" (at equal distances), or "panels" (of bars).
         title: The title.
         xlabel: The label of the x axis.
         ylabel: The label of the y axis.
@@ -66,22 +67,28 @@ class Drawing:
 
 @dataclass(frozen=True)
 class FigureFiles:
-    """The folder, the prefix and the suffix of figure files."""
+    """Where figures are written, and in which format.
+
+    Attributes:
+        folder: The folder.
+        prefix: The beginning of all file names.
+        suffix: The end of all file names, one of `SUFFIXES`, which is also the format.
+    """
 
     folder: Path
     prefix: str = ""
     suffix: str = ".png"
 
     def path(self, name: str) -> Path:
-        """Return the path of a figure."""
+        """Return the path of the figure with a name, such as "curves": ``folder/prefix + name + suffix``."""
         return self.folder / f"{self.prefix}{name}{self.suffix}"
 
 
 def figure_files(flag: str, path: Path) -> FigureFiles:
-    """Return the files that an argument describes.
+    """Return the folder, prefix and suffix of figure files that a path stands for.
 
     Args:
-        flag: The flag of the command, for error messages.
+        flag: The flag of the command that has the path, such as "--figures", for error messages.
         path: A folder for PNG files; or ``folder/name.pdf`` for PDF files whose names begin with ``name``.
 
     Raises:
@@ -121,8 +128,8 @@ def escape_mathtext(text: str) -> str:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Return colour, line style and z-order of line number ``i``."""
-    styles = LINE_STYLES[i // len(COLOURS) % len(LINE_STYLES)]
+    """Return colour, line style and z-order of line number ``i`` (from 0), as options of ``axes.plot``."""
+    styles = LINE_STYLES[i // len(COLOURS) % len(LINE_STYLES)]  # other styles when the colours begin again
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": styles[i % 2], "zorder": 2.2 + 0.5 * (i % 2) - i / 1000}
 
 
@@ -149,14 +156,19 @@ def draw_line(axes: Any, i: int, series: Series, **options: Any) -> None:
 
 
 def draw_axes(drawing: Drawing, figsize: tuple[float, float] = (8, 4.5)) -> Any:
-    """Return a figure of lines, points or bars with its legend."""
+    """Return a figure of lines, points or bars with its legend.
+
+    Args:
+        drawing: The data; its form is "lines", "points" or "bars".
+        figsize: Width and height in inches.
+    """
     figure, axes = pyplot().subplots(figsize=figsize, layout="constrained")
     positions = sorted({x for series in drawing.series for x in series.x})
     for i, series in enumerate(drawing.series):
         label = escape_mathtext(series.name)
         if drawing.form == "bars":
             width = 0.8 / len(drawing.series)
-            shift = (i - (len(drawing.series) - 1) / 2) * width
+            shift = (i - (len(drawing.series) - 1) / 2) * width  # bars of one position stand side by side, centred
             x = [positions.index(x) + shift for x in series.x]
             axes.bar(x, series.y, width, yerr=series.std, capsize=2, label=label, color=COLOURS[i % len(COLOURS)])
         elif drawing.form == "points":
@@ -187,7 +199,7 @@ def draw_panels(drawing: Drawing, titles: Sequence[str], heading: str) -> Any:
 
     Args:
         drawing: The data.
-        titles: The title of each panel.
+        titles: The title of each panel, which may be longer than the name of its series.
         heading: The title of the figure.
     """
     count = len(drawing.series)
@@ -208,13 +220,15 @@ def draw_panels(drawing: Drawing, titles: Sequence[str], heading: str) -> Any:
 
 
 def add_legend(figure: Any, axes: Any, tuned: bool = False, has_marker: bool = True) -> None:
-    """Add the legend of lines beside the axes.
+    """Add the legend of lines, points or bars at the upper right outside of the axes.
+
+    Bands and error bars get an entry that says that they are standard deviations over seeds.
 
     Args:
         figure: The figure.
-        axes: The axes with the lines.
-        tuned: Whether to explain the dagger.
-        has_marker: Whether to show the open marker with the dagger.
+        axes: The axes.
+        tuned: Whether to add an entry that explains the dagger of methods that fine-tune after the last round only.
+        has_marker: Whether this entry shows the open marker of values after fine-tuning.
     """
     from matplotlib.collections import PolyCollection
     from matplotlib.container import ErrorbarContainer
@@ -241,7 +255,7 @@ def style_axes(axes: Any) -> None:
 
 
 def set_integer_ticks(axes: Any, which: str = "xy") -> None:
-    """Set ticks at integers only, on the axes "x", "y" or "xy"."""
+    """Set ticks at integers only, on the axis "x" or "y", or on both ("xy")."""
     from matplotlib.ticker import MaxNLocator
 
     for letter in which:
@@ -261,7 +275,7 @@ def set_log_scale(axes: Any, which: str, values: Any) -> None:
 
     values = np.asarray(values, float)
     smallest = values[values > 0].min()
-    subs = (1,) if values.max() > 30 * smallest else (1, 2, 5)
+    subs = (1,) if values.max() > 30 * smallest else (1, 2, 5)  # ticks at 1, 10, ... or at 1, 2, 5, 10, ...
     axis = getattr(axes, f"{which}axis")
     set_scale = getattr(axes, f"set_{which}scale")
     if values.min() > 0:
@@ -276,10 +290,10 @@ def set_log_scale(axes: Any, which: str, values: Any) -> None:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure in the format of the suffix, close it, and return the path.
+    """Write a matplotlib figure in the format of the path's suffix, close it, and return the path.
 
     Raises:
-        ConfigError: The suffix is unknown.
+        ConfigError: The suffix is not one of `SUFFIXES`.
     """
     require(path.suffix in SUFFIXES, f"{path}: the name of a figure must end in {', '.join(SUFFIXES)}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def test_of_repeated_runs_the_latest_counts_and_lists_do_not(sweep):
 
 def test_choice_of_losses_and_of_what_is_not_known():
     val = pandas.DataFrame([[1.0, 2.0, NAN, 1.0], [2.0, 1.0, NAN, 1.0], [2.0, 0.5, NAN, NAN]])
-    found, tied = best_values(val, lower=True)
+    found, tied = best_values(val, lower_is_better=True)
     assert found.tolist() == [0, 2, 2, 0] and tied == 2  # average losses 1.33, 1.33, 1.25
     found, tied = best_values(pandas.DataFrame([[0.1 + 0.2, 0.0], [0.3, 1.0]]))  # 0.1 + 0.2 is 0.30000000000000004
     assert found.tolist() == [1, 1] and tied == 1

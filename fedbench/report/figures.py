@@ -36,7 +36,7 @@ def draw_report(
         groups: The groups.
         runs: The runs among which the runs of Local are searched.
         options: The options of the report.
-        files: The files.
+        files: The folder, prefix and format of the figures.
         against: A config key or a key of `BYTES` to draw the metric over; None for no such figure.
     """
     paths = draw_settings(groups, runs, options, files)
@@ -51,7 +51,14 @@ def draw_report(
 
 
 def draw_settings(groups: list[Group], runs: list[Run], options: Options, files: FigureFiles) -> list[Path]:
-    """Draw curves and gains of each setting, and return their paths."""
+    """Draw the metric over rounds and the gains of clients over Local for each setting, and return the paths.
+
+    Args:
+        groups: The groups.
+        runs: The runs among which the runs of Local are searched.
+        options: The options of the report.
+        files: The folder, prefix and format of the figures.
+    """
     paths = []
     for setting, members in by_setting(groups).items():
         suffix = file_name(setting, options.metric)
@@ -64,7 +71,7 @@ def draw_settings(groups: list[Group], runs: list[Run], options: Options, files:
 
 
 def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
-    """Return the groups of each setting, by its description."""
+    """Return the groups by the description of their setting, such as "mnist, dirichlet, cnn, alpha 0.1"."""
     settings: dict[str, list[Group]] = {}
     for group in groups:
         parts = [str(value) if name in SETTING else f"{name} {value}" for name, value in group.setting.items()]
@@ -73,7 +80,7 @@ def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
 
 
 def file_name(*texts: str) -> str:
-    """Return texts as a part of a file name."""
+    """Return texts joined by commas, with each run of characters other than letters, digits, _, . and - as one "_"."""
     return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, texts)))
 
 
@@ -90,13 +97,30 @@ def mean_curve(group: Group, metric: str) -> DataFrame:
 
 
 def _series(group: Group, name: str, x: Any, curve: DataFrame, scale: float = 1) -> Series:
-    """Return the line of a group from the columns mean and std of a curve."""
+    """Return the line of a group, without deviations if it has only one run.
+
+    Args:
+        group: The group.
+        name: The legend entry, to which the number of runs is added.
+        x: The positions [R], such as rounds.
+        curve: The columns mean and std [R, 2].
+        scale: A factor for the values and their deviations.
+    """
     std = list(scale * curve["std"]) if len(group.runs) > 1 else None
     return Series(f"{name} (n={len(group.runs)})", list(x), list(scale * curve["mean"]), std, group.tuned)
 
 
 def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:
-    """Draw the metric over rounds: a line per group, and the target as a dotted line."""
+    """Draw the metric over rounds, a line per group, and return the path.
+
+    The target is a dotted line.  It is left out of figures in which no value exceeds half of it.
+
+    Args:
+        groups: The groups of one setting.
+        options: The metric and the target.
+        path: The file.
+        title: The description of the setting.
+    """
     scale = scores.scale_of(options.metric)
     names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
     series = []
@@ -113,12 +137,12 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
 
 
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
-    """Draw the metric over communication: a line per group.
+    """Draw the metric over communication, a line per group, and return the path.
 
     Args:
         groups: The groups.
         options: The metric.
-        key: A key of `BYTES`.
+        key: A key of `BYTES`, which chooses the directions of communication.
         path: The file.
 
     Raises:
@@ -130,8 +154,8 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     series = []
     for group, name in zip(groups, names):
         curve = mean_curve(group, options.metric)
-        sizes = [scores.megabytes(run, directions).reindex(curve.index) for run in group.runs]
-        if any(size.isna().any() for size in sizes):
+        sizes = [scores.megabytes(run, directions).reindex(curve.index) for run in group.runs]  # [R] each
+        if any(size.isna().any() for size in sizes):  # a run without costs.csv: its group has no line
             curve, sizes = curve.iloc[:0], [size.iloc[:0] for size in sizes]
         series.append(_series(group, name, np.mean(sizes, axis=0), curve, scores.scale_of(options.metric)))
     require(any(any(line.x) for line in series), f"--against {key}: no run has sent anything")
@@ -140,9 +164,14 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
 
 
 def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
-    """Draw cumulative MB over rounds, and below them the fraction of the uncompressed size per round.
+    """Draw cumulative MB over rounds, and below them the percentage of the uncompressed size per round.
 
     The left panels are uploads, the right ones downloads.
+
+    Args:
+        groups: The groups of one setting.
+        path: The file, which is returned.
+        title: The description of the setting.
 
     References:
         pFedNet, Figures 8 and 12.
@@ -150,14 +179,14 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     figure, panels = drawing.pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
     for column, direction in enumerate(("up", "down")):
-        smallest = 100.0
+        smallest_percent = 100.0
         for i, (group, name) in enumerate(zip(groups, names)):
             transmitted, dense = (_megabytes(group, direction, kind) for kind in ("bytes", "dense"))  # [R, seeds]
             if transmitted.empty or not transmitted.iloc[-1].any():
                 continue
             transmitted_per_round, dense_per_round = (sizes.diff().fillna(sizes) for sizes in (transmitted, dense))
             percent = 100 * (transmitted_per_round / dense_per_round.where(dense_per_round > 0))
-            smallest = min(smallest, float(percent.min().min()))
+            smallest_percent = min(smallest_percent, float(percent.min().min()))
             label = f"{name} (n={len(group.runs)})"
             for axes, values in zip(panels[:, column], (transmitted, percent)):
                 std = values.std(axis=1, ddof=0) if len(group.runs) > 1 else None
@@ -169,20 +198,26 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
         panels[0, column].set(ylabel=f"MB {direction} so far")
         panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)")
         drawing.set_integer_ticks(panels[1, column], "x")
-        panels[1, column].set_ylim(smallest / 1.5, 150)
+        panels[1, column].set_ylim(smallest_percent / 1.5, 150)
     figure.suptitle(drawing.escape_mathtext(", ".join(filter(None, (title, common)))), fontsize=10)
     drawing.add_legend(figure, panels[0, 0])
     return drawing.save(figure, path)
 
 
 def _megabytes(group: Group, direction: str, kind: str) -> DataFrame:
-    """Return the cumulative MB at the rounds that all seeds have [R, seeds]."""
+    """Return the cumulative MB at the rounds that all runs of a group have [R, seeds].
+
+    Args:
+        group: The group.
+        direction: "up" or "down".
+        kind: "bytes" for sent bytes, "dense" for the bytes without compression.
+    """
     sizes = [scores.megabytes(run, (direction,), kind) for run in group.runs]
     return pandas().concat(sizes, axis=1, join="inner", ignore_index=True)
 
 
 def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, dict[float, np.ndarray]]:
-    """Return the metric at the selected round by a numeric config key.
+    """Return the metric at the selected round, for each line of a figure and each value of a numeric config key.
 
     Args:
         groups: The groups.
@@ -190,7 +225,7 @@ def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, 
         key: The config key.  Runs without a number under it are left out.
 
     Returns:
-        For each legend entry, the values over seeds [S] by the value of the key.
+        For each legend entry, a dict from the value of the key to the metric of each seed [S].
 
     Raises:
         ConfigError: There are fewer than two values of the key.
@@ -210,7 +245,17 @@ def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, 
 
 
 def draw_against(groups: list[Group], options: Options, key: str, path: Path) -> Path:
-    """Draw the metric over a config key: points, or bars if the values span more than two powers of ten."""
+    """Draw the metric over a numeric config key and return the path.
+
+    Mean and standard deviation are drawn as points, or as bars if the values of the key span more than two powers of
+    ten.
+
+    Args:
+        groups: The groups.
+        options: The metric and the selected round.
+        key: The config key.
+        path: The file.
+    """
     scale = scores.scale_of(options.metric)
     series = []
     for name, line in sorted(values_by_key(groups, options, key).items()):
@@ -225,12 +270,18 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
 
 
 def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
-    """Return each client's gain over Local for the seeds with the partition of the first seed.
+    """Return each client's gain over Local, its score minus its score under Local with the same seed.
 
-    With the selection "best", clients are compared at their own best rounds, as papers do; else at the last round.
+    Seeds whose partition differs from that of the first seed are left out, because their clients are not the same.
+
+    Args:
+        group: The runs of a method.
+        runs: The runs among which the runs of Local are searched.
+        options: The metric, and the selection of rounds.  With "best", each client is compared at its own best round
+            in either run, as papers do; else at the last round.
 
     Returns:
-        The gains [S, N]; [0, 0] if there are none.
+        The gains [S, N]; [0, 0] if there is no run of Local or no score of clients.
     """
     own_best = options.select == "best"
     gains = []
@@ -244,10 +295,10 @@ def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
 
 
 def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title: str) -> Path:
-    """Draw the gains of clients over Local, a panel per method.
+    """Draw the gains of clients over Local, a panel per method, and return the path.
 
     Args:
-        gains: The gains [S, N] by method.
+        gains: The gains [S, N] by the name of the method.
         options: The metric and the selected round.
         path: The file.
         title: The description of the setting.
@@ -267,18 +318,31 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
 
 
 def gains_title(metric: str, select: str, has_std: bool) -> str:
-    """Return the title of a figure of gains."""
+    """Return the title of a figure of gains.
+
+    Args:
+        metric: The metric.
+        select: The selection of rounds; "best" for each client's own best round, else the last round.
+        has_std: Whether the bars have lines for the standard deviation.
+    """
     round = "own best round" if select == "best" else "last round"
     return f"{client_metric_title(metric)}, {round}{f' (lines: {drawing.SPREAD})' if has_std else ''}"
 
 
 def gains_ylabel(scale: float) -> str:
-    """Return the axis label of a figure of gains."""
+    """Return the axis label of a figure of gains, in percentage points if the scale of the metric is 100."""
     return "Gain over Local" + (" (percentage points)" if scale == 100 else "")
 
 
 def draw_paper(cells: list[Cell], path: Path) -> Path:
-    """Draw a printed table: a panel per column, with the printed value (hollow) and ours (filled) of each method."""
+    """Draw a printed table beside our values and return the path.
+
+    There is a panel per column of the table, with the printed value (hollow) and ours (filled) of each method.
+
+    Args:
+        cells: The cells of the table, at least one.
+        path: The file.
+    """
     panels: dict[Any, list[Cell]] = {}
     for cell in cells:
         panels.setdefault((cell.key, cell.overrides), []).append(cell)
@@ -299,7 +363,7 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
 
 
 def _draw_values(axes: Any, cells: list[Cell]) -> None:
-    """Draw the printed values and ours of a column."""
+    """Draw the printed values and ours of a column of a table, a line of the panel per cell, the first one on top."""
     positions = -np.arange(len(cells))
     styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
               "ours": {"color": drawing.COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip

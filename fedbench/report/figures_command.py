@@ -16,7 +16,7 @@ from fedbench.report.runs import Run, find_runs, first_line, readable
 from fedbench.report.scores import Options
 from fedbench.report.summary import group_runs
 
-DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # errors of damaged files
+DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # what reading a damaged file may raise
 EXAMPLES = """examples:
   python -m fedbench figures runs/apple/mnist/2026-01-01_12-00-00 --rounds 0,10,160
   python -m fedbench figures sweeps --target 0.7 --out figures
@@ -71,7 +71,11 @@ def main(argv: list[str]) -> int:
 
 
 def parse_rounds(text: str | None) -> list[int] | None:
-    """Return the rounds of ``--rounds``; None without the flag."""
+    """Return the rounds of ``--rounds``; None without the flag.
+
+    Raises:
+        ConfigError: The text is not a list of integers.
+    """
     if text is None:
         return None
     require(
@@ -82,12 +86,15 @@ def parse_rounds(text: str | None) -> list[int] | None:
 
 
 def check_rounds(text: str, last_asked: int, runs: list[Run]) -> None:
-    """Check that a run recorded relationships until a round.
+    """Check that at least one run recorded relationships between clients until a round.
 
     Args:
         text: The value of ``--rounds``, for error messages.
         last_asked: The last of these rounds.
         runs: The runs.
+
+    Raises:
+        ConfigError: No run recorded relationships, or all recordings end before the round.
     """
     recorded = []
     for run in runs:
@@ -97,19 +104,39 @@ def check_rounds(text: str, last_asked: int, runs: list[Run]) -> None:
             continue
         if {"d", "sdwd"} & matrices.keys():
             recorded.append(int(matrices["rounds"][-1]))
-    require(bool(recorded), f"--rounds {text} is for relationships, and no run here has recorded any: leave it out")
-    require(last_asked <= max(recorded), f"--rounds {text}: the last round that was recorded is {max(recorded)}")
+    require(
+        bool(recorded),
+        f"--rounds {text} chooses the rounds of relationships between clients, but the methods of these runs recorded "
+        "none: leave it out",
+    )
+    require(
+        last_asked <= max(recorded),
+        f"--rounds {text}: the last recorded round is {max(recorded)}; give rounds from 0 to {max(recorded)}",
+    )
 
 
 def folder_name(run: Run, runs: list[Run]) -> str:
-    """Return the path of a run below the folder that contains all runs, as a file name."""
+    """Return the path of a run below the folder that contains all runs, with "_" between its parts.
+
+    Args:
+        run: One of the runs.
+        runs: At least two runs.
+    """
     paths = [other.path.resolve().parts for other in runs]
-    common = next(i for i, parts in enumerate(zip(*paths)) if len(set(parts)) > 1)
-    return re.sub(r"[^\w.-]+", "_", "_".join(run.path.resolve().parts[common:]))
+    first_different = next(i for i, parts in enumerate(zip(*paths)) if len(set(parts)) > 1)
+    return re.sub(r"[^\w.-]+", "_", "_".join(run.path.resolve().parts[first_different:]))
 
 
 def draw_run_figures(run: Run, files: FigureFiles, prefix: str, metric: str, rounds: list[int] | None) -> None:
-    """Draw the figures of one run and print their paths."""
+    """Draw the figures of one run and print their paths.
+
+    Args:
+        run: The run.
+        files: The folder, prefix and format of the figures.
+        prefix: The beginning of this run's file names, after the prefix of ``files``.
+        metric: The metric of the figure "run".
+        rounds: The rounds of figures of relationships; None for the first, the middle and the last recorded round.
+    """
 
     def path(name: str) -> Path:
         return files.path(f"{prefix}{name}")
@@ -132,7 +159,13 @@ def draw_run_figures(run: Run, files: FigureFiles, prefix: str, metric: str, rou
 
 
 def draw_comparisons(runs: list[Run], files: FigureFiles, options: Options) -> None:
-    """Draw the figures that compare finished runs of a setting, and print their paths."""
+    """Draw the figures that compare finished runs of a setting, and print their paths.
+
+    Args:
+        runs: The runs.
+        files: The folder, prefix and format of the figures.
+        options: The metric and the target.
+    """
     groups, _ = group_runs(runs)
     for path in figures.draw_settings(groups, runs, options, files):
         print_path(path)

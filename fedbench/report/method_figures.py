@@ -39,22 +39,26 @@ class Regression:
 
 
 def regression(x: np.ndarray, y: np.ndarray) -> Regression:
-    """Return the least-squares line through the points x [n], y [n]."""
+    """Return the least-squares line through the points x [n], y [n], and their correlation."""
     dx, dy = x - x.mean(), y - y.mean()
-    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)
+    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)  # sums of squares and of products
     slope = xy / xx if xx else float("nan")
     r = xy / (xx * yy) ** 0.5 if xx * yy else float("nan")
     return Regression(slope, float(y.mean()) - slope * float(x.mean()), r)
 
 
 def matrices(run: Run) -> dict[str, np.ndarray]:
-    """Return matrices.npz: rounds [R], and the recorded matrices [R, N, N]; empty without the file."""
+    """Return the arrays of matrices.npz by name; empty without the file.
+
+    "rounds" [R] are the recorded rounds.  Methods record others, such as APPLE "d" [R, N, N], PGFed "A" [R, N, N], and
+    pFedNet "sdwd" [R, M] for M personal parameters.
+    """
     path = run.path / MATRICES
     return read_npz(path) if path.is_file() else {}
 
 
 def label_counts(run: Run) -> DataFrame | None:
-    """Return the training images of each client and class [N, C]; None if they are not recorded."""
+    """Return the numbers of training images of each client and class [N, C]; None if they are not recorded."""
     counts = run.partition.get("label_counts")
     if counts is None:
         return None
@@ -72,7 +76,7 @@ def figure_title(run: Run) -> str:
 
 
 def recorded_positions(rounds: np.ndarray, asked: list[int] | None) -> list[int]:
-    """Return the positions of the recorded rounds that are nearest to the asked ones.
+    """Return the positions in ``rounds`` of the recorded rounds that are nearest to the asked ones, each one once.
 
     Args:
         rounds: The recorded rounds [R].
@@ -84,7 +88,17 @@ def recorded_positions(rounds: np.ndarray, asked: list[int] | None) -> list[int]
 
 
 def draw_heat_map(axes: Any, values: np.ndarray, extent: float, title: str) -> Any:
-    """Draw a matrix of relationships [N, N] with colours for -extent to extent, and return the image."""
+    """Draw a matrix of relationships between clients as a heat map.
+
+    Args:
+        axes: The axes.
+        values: The matrix [N, N].
+        extent: The absolute value of the darkest colours, red for extent and blue for -extent.
+        title: The title.
+
+    Returns:
+        The image of matplotlib, for a colour bar.
+    """
     image = axes.imshow(values, cmap="RdBu_r", vmin=-extent, vmax=extent, interpolation="nearest")
     axes.set(title=title, xlabel="Client $j$")
     drawing.set_integer_ticks(axes)
@@ -92,7 +106,15 @@ def draw_heat_map(axes: Any, values: np.ndarray, extent: float, title: str) -> A
 
 
 def draw_relationships(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
-    """Draw heat maps of APPLE's d_ij beside the labels of each client.  Row i uses the core of column j."""
+    """Draw heat maps of APPLE's d_ij beside the training labels of each client, and return the path.
+
+    d_ij is the weight with which client i (row) uses the core model of client j (column).
+
+    Args:
+        run: A run of APPLE.
+        path: The file.
+        rounds: The rounds, a heat map each; None for the first, the middle and the last recorded round.
+    """
     stored = matrices(run)
     d = stored["d"]  # [R, N, N]
     positions = recorded_positions(stored["rounds"], rounds)
@@ -117,13 +139,18 @@ def draw_relationships(run: Run, path: Path, rounds: list[int] | None = None) ->
 
 
 def draw_sdwd(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
-    """Draw histograms of the standard deviation over clients of each personal parameter.
+    """Draw histograms of the standard deviation over clients of each personal parameter, and return the path.
+
+    Args:
+        run: A run of pFedNet.
+        path: The file.
+        rounds: The rounds, a histogram each; None for the first, the middle and the last recorded round.
 
     References:
         pFedNet, Figures 7 and 11.
     """
     stored = matrices(run)
-    deviations = stored["sdwd"]  # [R, M]
+    deviations = stored["sdwd"]  # [R, M]: recorded rounds, personal parameters
     figure, axes = drawing.pyplot().subplots(figsize=(5.2, 3.4), layout="constrained")
     positions = recorded_positions(stored["rounds"], rounds)
     bins = np.linspace(0, float(deviations[positions].max()) or 1.0, 41)
@@ -142,9 +169,15 @@ def draw_sdwd(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
 
 
 def draw_paths(run: Run, path: Path, client: int = 0) -> Path:
-    """Draw |d_ij| of one client i, and |d_jj| of every client, over the recorded rounds."""
+    """Draw APPLE's |d_ij| of one client i, and |d_jj| of every client, over the recorded rounds; return the path.
+
+    Args:
+        run: A run of APPLE.
+        path: The file.
+        client: The client i.
+    """
     stored = matrices(run)
-    rounds, values = stored["rounds"], np.abs(stored["d"])
+    rounds, values = stored["rounds"], np.abs(stored["d"])  # [R], [R, N, N]
     figure, (left, right) = drawing.pyplot().subplots(1, 2, figsize=(9, 3.6), sharex=True, layout="constrained")
     for j in range(values.shape[1]):
         left.plot(rounds, values[:, client, j], label=f"{j}", lw=1.2, **drawing.line_style(j))
@@ -160,7 +193,11 @@ def draw_paths(run: Run, path: Path, client: int = 0) -> Path:
 
 
 def draw_labels(run: Run, path: Path) -> Path:
-    """Draw the training images of each client by class, and of each class by client."""
+    """Draw the training images of each client by class, and of each class by client, and return the path.
+
+    Raises:
+        ConfigError: The run did not record them.
+    """
     counts = label_counts(run)
     require(counts is not None, f"{run.path} has no label counts in its partition.json")
     assert counts is not None
@@ -173,11 +210,11 @@ def draw_labels(run: Run, path: Path) -> Path:
 
 
 def draw_stacked_bars(axes: Any, counts: DataFrame, horizontal: bool = False) -> None:
-    """Draw stacked bars, or a heat map if there are too many parts.
+    """Draw stacked bars, or a heat map if the bars have more than `MAX_COLOURS` parts.
 
     Args:
         axes: The axes.
-        counts: The sizes [bars, parts]; the columns name the parts.
+        counts: The sizes [bars, parts]; the columns name the parts, such as classes.
         horizontal: Whether bars are horizontal.
     """
     bars, parts = counts.shape
@@ -186,11 +223,13 @@ def draw_stacked_bars(axes: Any, counts: DataFrame, horizontal: bool = False) ->
         axes.imshow(values if horizontal else values.T, aspect="auto", cmap="Blues", interpolation="nearest")
         drawing.set_integer_ticks(axes)
         return
-    draw, origin = (axes.barh, "left") if horizontal else (axes.bar, "bottom")
+    # matplotlib names the option for the position where a bar begins by its direction
+    draw, start_option = (axes.barh, "left") if horizontal else (axes.bar, "bottom")
     colours = drawing.pyplot().get_cmap("tab20" if parts > 10 else "tab10").colors
     start = np.zeros(bars)
     for k, name in enumerate(counts.columns):
-        draw(np.arange(bars), values[:, k], 0.85, **{origin: start}, color=colours[k % len(colours)], label=str(name))
+        colour = colours[k % len(colours)]
+        draw(np.arange(bars), values[:, k], 0.85, **{start_option: start}, color=colour, label=str(name))
         start = start + values[:, k]
     drawing.set_integer_ticks(axes)
     axes.set(**{"ylim" if horizontal else "xlim": (-0.6, bars - 0.4)})
@@ -199,9 +238,18 @@ def draw_stacked_bars(axes: Any, counts: DataFrame, horizontal: bool = False) ->
 
 
 def change_in_a(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last recorded A minus the first one [N, N], and the training images of each client [N]."""
-    a = matrices(run)["A"]
-    change = a[-1].astype(np.float64) - a[0]
+    """Return the change in PGFed's A, and the number of training images of each client.
+
+    A_ij is the weight that client i gives to the risk of client j.  Clients that joined after training are left out.
+
+    Returns:
+        The last recorded A minus the first one [N, N], and the sizes [N].
+
+    Raises:
+        ConfigError: partition.json has no sizes of clients.
+    """
+    recorded = matrices(run)["A"]  # [R, N, N]
+    change = recorded[-1].astype(np.float64) - recorded[0]
     sizes = np.array(run.partition.get("train", []), np.float64)
     require(len(sizes) >= len(change), f"{run.path} has no sizes of clients in its partition.json")
     return change, sizes[: len(change)]  # new clients are the last ones
@@ -218,7 +266,10 @@ def regressions(run: Run) -> tuple[Regression, Regression]:
 
 
 def draw_change(run: Run, path: Path) -> Path:
-    """Draw the change in A as a heat map, and its column and row means over the clients' sizes with regressions."""
+    """Draw the change in PGFed's A as a heat map, and its column and row means over the clients' training images.
+
+    The means are drawn with their regression lines.  The path is returned.
+    """
     change, sizes = change_in_a(run)
     figure, (left, middle, right) = drawing.pyplot().subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
     image = draw_heat_map(left, change, float(np.abs(change).max()) or 1.0, "$\\Delta A$")
@@ -238,14 +289,21 @@ def draw_change(run: Run, path: Path) -> Path:
 
 
 def experts(run: Run) -> np.ndarray:
-    """Return the weights of experts [clients with experts, experts], the local expert first; empty without them."""
+    """Return the weights that each client of pFedMoAP gives to its experts, the local expert first.
+
+    Returns:
+        The weights [clients, experts] of the clients that have experts; [0, 1] if the run measured none.
+    """
     path = run.path / MEASURED
     values = (read_npz(path) if path.is_file() else {}).get("experts", np.empty((0, 1)))
     return values[np.isfinite(values).all(1)]
 
 
 def draw_experts(run: Run, path: Path) -> Path:
-    """Draw pFedMoAP's mean weights of the local expert and of others in descending order, with a dot per client."""
+    """Draw the mean weights of pFedMoAP's experts, with a dot per client, and return the path.
+
+    The local expert is the first bar.  The others are in descending order of their weights.
+    """
     values = experts(run)
     count = values.shape[1]
     figure, axes = drawing.pyplot().subplots(figsize=(max(4.0, 0.45 * count + 1.5), 3.6), layout="constrained")
@@ -260,15 +318,27 @@ def draw_experts(run: Run, path: Path) -> Path:
 
 
 def adaptation(run: Run) -> np.ndarray:
-    """Return the mean score of new clients after each epoch [epochs + 1]; empty without new clients."""
+    """Return the mean score of new clients, in the run's primary metric, before and after each epoch of adaptation.
+
+    New clients join after training and adapt a model to their own samples.
+
+    Returns:
+        The scores [epochs + 1]; empty without new clients.
+    """
     table = read_table(run.path / NEW_CLIENTS)
     return table.groupby("epoch")[run.primary.partition("/")[2]].mean().to_numpy() if len(table) else np.empty(0)
 
 
 def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
-    """Draw the scores of new clients: a bar per method for its best epoch, and curves over epochs.
+    """Draw the scores of clients that join after training, and return the path.
 
-    A horizontal line marks the score before the first epoch.
+    The left panel has a bar per method for its best epoch, with a horizontal line at the score before the first epoch.
+    The right panel has curves over epochs.
+
+    Args:
+        groups: The groups of one setting; all runs have new clients.
+        path: The file.
+        title: The description of the setting.
     """
     metric = groups[0].runs[0].primary
     scale = scores.scale_of(metric)
@@ -313,9 +383,14 @@ def losses_inside_rounds(run: Run) -> DataFrame:
 
 
 def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path:
-    """Draw the training loss from the first local step of each round to the last one.
+    """Draw the training loss at the first and at the last local step of each round, and return the path.
 
-    The step from the last loss of a round to the first loss of the next one is the effect of aggregation.
+    The change from the last loss of a round to the first loss of the next one is the effect of aggregation.
+
+    Args:
+        groups: The groups of one setting; all runs recorded these losses.
+        path: The file.
+        title: The description of the setting.
 
     References:
         FedPIA, Figure 4.
@@ -328,9 +403,9 @@ def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path
         losses = np.array([table[:count] for table in tables])  # [seeds, R, 2]
         mean, std = losses.mean(0), losses.std(0)  # [R, 2] each
         is_next = np.diff(rounds) == 1  # runs that are not evaluated in every round do not record all rounds
-        steps = (mean[1:, 0] - mean[:-1, 1])[is_next]
+        steps = (mean[1:, 0] - mean[:-1, 1])[is_next]  # effect of aggregation between two successive rounds
         label = f"{group.name} (n={len(tables)})" + (f", mean step {steps.mean():+.3g}" if len(steps) else "")
-        gaps = 1 + np.flatnonzero(~is_next)
+        gaps = 1 + np.flatnonzero(~is_next)  # a NaN is inserted there, so that no line bridges the gap
         lines = (np.stack([rounds - 1.0, rounds], 1), mean, std)  # a round lasts from r - 1 to r
         x, y, deviation = (np.insert(values, gaps, np.nan, 0).ravel() for values in lines)
         drawing.draw_line(axes, i, Series(label, x, y, deviation if len(tables) > 1 else None), lw=1.2)
@@ -341,7 +416,13 @@ def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path
 
 
 def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
-    """Draw the metric and the training loss over rounds, and each client's value at the best round."""
+    """Draw the metric and the training loss over rounds, and each client's value at the best round; return the path.
+
+    Args:
+        run: The run.
+        path: The file.
+        metric: A metric of clients, personal/...
+    """
     figure = drawing.pyplot().figure(figsize=(10, 5.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1)
     left, right = top.subplots(1, 2)
@@ -359,9 +440,19 @@ def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
 
 
 def draw_clients(axes: Any, run: Run, metric: str, round: float | None) -> None:
-    """Draw a bar per client at a round, and their mean as a line."""
+    """Draw a bar per client for its score at a round, and the mean of the bars as a line.
+
+    Args:
+        axes: The axes.
+        run: The run.
+        metric: A column of clients.csv.
+        round: The round; None if the metric has no best round.
+
+    Raises:
+        ConfigError: clients.csv has no such round.
+    """
     values = run.clients(metric)
-    require(round in values.index, f"{run.path} has no {metric} per client")
+    require(round in values.index, f"{run.path / 'clients.csv'} has no {metric} at round {round}")
     scale = scores.scale_of(metric)
     values = scale * values.loc[round]  # [N]
     clients, mean = values.index, values.mean()

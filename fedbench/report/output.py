@@ -19,7 +19,7 @@ SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex", "
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that both commands have."""
+    """Add the flags that ``fedbench report`` and ``fedbench paper`` have in common."""
     parser.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
     parser.add_argument("--format", choices=[*FORMATS], help="default: by the suffix of --out, else text")
     parser.add_argument("--out", type=typed_path, help="file to write the tables to, instead of printing them")
@@ -30,7 +30,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output(args: argparse.Namespace) -> None:
-    """Check the target and the output files.
+    """Check the values of ``--target``, ``--out`` and ``--figures``.
 
     Raises:
         ConfigError: The target is NaN, a suffix is unknown, or a file cannot be written.
@@ -48,7 +48,7 @@ def check_output(args: argparse.Namespace) -> None:
 
 
 def format_of(args: argparse.Namespace) -> str:
-    """Return the format of the tables."""
+    """Return the format of the tables: ``--format``, else by the suffix of ``--out``, else "text"."""
     return args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
 
 
@@ -63,11 +63,11 @@ def runs_of(args: argparse.Namespace) -> tuple[list[Run], dict[Path, str]]:
 
 
 def report_damage(damaged: Mapping[Path, str], runs: list[Run], tables: list[Table], table_format: str) -> None:
-    """Append lines about damaged runs to the tables, or print them on standard error if a program reads the tables.
+    """Append lines about damaged runs to the tables; for CSV and JSON, print the lines on standard error instead.
 
     Args:
-        damaged: The damage of unreadable runs.
-        runs: The readable runs.
+        damaged: What is damaged in each unreadable run, by its path.
+        runs: The readable runs, whose clients.csv may be damaged.
         tables: The tables; changed in place.
         table_format: The format of the tables.
     """
@@ -80,7 +80,13 @@ def report_damage(damaged: Mapping[Path, str], runs: list[Run], tables: list[Tab
 
 
 def write_output(args: argparse.Namespace, text: str, figures: list[Path]) -> None:
-    """Print the tables or write them to --out, and print the names of written files on standard error."""
+    """Print the tables or write them to --out, and print the names of written files on standard error.
+
+    Args:
+        args: The parsed command line.
+        text: The tables.
+        figures: The paths of the figures, which are written already.
+    """
     if args.out is None:
         print(text, end="")
     else:

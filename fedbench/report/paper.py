@@ -44,17 +44,17 @@ MIN_SEEDS = 3  # for a difference in standard deviations
 
 @dataclass
 class Cell:
-    """A printed value and our value.
+    """A printed value and the value of our runs.
 
     Attributes:
         row: The row of the CSV file of the table.
-        runs: The runs that answer the cell.
-        overrides: How the runs differ from their experiment file.
+        runs: The runs that answer the cell, one per seed.
+        overrides: How the runs depart from their experiment file: names of further experiment files, and overrides.
         reduced: Whether the runs use a second experiment file with a reduced setting.
         ours: Our value.  Its standard deviation is over clients if that of the paper is, else over seeds.
         std_over_seeds: Our standard deviation over seeds.
         tuned: Whether our value is after fine-tuning.
-        clients: How many clients our mean includes, if not all.
+        clients: How many clients the mean of each run includes, such as "3 of 6" or "all, 3 of 6"; None for all.
     """
 
     row: dict[str, str]
@@ -104,7 +104,8 @@ class Experiment:
 
     Attributes:
         name: The name of the experiment.
-        paper: Its key ``paper`` with unresolved references.
+        paper: Its key ``paper``, which states the printed cells that it answers (see the module's docstring), with
+            unresolved references such as ${partition.num_clients}.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Experiment:
         return [str(name) for name in _as_list(self.paper.get("method", []))]
 
     def overrides(self, row: dict[str, str]) -> list[str]:
-        """Return the overrides with which the experiment answers a row, such as partition.num_clients=25."""
+        """Return the overrides with which the experiment answers a row of a CSV file: ["partition.num_clients=25"]."""
         overrides = []
         for column, value in self.paper.items():
             if reference := REFERENCE.match(str(value)):
@@ -144,22 +145,24 @@ def tables() -> list[str]:
 
 @cache
 def _read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, a dict by column each."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """Return the rows of a printed table.
+    """Return the rows of the CSV file of a printed table, a cell of the table each.
 
     Raises:
-        ConfigError: There is no such table.
+        ConfigError: There is no such table, or it has numbers of a figure or a text.
     """
     path = PAPERS / f"{name}.csv"
     names = tables()
     is_figure = name not in names and re.fullmatch(r"\w+", name) is not None and path.is_file()
     require(
         not is_figure,
-        f"table {name}: fedbench/papers/{name}.csv has numbers of a figure or a text, which are not compared with runs",
+        f"table {name}: fedbench/papers/{name}.csv has numbers of a figure or a text, which are not compared with "
+        "runs; python -m fedbench paper lists the tables that are",
     )
     nearest = get_close_matches(name, names, 3, 0.3) or [t for t in names if name.split("_")[0] in t] or names
     require(name in names, f"table {name}: no such table; the nearest are {', '.join(nearest)}")
@@ -167,16 +170,23 @@ def read_table(name: str) -> list[dict[str, str]]:
 
 
 def _as_list(value: Any) -> list[Any]:
+    """Return a list unchanged, and another value as a list of one."""
     return value if isinstance(value, list) else [value]
 
 
 def names_table(paper: dict[str, Any], table: str) -> bool:
-    """Return whether a key ``paper`` names a table."""
+    """Return whether the value of a key ``paper`` names a table."""
     return table in _as_list(paper.get("table"))
 
 
 def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
-    """Return whether runs with a key ``paper`` answer a row of a table.  Without a method they answer none."""
+    """Return whether runs answer a row of a printed table.
+
+    Args:
+        paper: The value of their key ``paper``.  Without a method, they answer no row.
+        table: The name of the table.
+        row: The row of its CSV file.
+    """
     columns = {column: value for column, value in paper.items() if column not in ("table", "select")}
     if "method" not in columns or not names_table(paper, table):
         return False
@@ -184,6 +194,13 @@ def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
 
 
 def _matches_value(expected: Any, value: str | None) -> bool:
+    """Return whether the value of a column of a CSV file is one that a key ``paper`` states.
+
+    Args:
+        expected: A value, a pattern with ``*``, a list of them, a mapping to them, or a reference, which any value
+            matches.
+        value: The value of the column; None if the CSV file has no such column.
+    """
     if value is None or REFERENCE.match(str(expected)):
         return value is not None
     options = list(expected.values()) if isinstance(expected, dict) else _as_list(expected)
@@ -191,7 +208,10 @@ def _matches_value(expected: Any, value: str | None) -> bool:
 
 
 def paper_of(run: Run) -> dict[str, Any]:
-    """Return the key ``paper`` of a run.  Mappings are replaced by the values of the overrides that the run has."""
+    """Return the value of the key ``paper`` of a run.
+
+    A mapping such as {dataset=cifar10: CIFAR10} is replaced by the list of its values whose overrides hold in the run.
+    """
     config = run.flat_config
 
     def holds(override: str) -> bool:
@@ -206,24 +226,24 @@ def paper_of(run: Run) -> dict[str, Any]:
 
 
 def experiments(conf_dirs: Sequence[Path]) -> list[Experiment]:
-    """Return the experiments of conf folders that have or inherit a key ``paper``, sorted by name."""
+    """Return the experiments in folders of options that have or inherit a key ``paper``, sorted by name."""
     names = group_options("experiment", conf_dirs)
     found = [Experiment(name, inherited(f"experiment/{name}", "paper", conf_dirs)) for name in names]
     return [experiment for experiment in found if experiment.paper]
 
 
 def compare(name: str, runs: list[Run], available: list[Experiment], target: float = 0.7) -> list[Cell]:
-    """Compare the measurable cells of a printed table with runs.
+    """Compare the cells of a printed table whose metric a run can have with runs.
 
     Args:
         name: The table.
-        runs: The runs.
+        runs: The runs; unfinished ones answer no cell.
         available: The experiments.
         target: The accuracy to reach, for metrics of convergence.
 
     Returns:
-        The cells.  A cell with runs in several settings occurs once per setting, as printed first.  A cell without
-        runs occurs once.
+        The cells.  A cell with runs in several settings occurs once per setting: first the setting of the paper, then
+        those with departures from it.  A cell without runs occurs once.
     """
     finished = sorted((run for run in runs if run.finished), key=lambda run: str(run.summary.get("finished")))
     candidates = [
@@ -232,10 +252,11 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
     ]  # fmt: skip
     cells = []
     for row in (row for row in read_table(name) if is_measured(row["metric"])):
-        settings: dict[tuple[str, str], dict[Any, Run]] = {}
+        settings: dict[tuple[str, str], dict[Any, Run]] = {}  # by departures and seed; later runs replace earlier ones
         for run, paper, setting in candidates:
             if matches(paper, name, row):
                 settings.setdefault(setting, {})[run.seed] = run
+        # no departures first, then the setting with the most seeds
         for setting in sorted(settings, key=lambda s: (any(s), -len(settings[s]), s)):
             reduced, _ = setting
             cell = Cell(row, list(settings[setting].values()), " ".join(filter(None, setting)), bool(reduced))
@@ -249,7 +270,12 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
 
 
 def _measure(cell: Cell, reported: PrintedCell) -> None:
-    """Set our value of a cell."""
+    """Set our value of a cell from its runs, with the fields that describe it.
+
+    Args:
+        cell: The cell; changed in place.
+        reported: The printed cell, from which the metric takes the domain and the target.
+    """
     measurements = [METRICS[cell.row["metric"]](run, reported) for run in cell.runs]
     cell.ours = over_seeds(measurement.value for measurement in measurements)
     cell.std_over_seeds = cell.ours.std
@@ -262,7 +288,10 @@ def _measure(cell: Cell, reported: PrintedCell) -> None:
 
 
 def _measure_relative(cells: list[Cell]) -> None:
-    """Set our values of the cells that compare methods, from other cells with the same overrides."""
+    """Set our values of the cells whose metric compares methods, such as relative speed.
+
+    They are computed from the other cells of the same column and the same overrides.
+    """
     measured = {(*cell.position, cell.overrides): cell.ours for cell in cells if cell.ours.count}
     for cell in cells:
         if cell.row["metric"] in RELATIVE_METRICS:
@@ -277,8 +306,13 @@ def _measure_relative(cells: list[Cell]) -> None:
 def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
     """Return how a run departs from its experiment file.
 
+    Args:
+        run: The run.
+        available: The experiments with a key ``paper``.
+
     Returns:
-        Names of additional experiment files, such as reduced/tenth, and overrides.
+        Names of additional experiment files, such as reduced/tenth, and overrides, each separated by spaces.  Overrides
+        that only choose the cell, the seed, or where and how the run was logged are left out.
     """
     names = str(run.choice("experiment")).split(",")
     used = [experiment for experiment in available if experiment.name in names]
@@ -306,7 +340,7 @@ def cell_table(
     Args:
         name: The name of the printed table.
         cells: The cells.
-        complete: Keep the columns with equal cells, which otherwise move to the title.
+        complete: Whether to keep the columns with equal cells.  If not, their values move to the title.
         keys: The keys of the columns; None for all.
         title: The title; None for the paper, the number of the table and the common values.
 
@@ -375,7 +409,13 @@ def ranking_table(cells: list[Cell]) -> Table | None:
 
 
 def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[str]:
-    """Return lines: how many cells are not run, the commands of rows, and the cells without an experiment."""
+    """Return lines of text: how many cells are not run, the commands of rows, and the cells without an experiment.
+
+    Args:
+        name: The name of the printed table.
+        cells: Its cells.
+        available: The experiments with a key ``paper``.
+    """
     done = {cell.position for cell in cells if cell.runs and not cell.reduced}
     distinct = {cell.position: cell for cell in cells}
     missing = [cell for position, cell in distinct.items() if position not in done]
@@ -401,18 +441,29 @@ def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[
 
 
 def unmatched_runs(name: str, runs: list[Run]) -> list[str]:
-    """Return lines about runs that name the table but answer none of its rows, such as those of a misspelt method."""
+    """Return a line for each run that names the table but answers none of its rows, because of a misspelt method, say.
+
+    Args:
+        name: The name of the printed table.
+        runs: The runs.
+    """
     rows = read_table(name)
     lines = []
     for run in (run for run in runs if names_table(run.config.get("paper") or {}, name)):
         paper = paper_of(run)
         if not any(matches(paper, name, row) for row in rows):
-            lines.append(f"{run.path} answers no cell: its key paper is {paper}.")
+            lines.append(f"{run.path} answers no cell of {name}: no row of the table has the values of its key paper, "
+                         f"{paper}.")  # fmt: skip
     return lines
 
 
 def paper_notes(cells: list[Cell], target: float) -> list[str]:
-    """Return the explanations below a comparison."""
+    """Return the explanations below a comparison, a line each.
+
+    Args:
+        cells: The cells, whose metrics are explained.
+        target: The target of ``rounds_to_target``.
+    """
     metrics = {cell.row["metric"] for cell in cells}
     lines = []
     if any(cell.clients for cell in cells):

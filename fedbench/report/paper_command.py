@@ -62,7 +62,11 @@ def main(argv: list[str]) -> int:
 
 
 def run_rows(args: argparse.Namespace) -> int:
-    """Run rows of a table as a sweep, like ``python -m fedbench -m``, and return the exit status."""
+    """Run rows of a table as a sweep, like ``python -m fedbench -m``, and return the exit status.
+
+    Args:
+        args: The parsed command line.  Its ``folders`` are overrides of all runs, such as seed=0,1,2.
+    """
     require(args.paper is not None, "--run needs the name of a table: python -m fedbench paper lists them")
     names = chosen_rows(args.paper, args.rows, args.config_dir)
     if args.reduced is not None:
@@ -78,7 +82,7 @@ def run_rows(args: argparse.Namespace) -> int:
 
 
 def chosen_rows(table: str, rows: str | None, config_dir: str | None) -> list[str]:
-    """Return the experiments of a table's rows.
+    """Return the names of the experiments that run rows of a table.
 
     Args:
         table: The table.
@@ -88,7 +92,7 @@ def chosen_rows(table: str, rows: str | None, config_dir: str | None) -> list[st
     Raises:
         ConfigError: There is no such table or row.
     """
-    paper.read_table(table)
+    paper.read_table(table)  # raises ConfigError for an unknown table
     available = paper.experiments(conf_dirs(config_dir))
     experiments = [experiment for experiment in available if experiment.name.startswith(f"{table}/")]
     require(bool(experiments), f"{table} has no rows to run: conf/paper has no file for it")
@@ -109,10 +113,18 @@ def chosen_rows(table: str, rows: str | None, config_dir: str | None) -> list[st
 
 
 def list_tables(config_dir: str | None) -> Table:
-    """Return a table of the printed tables: their titles, rows, and how many cells have runs in ./runs or ./sweeps."""
-    about = read_tables(conf_dirs(config_dir))
-    names = [name for name in paper.tables() if name in about]
-    rows = [{"table": name, "title": about[name]["title"], "rows": len(about[name]["rows"])} for name in names]
+    """Return a table of the printed tables: their titles, rows, and how many cells have runs in ./runs or ./sweeps.
+
+    The last column is left out if these folders have no runs.
+
+    Args:
+        config_dir: A folder with the user's own options.
+    """
+    descriptions = read_tables(conf_dirs(config_dir))
+    names = [name for name in paper.tables() if name in descriptions]
+    rows = [
+        {"table": name, "title": descriptions[name]["title"], "rows": len(descriptions[name]["rows"])} for name in names
+    ]
     columns = [Column("table", "table"), Column("title", "title"), Column("rows", "rows", 0)]
     runs, _ = _runs(default_folders(), config_dir)
     if runs:
@@ -127,15 +139,23 @@ def list_tables(config_dir: str | None) -> Table:
 
 
 def _runs(folders: list[Path], config_dir: str | None) -> tuple[list[Run], dict[Path, str]]:
-    """Return the intact runs and the damage of others; nothing without folders."""
+    """Return the intact runs in folders, and what is damaged in each other run by its path.
+
+    Without folders, both are empty.  With folders that contain no run, ConfigError is raised.
+    """
     return readable(find_runs(folders, config_dir)) if folders else ([], {})
 
 
 def compare_command(args: argparse.Namespace, table_format: str) -> tuple[list[Table], list[Path]]:
-    """Return a printed table beside our runs with its notes, and the paths of the figures."""
+    """Return a printed table beside our runs with its notes, and the paths of the figures.
+
+    Args:
+        args: The parsed command line of ``fedbench paper`` or ``fedbench report --paper``.
+        table_format: The format of the tables.  CSV and JSON have the cells only.
+    """
     name = args.paper
     paper.read_table(name)  # a misspelt name is reported before the runs are read
-    require(0 <= args.target <= 1, f"--target is {args.target:g}; an accuracy is at most 1 and at least 0")
+    require(0 <= args.target <= 1, f"--target is {args.target:g}; an accuracy is a fraction: give a value from 0 to 1")
     runs, damaged = _runs(args.folders or default_folders(), args.config_dir)
     available = paper.experiments(conf_dirs(args.config_dir))
     cells = paper.compare(name, runs, available, args.target)
@@ -149,10 +169,10 @@ def compare_command(args: argparse.Namespace, table_format: str) -> tuple[list[T
             notes = [*paper.paper_notes(cells, args.target), *paper.unmatched_runs(name, runs)]
             tables += [ranking] if ranking else []
             tables += [Table("", [], notes=notes), Table("", [], notes=paper.commands(name, cells, available))]
-        about = read_tables(conf_dirs(args.config_dir)).get(name)
-        if about is not None:
-            time = [f"Hardware and time: {about['time']}"] if "time" in about else []
-            notes = [f"All rows: {suggested(about['command'])}", *time, *about.get("remarks", ())]
+        description = read_tables(conf_dirs(args.config_dir)).get(name)
+        if description is not None:
+            time = [f"Hardware and time: {description['time']}"] if "time" in description else []
+            notes = [f"All rows: {suggested(description['command'])}", *time, *description.get("remarks", ())]
             tables.append(Table("", [], notes=notes))
         open_runs = unfinished([run for run in runs if paper.names_table(run.config.get("paper") or {}, name)])
         tables += [open_runs] if open_runs is not None else []
@@ -166,12 +186,18 @@ def compare_command(args: argparse.Namespace, table_format: str) -> tuple[list[T
 
 
 def _compact_tables(name: str, cells: list[paper.Cell], available: list[paper.Experiment]) -> list[Table]:
-    """Return the cells with runs as a table, and the printed values of other cells as one line per column."""
+    """Return the cells with runs as a table, and the printed values of other cells as one line per column.
+
+    Args:
+        name: The name of the printed table.
+        cells: Its cells, at least one.
+        available: The experiments, which give the overrides to run a column.
+    """
     varying = paper.varying_keys(cells)
     columns: dict[str, list[str]] = {}
     for cell in (cell for cell in cells if not cell.runs):
-        able = (experiment for experiment in available if paper.matches(experiment.paper, name, cell.row))
-        experiment = next(able, None)
+        matching = (experiment for experiment in available if paper.matches(experiment.paper, name, cell.row))
+        experiment = next(matching, None)
         overrides = experiment.overrides(cell.row) if experiment else []
         column = ", ".join(cell.row[key] for key in varying) or "printed"
         column += f" ({' '.join(overrides)})" if overrides else ""

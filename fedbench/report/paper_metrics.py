@@ -54,17 +54,32 @@ class Measurement:
     clients: str = ""
 
 
-PaperMetric = Callable[[Run, PrintedCell], Measurement]
+PaperMetric = Callable[[Run, PrintedCell], Measurement]  # measures one run for a cell
 
 
 def selection(run: Run, cell: PrintedCell) -> str:
-    """Return the round whose value the table prints: "last", "best", "best_val" or "last3"."""
+    """Return the selection of rounds whose value the table prints: "last", "best", "best_val" or "last3".
+
+    Args:
+        run: The run; its key ``paper.select`` has priority.
+        cell: The cell, whose table determines the selection of other runs.
+    """
     is_last = cell.table.startswith(LAST_ROUND_TABLES) or run.choice("algorithm") == "fedbabu"
     return (run.config.get("paper") or {}).get("select") or ("last" if is_last else "best")
 
 
 def mean(run: Run, cell: PrintedCell, column: str) -> Measurement:
-    """Return a column of metrics.csv in percent, or its mean over the clients of the cell's domain."""
+    """Return a metric at the selected round in percent, as the mean over clients.
+
+    Args:
+        run: The run.
+        cell: The printed cell.  If it is about a domain or client, the mean is over the clients of this domain.
+        column: The metric, a column of metrics.csv and clients.csv.
+
+    Returns:
+        The mean.  With the selection "last3", the mean and standard deviation over the last three evaluated rounds; for
+        a domain, the last round.  NaN if the run has no such round or clients.
+    """
     select, domain = selection(run, cell), domain_of(cell.row)
     if select == "last3" and domain is None:
         values = 100 * scores.curve(run, column)[-3:]
@@ -80,14 +95,25 @@ def mean(run: Run, cell: PrintedCell, column: str) -> Measurement:
 
 
 def _mean_over_clients(values: Series) -> Measurement:
-    """Return the mean over the clients that have a value, in percent."""
+    """Return the mean in percent over the clients that have a value.
+
+    Args:
+        values: A fraction per client [n]; NaN for a client without a value.
+    """
     count = int(values.count())
     clients = "" if count in (0, len(values)) else f"{count} of {len(values)}"
     return Measurement(100 * float(values.mean()), clients=clients)
 
 
 def best_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Measurement:
-    """Return the metric of one client (from 1) at its own best round, in percent."""
+    """Return the metric of one client at its own best round, in percent; NaN if it is not recorded.
+
+    Args:
+        run: The run.
+        cell: Not used.
+        metric: A column of clients.csv.
+        client: The number of the client, from 1 as papers count.
+    """
     values = run.clients(metric)
     return Measurement(100 * scores.best_of(values[client - 1], metric) if client - 1 in values else NAN)
 
@@ -95,7 +121,10 @@ def best_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Mea
 def mean_gain(run: Run, cell: PrintedCell, metric: str) -> Measurement:
     """Return mean and standard deviation over clients of the gain over Local, in percentage points.
 
-    Each client is taken at its own best rounds.
+    Args:
+        run: The run.
+        cell: The cell; the run of Local is searched in its ``runs``.
+        metric: A column of clients.csv.  Each client is taken at its own best round in either run.
     """
     gains = _gains(run, cell, metric)
     std = 100 * float(gains.std(ddof=0)) if len(gains) else None
@@ -103,21 +132,37 @@ def mean_gain(run: Run, cell: PrintedCell, metric: str) -> Measurement:
 
 
 def gain_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Measurement:
-    """Return the gain over Local of one client (from 1) at its own best rounds, in percentage points."""
+    """Return the gain over Local of one client, in percentage points; NaN without a run of Local.
+
+    Args:
+        run: The run.
+        cell: The cell; the run of Local is searched in its ``runs``.
+        metric: A column of clients.csv.  The client is taken at its own best round in either run.
+        client: The number of the client, from 1 as papers count.
+    """
     return Measurement(100 * float(_gains(run, cell, metric).get(client - 1, NAN)))
 
 
 def _gains(run: Run, cell: PrintedCell, metric: str) -> Series:
+    """Return the gain over Local of each client between its own best rounds [N]; empty without a run of Local."""
     return scores.gains(run, scores.local_of(run, list(cell.runs)), metric, own_best=True)
 
 
 def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
-    """Return the first round whose mean accuracy reaches the target."""
+    """Return the first evaluated round whose mean accuracy reaches the cell's target; NaN if there is none."""
     return Measurement(scores.rounds_to(run, ACCURACY, cell.target))
 
 
 def summary_value(run: Run, cell: PrintedCell, group: str, key: str, scale: float) -> Measurement:
-    """Return a value of summary.json, multiplied by a factor."""
+    """Return a value of summary.json, multiplied by a factor; NaN if it is missing.
+
+    Args:
+        run: The run.
+        cell: Not used.
+        group: The key of a mapping in summary.json, such as "cost".
+        key: The key of the value in this mapping.
+        scale: The factor.
+    """
     value = (run.summary.get(group) or {}).get(key)
     return Measurement(NAN if value is None else scale * float(value))
 
@@ -154,12 +199,16 @@ RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float
 
 
 def is_measured(metric: str) -> bool:
-    """Return whether a run can answer a printed metric.  Others describe data and settings."""
+    """Return whether a run can have a metric of a printed table.  Other columns describe data and settings."""
     return metric in METRICS or metric in RELATIVE_METRICS
 
 
 def domain_of(row: dict[str, str]) -> str | None:
-    """Return the domain or client of a cell; None for the mean over all clients."""
+    """Return the domain or client that a cell of a printed table is about; None for the mean over all clients.
+
+    It is named in the setting ("domain=Art"), behind a slash in the data set ("Office-Home/Art"), or, for FedPIA, by
+    the data set itself.
+    """
     match = re.search(r"domain=([^;]+)", row.get("setting", ""))
     name = match.group(1) if match else row["dataset"].partition("/")[2]
     if not name and row["metric"] in CLIENT_METRICS:
@@ -169,7 +218,7 @@ def domain_of(row: dict[str, str]) -> str | None:
 
 
 def clients_of(run: Run, domain: str) -> list[int]:
-    """Return the clients of a domain, by the domains in partition.json.
+    """Return the indices of the clients of a domain, by the domains in partition.json; empty if none has it.
 
     Args:
         run: The run.

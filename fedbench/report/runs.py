@@ -40,11 +40,12 @@ class Run:
 
     Args:
         path: The folder.
-        conf: The conf folders whose options name the parts of the run; None for those of fedbench.
+        conf: The folders of options (conf) in which the methods and data sets of the run are looked up; None for those
+            of fedbench.
 
     Attributes:
         path: The folder.
-        conf: The conf folders.
+        conf: The argument ``conf``.
         summary: The content of summary.json; empty if it is missing or damaged.
         clients_error: What is wrong with clients.csv, after `clients` failed to read it; None otherwise.
     """
@@ -58,7 +59,10 @@ class Run:
         self._declare_scores()
 
     def _declare_scores(self) -> None:
-        """Declare the scores of the run's task, so that `fedbench.tasks.scores.direction` finds them."""
+        """Declare the scores of the run's task, so that `fedbench.tasks.scores.direction` knows which are better.
+
+        Tasks of users are not imported for a report; summary.json has the directions of their scores.
+        """
         scores = self._task.get("scores")
         for name, meaning in scores.items() if isinstance(scores, dict) else ():
             if isinstance(meaning, dict) and meaning.keys() == set(Direction._fields):
@@ -85,7 +89,7 @@ class Run:
         return self.summary.get("seed")
 
     def choice(self, group: str) -> str | None:
-        """Return the chosen option of a config group, such as "dataset"."""
+        """Return the chosen option of a config group: "mnist" for "dataset".  None if the run does not record it."""
         chosen = (self.config.get("choices") or {}).get(group)
         return self.summary.get(group) if chosen is None else chosen
 
@@ -102,8 +106,11 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved configuration, nested; empty without config.yaml.
 
-        Runs of earlier releases may contain a class that differs from the class of the chosen option.  Then the choice
-        is the name of the class.
+        Runs of earlier releases may contain a class that differs from the class of the chosen option.  Then
+        ``choices`` has the name of the class instead of the option.
+
+        Raises:
+            ConfigError: The file is damaged.
         """
         path = self.path / "config.yaml"
         values = read_yaml(path) if path.is_file() else {}
@@ -122,12 +129,12 @@ class Run:
 
     @cached_property
     def metrics(self) -> DataFrame:
-        """The table metrics.csv, indexed by round."""
+        """The table metrics.csv, indexed by round; empty without the file.  ConfigError if it is damaged."""
         return read_table(self.path / "metrics.csv", "round")
 
     @cached_property
     def costs(self) -> DataFrame:
-        """The table costs.csv, indexed by round."""
+        """The table costs.csv, indexed by round; empty without the file.  ConfigError if it is damaged."""
         return read_table(self.path / "costs.csv", "round")
 
     @cached_property
@@ -136,7 +143,10 @@ class Run:
         return read_json(self.path / "partition.json")
 
     def clients(self, metric: str) -> DataFrame:
-        """Return a column of clients.csv [rounds, clients]; empty if it cannot be read."""
+        """Return a column of clients.csv [rounds, clients].
+
+        It is empty if there is no such column, or if the file cannot be read; then `clients_error` says why.
+        """
         path = self.path / "clients.csv"
         try:
             table = read_table(path)
@@ -154,7 +164,7 @@ def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> l
 
     Args:
         folders: The folders.
-        config_dir: A folder with the user's own options, which name the parts of the runs.
+        config_dir: A folder with the user's own options, in which methods and data sets of the runs are looked up.
 
     Raises:
         ConfigError: A folder does not exist, or there is no run.
@@ -188,7 +198,10 @@ def readable(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def damage_of(run: Run) -> str | None:
-    """Return what is damaged in a run folder; None if it is intact.  clients.csv is not checked."""
+    """Return what is damaged in a run folder; None if it is intact.
+
+    clients.csv, which is large, is not checked before `Run.clients` reads it.
+    """
     try:
         _check_summary(run)
         for name in ("config.yaml", "metrics.csv", "costs.csv") if run.finished else ():
@@ -207,6 +220,7 @@ def damage_of(run: Run) -> str | None:
 
 
 def _check_summary(run: Run) -> None:
+    """Raise ConfigError if summary.json cannot be read or has values of wrong types."""
     summary = run.summary
     require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
     for types, expected, keys in SUMMARY_TYPES:
@@ -221,7 +235,10 @@ def _check_summary(run: Run) -> None:
 
 
 def rounds_of(run: Run) -> int:
-    """Return the number of rounds in a run's files.  summary.json alone is not up to date during a run."""
+    """Return the number of rounds that a run has done: the largest one in summary.json, costs.csv and metrics.csv.
+
+    summary.json alone is not up to date during a run.
+    """
     rounds = [max(table.index, default=0) for table in (run.costs, run.metrics)]
     return int(max(run.summary.get("rounds_done") or 0, *rounds))
 
@@ -250,13 +267,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_table(path: Path, index: str | None = None) -> DataFrame:
-    """Return a CSV file of numbers and perhaps a text column ``name``; empty if the file does not exist.
+    """Return a CSV file as a DataFrame; empty if the file does not exist.
 
-    An incomplete last line of a killed run is ignored.
+    All columns must be numbers, except for a text column ``name``.  An incomplete last line of a killed run is ignored.
 
     Args:
         path: The file.
-        index: The column that becomes the index.
+        index: The column that becomes the index; None for the number of the row.
 
     Raises:
         ConfigError: The file is damaged.
@@ -264,7 +281,7 @@ def read_table(path: Path, index: str | None = None) -> DataFrame:
     pd = pandas()
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        text = text[: text.rfind("\n") + 1]
+        text = text[: text.rfind("\n") + 1]  # without the incomplete last line
         if not text:
             return pd.DataFrame()
         lines = text.split("\n")[:-1]

@@ -22,8 +22,8 @@ class Options:
 
     Attributes:
         metric: A column of metrics.csv.
-        select: The round of scores: "last", "best" or "best_val".
-        target: The value of the metric to reach.
+        select: The round of scores: "last", "best" (by test score) or "best_val" (by validation score).
+        target: The value of the metric to reach, a fraction for metrics in [0, 1].
         group: The config keys to group runs by; None for all keys but the seed.
     """
 
@@ -49,7 +49,7 @@ def scale_of(metric: str) -> int:
 
 
 def primary_metric(runs: list[Run]) -> str:
-    """Return the primary metric of the runs.
+    """Return the metric by which the tasks of the runs compare models, such as "personal/accuracy".
 
     Raises:
         ConfigError: The runs have different primary metrics.
@@ -57,13 +57,19 @@ def primary_metric(runs: list[Run]) -> str:
     metrics = sorted({run.primary for run in runs if len(run.metrics)}) or ["personal/accuracy"]
     require(
         len(metrics) == 1,
-        f"the runs have the primary metrics {' and '.join(metrics)}: choose one, as in --metric {metrics[0]}",
+        f"the tasks of the runs compare models by different metrics, {' and '.join(metrics)}: choose one, as in "
+        f"--metric {metrics[0]}",
     )
     return metrics[0]
 
 
 def check_metric(metric: str, target: float, runs: list[Run]) -> None:
-    """Check that a run has the metric, and that the target is a possible value of it.
+    """Check that at least one run has the metric, and that the target is a possible value of it.
+
+    Args:
+        metric: The metric.
+        target: The target.
+        runs: The runs.  If none has been evaluated yet, every metric is accepted.
 
     Raises:
         ConfigError: No run has the metric, or the target is outside of [0, 1] for a fraction.
@@ -74,17 +80,24 @@ def check_metric(metric: str, target: float, runs: list[Run]) -> None:
     require(metric in columns or not columns, f"no run has the metric {metric}; the nearest are {', '.join(nearest)}")
     require(
         not is_fraction(metric) or 0 <= target <= 1,
-        f"--target is {target:g}; {metric} is at most 1 and at least 0",
+        f"--target is {target:g}; {metric} is a fraction: give a value from 0 to 1",
     )
 
 
 def curve(run: Run, metric: str) -> Series:
-    """Return a metric by round [R]; empty if the run does not have it."""
+    """Return a metric at the evaluated rounds [R], indexed by round; empty if the run does not have it."""
     return run.metrics[metric] if metric in run.metrics else pandas().Series(dtype=float)
 
 
 def selected_round(run: Run, metric: str, select: str) -> float | None:
-    """Return the last round, the first best round, or the best round by validation; None if there is none."""
+    """Return the round at which a metric is reported; None if there is none.
+
+    Args:
+        run: The run.
+        metric: The metric.
+        select: "last" for the last evaluated round, "best" for the first round with the best value of the metric, or
+            "best_val" for the round with the best validation score of the run's task.
+    """
     if select == "best_val":
         return (run.summary.get("best_val") or {}).get("round")
     values = curve(run, metric)
@@ -97,20 +110,29 @@ def selected_round(run: Run, metric: str, select: str) -> float | None:
 
 
 def best_of(values: DataFrame, metric: str) -> Series:
-    """Return the best value of each column; NaN is ignored."""
+    """Return the best value of each column.  NaN is ignored.
+
+    Args:
+        values: Values of the metric [rounds, clients].
+        metric: The metric, which determines whether the largest or the smallest value is best.
+    """
     return values.min() if lower_is_better(metric) else values.max()
 
 
 def value_at(run: Run, metric: str, round: float | None) -> float:
-    """Return a metric at a round; NaN if there is none."""
+    """Return a metric at a round; NaN if the run has no such metric or round."""
     return float(curve(run, metric).get(round, NAN))
 
 
 def clients_at(run: Run, metric: str, round: float | None) -> str:
-    """Return how many clients the mean of a metric includes at a round, as "3 of 6"; "" for all clients."""
-    metric = next((metric.removesuffix(end) for end in SUFFIXES if metric.endswith(end)), metric)
+    """Return how many clients the mean of a metric includes at a round, as "3 of 6".
+
+    Returns:
+        The text; "" if the mean includes all clients, or if their number is not recorded.
+    """
+    metric = next((metric.removesuffix(suffix) for suffix in SUFFIXES if metric.endswith(suffix)), metric)
     summary = run.summary
-    counts = [value_at(run, f"{metric}{COUNT_SUFFIX}", round)]
+    counts = [value_at(run, f"{metric}{COUNT_SUFFIX}", round)]  # the first that is not NaN is used
     if summary.get("rounds_done") == round:
         counts.append((summary.get("last") or {}).get(f"{metric}{COUNT_SUFFIX}", NAN))
     for name in ("best", "best_val"):
@@ -134,7 +156,10 @@ def rounds_to(run: Run, metric: str, target: float) -> float:
 
 
 def seconds_to(run: Run, round: float) -> float:
-    """Return the seconds of training and server steps in rounds 1 to ``round``; NaN for NaN."""
+    """Return the seconds of training and server steps in rounds 1 to ``round``.
+
+    It is NaN if ``round`` is NaN, because the target was not reached, or if the times are not recorded.
+    """
     return NAN if math.isnan(round) or "train_s" not in run.costs else float(run.costs["train_s"].loc[:round].sum())
 
 
@@ -151,12 +176,16 @@ def local_of(run: Run, runs: list[Run]) -> Run | None:
         runs: The runs to search.
 
     Returns:
-        The run of Local; of several, the one that has the most config values in common; None if there is none.
+        ``run`` itself if it is one of Local; else the run of Local, of several the one that has the most config values
+        in common with ``run``; None if there is none.
     """
     if is_local(run):
         return run
     keys = ("dataset", "partition_hash", "seed", "rounds")
-    candidates = [r for r in runs if is_local(r) and all(r.summary.get(k) == run.summary.get(k) for k in keys)]
+    candidates = [
+        other for other in runs
+        if is_local(other) and all(other.summary.get(key) == run.summary.get(key) for key in keys)
+    ]  # fmt: skip
 
     def common_values(other: Run) -> int:
         config = other.flat_config
@@ -172,12 +201,13 @@ def gains(run: Run, local: Run | None, metric: str, own_best: bool = False) -> S
         run: A run.
         local: The run of Local; None if there is none.
         metric: A column of clients.csv.
-        own_best: Compare each client at its own best rounds in both runs, instead of at the last round.
+        own_best: Whether to compare each client's score at its own best round of one run with that at its own best
+            round of the other.  If not, the last rounds are compared.
 
     Returns:
-        The gains [N]; empty if a run has no scores of clients.
+        The gains of the clients that both runs evaluated [N]; empty if a run has no scores of clients.
     """
-    tables = [one.clients(metric) if one is not None else pandas().DataFrame() for one in (run, local)]
+    tables = [source.clients(metric) if source is not None else pandas().DataFrame() for source in (run, local)]
     if any(table.empty for table in tables):
         return pandas().Series(dtype=float)
     ours, theirs = (best_of(table, metric) if own_best else table.iloc[-1] for table in tables)
@@ -191,21 +221,22 @@ def megabytes(run: Run, directions: tuple[str, ...], kind: str = "bytes") -> Ser
 
     Args:
         run: A run.
-        directions: "up", "down", or both.
-        kind: "bytes", or "dense" for the bytes without compression.
+        directions: "up" for uploads, "down" for downloads, or both.
+        kind: "bytes" for the bytes that were sent, or "dense" for the bytes without compression.  In runs without
+            compression, the two are equal.
 
     Returns:
         MB (10^6 bytes) in rounds 1 to r, for each round r [R]; empty without costs.csv.
     """
     costs = run.costs
-    if any(f"bytes_{d}" not in costs for d in directions):
+    if any(f"bytes_{way}" not in costs for way in directions):
         return pandas().Series(dtype=float)
-    names = [f"{kind}_{d}" if f"{kind}_{d}" in costs else f"bytes_{d}" for d in directions]
+    names = [f"{kind}_{way}" if f"{kind}_{way}" in costs else f"bytes_{way}" for way in directions]
     return costs[names].sum(axis=1).cumsum() / 1e6
 
 
 def is_compressed(run: Run) -> bool:
-    """Return whether messages were compressed."""
+    """Return whether messages of the run were compressed."""
     return "dense_up" in run.costs
 
 
@@ -218,7 +249,11 @@ def scores_of(run: Run, options: Options, runs: list[Run]) -> dict[str, Any]:
         runs: The runs among which the run of Local is searched.
 
     Returns:
-        A dict with the columns of tables of runs.  Missing scores are NaN or None.
+        The scores by name: the metric at the rounds "last", "best" and "best_val"; "best_round"; at the selected round
+        "counted" (clients in the mean), "worst" (mean of the worst tenth of clients) and "global" (global model);
+        "gain_last" and "gain_last_clients" (mean and standard deviation over clients of the gain over Local); and the
+        costs until the target or in total: rounds, seconds, MB, images per second.  "part_up" and "part_down" are sent
+        bytes as a fraction of the bytes without compression.  Missing scores are NaN or None.
     """
     metric = options.metric
     cost = run.summary.get("cost") or {}
@@ -240,8 +275,9 @@ def scores_of(run: Run, options: Options, runs: list[Run]) -> dict[str, Any]:
         "train_s": cost.get("train_s"),
         "mb_to_target": float(megabytes(run, ("down", "up")).get(to_target, NAN)),
     }
-    for d in ("up", "down"):
-        transmitted, dense = (megabytes(run, (d,), kind).iloc[-1:].max() for kind in ("bytes", "dense"))
-        scores[f"mb_{d}"] = float(transmitted)
-        scores[f"part_{d}"] = float(transmitted / dense) if dense else NAN
+    for way in ("up", "down"):
+        # the total is the last cumulative value; max() of an empty slice is NaN
+        transmitted, dense = (megabytes(run, (way,), kind).iloc[-1:].max() for kind in ("bytes", "dense"))
+        scores[f"mb_{way}"] = float(transmitted)
+        scores[f"part_{way}"] = float(transmitted / dense) if dense else NAN
     return scores

@@ -36,7 +36,8 @@ class Group:
 
     Attributes:
         runs: The runs.
-        labels: The method and the config values that distinguish this group from others, in the order of columns.
+        labels: The method and the config values that distinguish this group from others, by the titles of their
+            columns and in their order.
         setting: Data set, partition, model, and config values outside of the method.  Methods are compared within a
             setting.
     """
@@ -47,12 +48,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The name in a legend."""
+        """The name in a legend: the method, and the labels that are not part of the setting."""
         return legend_name(self.method_labels, self.tuned, self.conf)
 
     @property
     def conf(self) -> tuple[Path, ...] | None:
-        """The conf folders of the runs."""
+        """The folders of options in which methods are looked up; None for those of fedbench."""
         return self.runs[0].conf
 
     @property
@@ -67,12 +68,15 @@ class Group:
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """Return the config entries that define a run except for its seed.  A hash replaces the paths of the data."""
+    """Return the config entries, by dotted key, that define a run except for its seed.
+
+    A hash of the data replaces their paths, so that runs on different machines are the same.
+    """
     entries = {}
     for key, value in run.flat_config.items():
         if not is_matched(key, IGNORED):
             is_class = key.endswith("_target_") and isinstance(value, str)
-            entries[key] = moved.current(value) if is_class else value
+            entries[key] = moved.current(value) if is_class else value  # classes of earlier releases have new paths
     if data_hash := run.summary.get("data_hash"):
         entries = {key: value for key, value in entries.items() if key not in DATA_PATHS}
         entries["data"] = str(data_hash)[:12]
@@ -98,7 +102,7 @@ def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Gro
     for run in finished:
         definition = tuple(sorted((key, repr(value)) for key, value in identity(run).items()))
         group = (run.method, definition) if keys is None else tuple(repr(lookup(run, key)) for key in keys)
-        groups.setdefault(group, {})[run.seed, definition] = run
+        groups.setdefault(group, {})[run.seed, definition] = run  # replaces an earlier run
     grouped = [Group(list(members.values())) for members in groups.values()]
     if keys is None:
         _label(grouped)
@@ -109,7 +113,12 @@ def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Gro
 
 
 def lookup(run: Run, key: str) -> Any:
-    """Return a config value by its dotted key, the chosen option of a config group, or the method for "method".
+    """Return the value by which ``--group`` groups a run.
+
+    Args:
+        run: The run.
+        key: A dotted config key, a config group such as "dataset" for its chosen option, or "method" or "name" for the
+            name of the method.
 
     Raises:
         ConfigError: The run does not have the key.
@@ -122,13 +131,17 @@ def lookup(run: Run, key: str) -> Any:
 
 
 def _label(groups: list[Group]) -> None:
-    """Set the labels and the setting of each group."""
+    """Set the labels and the setting of each group.
+
+    Labels are the method, the config groups of `SETTING` that vary, and the keys that distinguish groups with the same
+    method, data set, partition and model.
+    """
     first_runs = [group.runs[0] for group in groups]
     varying = [name for name in SETTING if len({run.choice(name) for run in first_runs}) > 1]
-    same_name: dict[Any, list[Run]] = {}
+    by_method_and_setting: dict[Any, list[Run]] = {}
     for run in first_runs:
-        same_name.setdefault((run.method, *(run.choice(name) for name in SETTING)), []).append(run)
-    keys = list(dict.fromkeys(key for runs in same_name.values() for key in differing(runs)))
+        by_method_and_setting.setdefault((run.method, *(run.choice(name) for name in SETTING)), []).append(run)
+    keys = list(dict.fromkeys(key for runs in by_method_and_setting.values() for key in differing(runs)))
     last_parts = [key.rpartition(".")[2] for key in keys]
     titles = {key: last if last_parts.count(last) == 1 else key for key, last in zip(keys, last_parts)}
     for group, run in zip(groups, first_runs):
@@ -144,8 +157,8 @@ def _label(groups: list[Group]) -> None:
 def differing(runs: list[Run]) -> list[str]:
     """Return the config keys whose values differ among runs.
 
-    If the chosen options of a config group differ, its keys are returned only if they differ between runs with the
-    same option.
+    A key below a config group, such as algorithm.mu, is left out if it differs only between runs with different
+    options of the group, here different algorithms.
     """
     values = [{key: repr(value) for key, value in identity(run).items()} for run in runs]
     frame = pandas().DataFrame(values).fillna("None")  # a missing key is the same as null
@@ -159,14 +172,28 @@ def differing(runs: list[Run]) -> list[str]:
 
 
 def over_seeds(values: Iterable[float | None]) -> Spread:
-    """Return mean and population standard deviation of the values that are defined.  One value has no deviation."""
+    """Return mean and population standard deviation of the values that are neither None nor NaN.
+
+    The standard deviation of fewer than two such values is None.
+    """
     numbers = pandas().Series(values, dtype=float)
     count = int(numbers.count())
     return Spread(float(numbers.mean()), float(numbers.std(ddof=0)) if count > 1 else None, count, len(numbers))
 
 
 def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) -> DataFrame:
-    """Return a Spread of each score, one row per group.  The spread of a gain is over clients."""
+    """Return the scores of each group over seeds.
+
+    Args:
+        groups: The groups.
+        runs: The runs among which the runs of Local are searched.
+        options: The options of the report.
+
+    Returns:
+        A DataFrame with a row per group and a column per score of `fedbench.report.scores.scores_of`.  Cells are
+        Spreads over seeds, except for the columns "n" (number of runs) and "counted" (text or None).  The standard
+        deviation of "gain_last" is over clients, as a mean over seeds.
+    """
     rows = [{"group": i, **scores_of(run, options, runs)} for i, group in enumerate(groups) for run in group.runs]
     by_group = pandas().DataFrame(rows).groupby("group")
     table = by_group[[name for name in rows[0] if name not in ("group", "counted")]].agg(over_seeds)
@@ -181,7 +208,7 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
 
 
 def score_columns(percent: bool, target: float) -> dict[str, Column]:
-    """Return the columns of scores by key.
+    """Return the columns of all scores by key.
 
     Args:
         percent: Whether the metric is displayed in percent.
@@ -206,20 +233,22 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
 
 
 def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
-    """Return the table of results, and sort the groups as its rows: by setting, then the best first.
+    """Return the table of results, with a row per group.
+
+    Rows are sorted by setting, and within a setting by the metric at the selected round, the best first.
 
     Args:
-        groups: The groups; sorted in place.
+        groups: The groups; sorted in place in the order of the rows.
         runs: The runs among which the runs of Local are searched.
         options: The options of the report.
     """
     spreads = scores_over_seeds(groups, runs, options).to_dict("records")
-    scored = {id(group): row for group, row in zip(groups, spreads)}
+    scored = {id(group): row for group, row in zip(groups, spreads)}  # by identity: groups are not hashable
     sign = 1 if scores.lower_is_better(options.metric) else -1
 
     def order(group: Group) -> tuple[Any, ...]:
         value = scored[id(group)][options.select]
-        return *map(sort_key, group.setting.values()), not value.count, sign * value.mean
+        return *map(sort_key, group.setting.values()), not value.count, sign * value.mean  # without a value: last
 
     groups.sort(key=order)
     rows = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
@@ -231,13 +260,17 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
 
 
 def sort_key(value: Any) -> tuple[bool, float, str]:
-    """Return a key that sorts numbers by value before other values by text."""
-    is_number = isinstance(value, int | float) and value == value
+    """Return a key for sorting: numbers come first, by value; then all other values, by their text."""
+    is_number = isinstance(value, int | float) and value == value  # not NaN
     return (not is_number, value if is_number else 0.0, str(value))
 
 
 def common_facts(groups: list[Group]) -> str:
-    """Return what all runs have in common: data set, partition, model, clients, cohort, rounds."""
+    """Return what the first runs of all groups have in common of data set, partition, model, clients, cohort, rounds.
+
+    Returns:
+        A text such as "mnist, dirichlet partition, 20 clients, 5 a round, 100 rounds".
+    """
     formats = {"dataset": "{}", "partition": "{} partition", "model": "{}", "num_clients": "{} clients",
              "cohort": "{} a round", "rounds": "{} rounds"}  # fmt: skip
     facts = []
@@ -249,7 +282,13 @@ def common_facts(groups: list[Group]) -> str:
 
 
 def sent_table(groups: list[Group], table: Table, options: Options) -> Table | None:
-    """Return the table of communication with the rows of the table of results; None if no run was compressed."""
+    """Return the table of communication; None if no run was compressed.
+
+    Args:
+        groups: The groups.
+        table: The table of results, whose rows are used.
+        options: The options of the report.
+    """
     if not any(scores.is_compressed(run) for group in groups for run in group.runs):
         return None
     columns = score_columns(scores.is_fraction(options.metric), options.target)
@@ -262,7 +301,7 @@ def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[
 
     Args:
         groups: The groups.
-        repeated: The number of repeated runs.
+        repeated: The number of runs that are left out because a later run has the same configuration and seed.
         options: The options of the report.
         shown: The keys of the columns to explain; None for all.
     """
@@ -307,9 +346,9 @@ def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[
 
 
 def unfinished(runs: list[Run]) -> Table | None:
-    """Return the unfinished runs with the commands that resume them; None if all runs are finished.
+    """Return a table of the unfinished runs with the commands that resume them; None if all runs are finished.
 
-    A note counts the runs that failed before their first round.
+    Runs that failed before their first round are not rows, because they cannot be resumed.  A note counts them.
     """
     rows = []
     failed = []
@@ -329,7 +368,11 @@ def unfinished(runs: list[Run]) -> Table | None:
 
 
 def _failed_starts(failed: list[tuple[Path, str]]) -> str:
-    """Return how many runs failed before their first round, and the error of the first one."""
+    """Return a line that says how many runs failed before their first round, and why the first one failed.
+
+    Args:
+        failed: Path and status of each such run, at least one.
+    """
     path, status = failed[0]
     if len(failed) == 1:
         return f"1 run failed before the first round; {path}, {status}"
@@ -344,13 +387,17 @@ def _to_finish(run: Run) -> str:
     from fedbench.simulation.status import resume_command
 
     try:
-        return resume_command(run.path) if is_resumable(run.path) else "start it again: no checkpoint"
+        return resume_command(run.path) if is_resumable(run.path) else "start it again: it has no checkpoint"
     except ConfigError as error:
         return f"start it again: {error}"
 
 
 def _status(run: Run) -> str:
-    """Return the status of an unfinished run, with the first line of error.txt if it failed."""
+    """Return the status of an unfinished run, followed by the first line of its error.txt if it has this file.
+
+    The status is that of summary.json.  Without summary.json, it is "failed" if there is an error.txt, and else that of
+    status.json.  A run that was killed still has the status "running", which is returned as "interrupted".
+    """
     path = run.path / "error.txt"
     status = run.summary.get("status")
     if not status:
@@ -366,7 +413,7 @@ def damage_notes(damaged: Mapping[Path, str], runs: list[Run]) -> list[str]:
     """Return a line for each damaged run: its path and what is damaged.
 
     Args:
-        damaged: The damage of unreadable runs, from `fedbench.report.runs.readable`.
+        damaged: What is damaged in each unreadable run, by its path, from `fedbench.report.runs.readable`.
         runs: The readable runs, whose clients.csv may be damaged.
     """
     lines = [f"damaged, left out: {path}: {reason}" for path, reason in damaged.items()]

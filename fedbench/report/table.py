@@ -24,8 +24,8 @@ class Spread:
     """The mean and standard deviation of several values.
 
     Attributes:
-        mean: The mean of the defined values.
-        std: Their standard deviation; None if there is none.
+        mean: The mean of the defined values, those that are neither None nor NaN.
+        std: Their standard deviation; None if it is unknown or there are fewer than two of them.
         count: The number of defined values.
         total: The number of all values.
     """
@@ -48,10 +48,10 @@ class Column:
         key: The key of its cells in rows, and its heading in CSV and JSON.
         title: The heading in the other formats.
         digits: The number of decimal places; None for all.  CSV and JSON have all.
-        scale: A factor for numbers.  CSV and JSON have the unscaled numbers.
+        scale: A factor for numbers, 100 for fractions that are shown in percent.  CSV and JSON have unscaled numbers.
         missing: The text of a missing value.
-        display: A function from text to the displayed text.
-        dagger_key: The key of a flag in the row.  If it is true, a dagger follows the cell.
+        display: A function from the text of a cell to the displayed text; None to display it unchanged.
+        dagger_key: The key of a flag in the row.  If the flag is true, a dagger follows the cell.
     """
 
     key: str
@@ -95,7 +95,7 @@ def render(tables: list[Table], table_format: str) -> str:
 
 
 def as_text(table: Table) -> str:
-    """Return aligned columns, with numbers aligned to the right."""
+    """Return the table as text in aligned columns, with columns of numbers aligned to the right."""
     lines = [table.title] if table.title else []
     if table.columns:
         grid = [[column.title for column in table.columns], *(format_row(table, row) for row in table.rows)]
@@ -108,7 +108,7 @@ def as_text(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """Return a pipe table with its title in bold above it."""
+    """Return the table in Markdown, with its title in bold above it."""
     lines = [f"**{table.title}**", ""] if table.title else []
     if table.columns:
         rule = ["---:" if _is_numeric(table, column) else "---" for column in table.columns]
@@ -120,7 +120,10 @@ def as_markdown(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Return CSV.  An apostrophe precedes text that a spreadsheet would evaluate as a formula."""
+    """Return the table as CSV, without title and notes.
+
+    An apostrophe precedes text that a spreadsheet would evaluate as a formula.
+    """
 
     def quote(text: str) -> str:
         return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
@@ -129,13 +132,13 @@ def as_csv(table: Table) -> str:
 
 
 def as_json(table: Table) -> str:
-    """Return a JSON list with one object per row."""
+    """Return the table as a JSON list with one object per row, without title and notes."""
     frame = to_frame(table)
     return json.dumps(frame.where(frame.notna(), None).to_dict("records"), indent=1, ensure_ascii=False) + "\n"
 
 
 def as_latex(table: Table) -> str:
-    """Return a table for the package booktabs with its title as caption.
+    """Return the table in LaTeX for the package booktabs, with its title as caption.
 
     The note on the dagger is printed below the table.  Other notes are comments.
     """
@@ -184,10 +187,10 @@ def to_frame(table: Table, quote: Callable[[str], str] = str) -> DataFrame:
 
     Args:
         table: The table.
-        quote: A function for text cells.
+        quote: A function that is applied to cells of text.
 
     Returns:
-        A column per key.  A key with a Spread has three columns: key_mean, key_std and key_n.
+        A column per key.  A key with a Spread in any row has three columns: key_mean, key_std and key_n.
     """
     columns: dict[str, list[Any]] = {}
     for key in (column.key for column in table.columns):
@@ -203,7 +206,12 @@ def to_frame(table: Table, quote: Callable[[str], str] = str) -> DataFrame:
 
 
 def _text_frame(table: Table, escape: Callable[[str], str]) -> DataFrame:
-    """Return the formatted cells as a DataFrame."""
+    """Return the formatted cells as a DataFrame of text.
+
+    Args:
+        table: The table.
+        escape: A function that escapes the special characters of the output format, for cells and headings.
+    """
     cells = [[escape(text) for text in format_row(table, row)] for row in table.rows]
     return pandas().DataFrame(cells, columns=[escape(column.title) for column in table.columns])
 
@@ -222,7 +230,15 @@ def pandas() -> Any:
 
 
 def format_cell(value: Any, column: Column) -> str:
-    """Return the text of a cell: rounded, scaled, and without line breaks."""
+    """Return the text of a cell, without line breaks.
+
+    Args:
+        value: Text, a number, a Spread, or None.  Floats and Spreads are scaled and rounded, integers are not.
+        column: The column, with the scale, the digits, and the text for None and NaN.
+
+    Returns:
+        The text, such as "93.25" or, for a Spread, "93.25 ± 0.40"; with "(2 of 3)" behind it if values are undefined.
+    """
     if isinstance(value, Spread):
         if not value.count or math.isnan(value.mean):
             return column.missing
@@ -243,10 +259,11 @@ def escape_control(text: str) -> str:
 
 
 def format_row(table: Table, row: dict[str, Any]) -> list[str]:
-    """Return the texts of a row's cells."""
+    """Return the text of each cell of a row, with its dagger if it has one."""
     daggers = [DAGGER if column.dagger_key and row.get(column.dagger_key) else "" for column in table.columns]
     return [format_cell(row.get(column.key), column) + dagger for column, dagger in zip(table.columns, daggers)]
 
 
 def _is_numeric(table: Table, column: Column) -> bool:
+    """Return whether any cell of a column is a number or a Spread."""
     return any(isinstance(row.get(column.key), (int, float, Spread)) for row in table.rows)

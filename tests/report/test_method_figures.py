@@ -219,7 +219,7 @@ def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.
     assert "no run here has recorded any: leave it out" in capsys.readouterr().err
     run(tmp_path / "apple", "algorithm=apple")
     assert main([str(tmp_path / "apple"), "--rounds", "0,999"]) == 2
-    assert "--rounds 0,999: the last round that was recorded is" in capsys.readouterr().err
+    assert "--rounds 0,999: the last recorded round is" in capsys.readouterr().err
     assert not (tmp_path / "apple" / "figures").exists()
 
 

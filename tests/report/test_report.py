@@ -237,7 +237,7 @@ def test_failed_runs_show_their_error(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "no run has finished yet" in text
     assert "failed: loss is not finite at round 2" in text
-    assert "start it again: no checkpoint" in text and "resume=" not in text
+    assert "start it again: it has no checkpoint" in text and "resume=" not in text
     with_checkpoint(path)
     assert main([str(tmp_path)]) == 0
     assert f"python -m fedbench resume={path}" in capsys.readouterr().out

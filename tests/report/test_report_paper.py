@@ -112,7 +112,7 @@ def test_text_says_what_is_missing_and_how_to_run_it(half, conf_dir, capsys):
         assert f"  {method}: python -m fedbench +experiment=t/{method.lower()}\n" in text.replace("uv run ", "")
     assert "CIFAR10, 50 (partition.num_clients=50): Local 70.28 ± 0.38, FedAvg" in text
     assert "75 cells have no experiment file (methods: Local, FedAvg, FedDyn, pFedMe" in text
-    assert "answers no cell: its key paper is" in text
+    assert "no row of the table has the values of its key paper" in text
     ranking = text[text.index("Kendall's tau-b") :].splitlines()
     assert ranking[2].split() == ["CIFAR10", "25", "0.33", "no", "3", "of", "14"]  # FedAvg is above Local here
 

@@ -23,7 +23,7 @@ class BuiltPage:
     Attributes:
         folder: The folder of the page.
         text: The text of README.md.
-        drawings: The figures by name.
+        drawings: The data of the figures by name.
     """
 
     folder: Path
@@ -32,17 +32,17 @@ class BuiltPage:
 
 
 def find_pages(root: Path) -> list[Path]:
-    """Return the folders of the pages in a folder, sorted by name."""
+    """Return the subfolders with a page.json of a folder, sorted by name."""
     return sorted(path.parent for path in root.glob("*/page.json"))
 
 
 def build_page(folder: Path) -> BuiltPage:
-    """Generate a page, or the index of a folder of pages.
+    """Generate a page; or, in a folder with page.md but without page.json, the index of the pages below it.
 
     Raises:
-        ConfigError: A file is missing or damaged, or the files do not agree.
+        ConfigError: A file is missing or damaged, or page.md, page.json and the folder name different files.
     """
-    cached_page.cache_clear()
+    cached_page.cache_clear()  # the files may have changed since they were read
     path = folder / "page.md"
     require(path.is_file(), f"{folder} has no page.md: write one, with calls such as {{{{ table(...) }}}}")
     template = path.read_text(encoding="utf-8")
@@ -56,21 +56,37 @@ def build_page(folder: Path) -> BuiltPage:
 
 
 def _check_files(page: Page, template: str) -> None:
-    """Check that the page shows all of its files, figures and pictures, and that they exist."""
+    """Check that the files of a page, page.json and page.md agree.
+
+    Args:
+        page: The page.
+        template: The text of page.md.
+
+    Raises:
+        ConfigError: page.md does not show a figure or picture, a file is missing, or a file is named nowhere.
+    """
     about = page.about
     unused = [name for name in (*about["figures"], *about["pictures"]) if f'("{name}")' not in template]
-    require(not unused, f"{page.folder}: page.json has {', '.join(unused)}, which page.md does not show")
+    require(
+        not unused,
+        f"{page.folder}: page.json has {', '.join(unused)}, which page.md does not show: add "
+        '{{ figure("...") }} or {{ picture("...") }}, or remove the entry',
+    )
     named = [*about["pictures"], *about["files"]]
     missing = sorted(name for name in named if not (page.folder / name).is_file())
-    require(not missing, f"{page.folder}: page.json names {', '.join(missing)}, which is not there")
+    require(not missing, f"{page.folder}: page.json names {', '.join(missing)}, but the folder has no such file")
     expected = {*PAGE_FILES, *named, *(f"{name}.svg" for name in about["figures"])}
     files = sorted(path.name for path in page.folder.iterdir())
     unused = [name for name in files if name not in expected and f'csv("{name}"' not in template]
-    require(not unused, f"{page.folder} contains {', '.join(unused)}, which neither page.json nor page.md names")
+    require(
+        not unused,
+        f"{page.folder} contains {', '.join(unused)}, which neither page.json nor page.md names: delete it, or add it "
+        'to "files" in page.json',
+    )
 
 
 def write(built: BuiltPage) -> list[Path]:
-    """Write the files that differ and return their paths."""
+    """Write README.md and the figures whose files differ from the generated ones, and return their paths."""
     written = []
     path = built.folder / "README.md"
     if _read(path) != built.text:
@@ -83,7 +99,10 @@ def write(built: BuiltPage) -> list[Path]:
 
 
 def differences(built: BuiltPage) -> list[str]:
-    """Return the differences between a page and its files, line by line."""
+    """Return lines on how a generated page differs from its files; empty if it does not.
+
+    The lines are a unified diff of README.md, and one for each outdated figure.
+    """
     path = built.folder / "README.md"
     lines = difflib.unified_diff(_read(path).splitlines(), built.text.splitlines(), str(path), "built", "", "", 0, "")
     return [*lines, *(f"{path} does not show these data" for path in _outdated(built))]
@@ -96,4 +115,5 @@ def _outdated(built: BuiltPage) -> dict[Path, Drawing]:
 
 
 def _read(path: Path) -> str:
+    """Return the text of a file; "" if it does not exist."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -22,19 +22,21 @@ from fedbench.report.scores import Options
 from fedbench.report.summary import SENT_KEYS, Group, damage_notes, group_runs, notes, over_seeds, results
 
 Row = dict[str, Any]
-MAIN = "main"  # the name of the only part of a page
+MAIN = "main"  # the name of the only part of a page; a part is the runs of one or more folders, with own tables
 RESULTS = "n last best worst global gain_last rounds_to_target seconds_to_target images_per_s"
 ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz
 
 
 def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir: str | None = None) -> list[Path]:
-    """Write the data files of a page from run folders.  Other parts, and the user's texts, are kept.
+    """Write the data files of a page from run folders.
+
+    The rows of the given parts are replaced.  Other parts, and an existing page.md, are kept.
 
     Args:
         folder: The folder of the page.
         sources: Folders with runs in or below them, or PART=FOLDER.
-        about: Values of page.json: title, metric, select, target, group (keys separated by commas), and paper (a list
-            of printed tables).
+        about: Values of page.json that replace those of the page: title, metric, select, target, group (keys separated
+            by commas); and paper, a list of printed tables that are added.
         config_dir: A folder with the user's own options.
 
     Returns:
@@ -68,7 +70,13 @@ def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir
 
 
 def _parts(sources: list[str], page: Page) -> dict[str, list[Path]]:
-    """Return the folders of each part.  Folders without a part belong to the only part of the page."""
+    """Return the folders of each part.
+
+    Args:
+        sources: PART=FOLDER, or a folder.  Folders without a part belong to the only part of the page, or to "main" if
+            the page has none or several.
+        page: The page.
+    """
     parts: dict[str, list[Path]] = {}
     for source in sources:
         part, path = page.parts[0] if len(page.parts) == 1 else MAIN, source
@@ -79,13 +87,24 @@ def _parts(sources: list[str], page: Page) -> dict[str, list[Path]]:
 
 
 def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config_dir: str | None) -> list[str]:
-    """Replace the rows of a part by those of runs, and return the lines of a new page.md for them."""
+    """Replace the rows of a part of a page by those of runs.
+
+    Args:
+        page: The page; changed in place.
+        part: The part.
+        runs: The runs of the part.
+        folders: The folders in which the runs were found, relative to which runs are named.
+        config_dir: A folder with the user's own options.
+
+    Returns:
+        The lines about the part for a new page.md; empty if no run is finished.
+    """
     about = page.about
     options = Options(about["metric"], about["select"], about["target"], about["group"])
     scores.check_metric(options.metric, options.target, runs)
     about["percent"] = scores.is_fraction(options.metric)
     groups, repeated = group_runs(runs, options.group)
-    table = results(groups, runs, options)  # sorts the groups
+    table = results(groups, runs, options)  # also sorts the groups in place, so that the best method is first
     labels = list(dict.fromkeys(key for group in groups for key in group.labels))
     about["labels"] = {**about["labels"], part: labels or ["method"]}
     names = {run.path: _run_name(run, part, folders) for run in runs}
@@ -109,20 +128,40 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
 
 
 def _replace(frame: Any, key: str, values: list[str], rows: list[Row]) -> Any:
-    """Return a table with new rows instead of those that have some values of a key."""
+    """Return a table with new rows, after the other rows, instead of those that have certain values in a column.
+
+    Args:
+        frame: A DataFrame; may be empty and without columns.
+        key: The column.
+        values: The values of rows that are replaced.
+        rows: The new rows.
+    """
     others = frame[~frame[key].isin(values)] if len(frame) else frame
     return pd.concat([others, pd.DataFrame(rows)], ignore_index=True) if len(others) else pd.DataFrame(rows)
 
 
 def _run_name(run: Run, part: str, folders: list[Path]) -> str:
-    """Return the part and the run's path below the folder of the command line."""
+    """Return the name of a run in the tables of a page: the part, a slash, and its path below a folder.
+
+    Args:
+        run: The run.
+        part: The part.
+        folders: The folders of the command line, in one of which the run is.
+    """
     parent = next((folder for folder in folders if run.path.is_relative_to(folder)), run.path.parent)
     path = run.path.relative_to(parent).as_posix()
     return f"{part}/{run.path.name if path == '.' else path}"
 
 
 def _run_row(run: Run, part: str, name: str, labels: Mapping[str, Any]) -> Row:
-    """Return the row of a run in runs.csv without its scores."""
+    """Return the row of a run in runs.csv without its scores: names, labels, status, rounds, commit and machine.
+
+    Args:
+        run: The run.
+        part: The part of the page.
+        name: The name of the run in the page.
+        labels: The labels of its group.
+    """
     summary = run.summary
     machine, software = summary.get("machine"), summary.get("versions") or {}
     computer = [f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}"] if machine else []
@@ -143,7 +182,13 @@ def form_of(run: Run) -> str:
 
 
 def _score_row(run: Run, runs: list[Run], options: Options) -> Row:
-    """Return the scores of a run in runs.csv."""
+    """Return the scores of a run in runs.csv: those of reports, and its recorded metrics at the last evaluated round.
+
+    Args:
+        run: The run.
+        runs: The runs among which the run of Local is searched.
+        options: The metric, the selected round and the target.
+    """
     row = scores.scores_of(run, options, runs)
     if not scores.is_compressed(run):
         row |= {"part_up": None, "part_down": None}
@@ -152,12 +197,19 @@ def _score_row(run: Run, runs: list[Run], options: Options) -> Row:
 
 
 def _recorded(run: Run) -> list[str]:
-    """Return the metrics that are means over clients."""
+    """Return the metrics of a run that are plain means over clients, not weighted means, deviations or worst tenths."""
     return [name for name in run.metrics if not name.endswith(("_std", "_weighted", "_worst"))]
 
 
 def _curve_rows(run: Run, name: str) -> list[Row]:
-    """Return the rows of a run in curves.csv, with numbers rounded to six digits."""
+    """Return the rows of a run in curves.csv, one per evaluated round.
+
+    They contain metrics, cumulative MB, and cumulative seconds of training, rounded to six significant digits.
+
+    Args:
+        run: The run.
+        name: The name of the run in the page.
+    """
     table = run.metrics[_recorded(run)].copy()
     for direction in ("up", "down"):
         table[f"mb_{direction}"] = scores.megabytes(run, (direction,)).reindex(table.index)
@@ -168,7 +220,14 @@ def _curve_rows(run: Run, name: str) -> list[Row]:
 
 
 def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options) -> list[Row]:
-    """Return the rows of gains.csv: the gain of each method and client over seeds."""
+    """Return the rows of gains.csv: the gain over Local of each method and client, mean and spread over seeds.
+
+    Args:
+        part: The part of the page.
+        groups: The groups.
+        runs: The runs among which the runs of Local are searched.
+        options: The metric and the selected round.
+    """
     rows = []
     for group in groups:
         for client, gains in enumerate(client_gains(group, runs, options).T):
@@ -179,7 +238,12 @@ def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options
 
 
 def _cell_row(table: str, cell: paper.Cell) -> Row:
-    """Return the row of a cell in cells.csv."""
+    """Return the row of a cell in cells.csv: the cell, and our value if it was run.
+
+    Args:
+        table: The name of the printed table.
+        cell: The cell.
+    """
     row = {"table": table, **{key: cell.row[key] for key in ("method", *paper.KEYS)}, "form": "not run"}
     if not cell.ours.count:
         return row
@@ -192,7 +256,14 @@ def _cell_row(table: str, cell: paper.Cell) -> Row:
 
 
 def _template_lines(page: Page, part: str, title: str, explanations: list[str]) -> list[str]:
-    """Return the lines of a new page.md for a part, and add its figures to page.json."""
+    """Return the lines of a new page.md for a part, and add the figures that they show to the page's page.json.
+
+    Args:
+        page: The page; its figures are changed in place.
+        part: The part.
+        title: The title of the table of results.
+        explanations: The lines below the tables.
+    """
     about = page.about
     runs = page.runs[page.runs["part"] == part]
     suffix = "" if part == MAIN else f"_{part}"
@@ -216,7 +287,7 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
 
 
 def _command(run: Run) -> str:
-    """Return the command of a run, with absolute paths shortened to file names."""
+    """Return the command that started a run, with absolute paths shortened to file names, which all machines have."""
     return "uv run " + ABSOLUTE.sub(r"\1", run.summary["command"])
 
 

@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write the data files of a page from run folders, and then its README.md and figures."""
+    """Run ``fedbench pages write``: write the data files of a page, then its README.md and figures; return 0."""
     about = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
     about = {key: value for key, value in about.items() if value is not None}
     written = collect.write(args.page, args.folders, about, args.config_dir)

@@ -38,7 +38,7 @@ DIGEST = re.compile(r"data sha256:([0-9a-f]{64})")
 
 
 def digest(drawing: Drawing) -> str:
-    """Return the hash of a figure's data, with numbers rounded to six digits."""
+    """Return the SHA-256 of a figure's data, with numbers rounded to six significant digits."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, float):
@@ -59,6 +59,10 @@ def is_current(path: Path, drawing: Drawing) -> bool:
 def make_drawing(page: Page, name: str) -> Drawing:
     """Return the data of a figure of page.json.
 
+    Args:
+        page: The page.
+        name: The name of the figure under the key "figures" of page.json.
+
     Raises:
         ConfigError: There is no such figure, it has an unknown key, or the page does not have its data.
     """
@@ -75,7 +79,15 @@ def make_drawing(page: Page, name: str) -> Drawing:
 
 
 def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """Return a metric over rounds, MB or seconds, at the rounds that all seeds of a group have."""
+    """Return the data of a figure of a metric over rounds, MB or seconds, with a line per group of runs.
+
+    A line has the rounds that all seeds of its group recorded.
+
+    Args:
+        page: The page.
+        spec: The entry of the figure in page.json: part, where (see `groups_of`), metric, over (a key of `X_AXES`) and
+            title; all are optional.
+    """
     metric, x_key = spec.get("metric", page.about["metric"]), spec.get("over", "round")
     scale = 1 if "loss" in metric else page.scale
     require(x_key in X_AXES, f"{page.folder}: a figure of curves is over one of {listed(X_AXES)}, not {x_key}")
@@ -95,13 +107,25 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """Return a score over a numeric label.  The other labels name the lines."""
+    """Return the data of a figure of a score over a numeric label.  The other labels name the lines.
+
+    Args:
+        page: The page.
+        spec: The entry of the figure in page.json: key (the label), and, optional, part, where (see `groups_of`),
+            score, xlabel and title.
+
+    Raises:
+        ConfigError: A group has no number under the label.
+    """
     key, score = spec["key"], spec.get("score", page.about["select"])
     points: dict[str, dict[float, Spread]] = {}
     for group in groups_of(page, spec.get("part"), spec.get("where")):
         x = group.labels.get(key)
         if x is None or isinstance(x, str):
-            raise ConfigError(f"{page.folder}: a figure against {key}: {group.labels} has no number there")
+            raise ConfigError(
+                f"{page.folder}: a figure of kind against needs numbers under its key {key}, but the runs with "
+                f"{group.labels} have {x!r}: choose another key, or leave them out with where"
+            )
         labels = {name: label for name, label in group.labels.items() if name != key}
         if (spread := group.spread(score)).count:
             points.setdefault(f"{legend_name(labels, group.tuned)} (n={group.n})", {})[float(x)] = spread
@@ -116,7 +140,12 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """Return each client's gain over Local, a panel per method."""
+    """Return the data of a figure of each client's gain over Local, a panel per method.
+
+    Args:
+        page: The page.
+        spec: The entry of the figure in page.json: part and title, both optional.
+    """
     rows = page.gains[page.gains["part"] == page.part(spec.get("part"))]
     series = []
     for name, group in rows.groupby("group", sort=False):
@@ -132,7 +161,7 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def _rounds(page: Page, group: Group, metric: str) -> list[int]:
-    """Return the rounds at which all runs of a group have a value."""
+    """Return the rounds at which all runs of a group have a value of a metric in curves.csv."""
     rows = page.curves[page.curves["run"].isin(group.rows["run"])] if len(page.curves) else page.curves
     if not len(rows) or metric not in rows:
         return []
@@ -141,11 +170,21 @@ def _rounds(page: Page, group: Group, metric: str) -> list[int]:
 
 
 def _series(name: str, x: list[Any], spreads: list[Spread], scale: float, tuned: bool = False) -> Series:
+    """Return a line of a figure, without deviations if no value has one.
+
+    Args:
+        name: The legend entry.
+        x: The positions [n].
+        spreads: Mean and standard deviation at each position [n].
+        scale: A factor for the values.
+        tuned: Whether the last value is after fine-tuning.
+    """
     has_std = any(spread.std is not None for spread in spreads)
     std = [scale * (spread.std or 0.0) for spread in spreads] if has_std else None
-    return Series(name, [float(each) for each in x], [scale * spread.mean for spread in spreads], std, tuned)
+    return Series(name, [float(position) for position in x], [scale * spread.mean for spread in spreads], std, tuned)
 
 
+# By kind of figure: the function that returns its data, and the keys of its entry in page.json besides alt and title.
 KINDS: dict[str, tuple[Callable[[Page, Mapping[str, Any]], Drawing], tuple[str, ...]]] = {
     "curves": (curves, ("part", "metric", "where", "over")),
     "against": (against, ("part", "key", "score", "where", "xlabel")),
@@ -154,8 +193,9 @@ KINDS: dict[str, tuple[Callable[[Page, Mapping[str, Any]], Drawing], tuple[str, 
 
 
 def as_svg(drawing: Drawing) -> str:
-    """Return a figure as SVG.  The text is always the same with one version of matplotlib."""
+    """Return a figure as the text of an SVG file, which is always the same with one version of matplotlib."""
     plt = plots.pyplot()
+    # without a fixed salt and date, matplotlib writes random identifiers and the current time
     settings: Any = {"svg.hashsalt": "fedbench", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
     with plt.rc_context(settings):
         figure = _panels(drawing) if drawing.form == "panels" else plots.draw_axes(drawing)
@@ -166,9 +206,10 @@ def as_svg(drawing: Drawing) -> str:
 
 
 def _panels(drawing: Drawing) -> Any:
+    """Return a matplotlib figure of panels of bars, with the mean of the bars in each title."""
     titles = []
     for bars in drawing.series:
-        defined = [y for y in bars.y if y == y]
+        defined = [y for y in bars.y if y == y]  # without NaN
         titles.append(f"{bars.name}: mean {sum(defined) / len(defined):+.2f}")
     dagger = plots.TUNED_LEGEND if any(DAGGER in bars.name for bars in drawing.series) else ""
     heading = "; ".join(filter(None, (drawing.title, dagger)))

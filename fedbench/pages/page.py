@@ -24,7 +24,7 @@ from fedbench.report.display import METHOD_KEYS, method_name
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import DAGGER, Spread
 
-FORMS = ("full", "reduced", "not run")
+FORMS = ("full", "reduced", "not run")  # in the setting of the paper or experiment, in a reduced one, or not at all
 COMPLETE = ("finished", "stopped")  # status of runs that are shown; others stopped by an error
 TABLES = ("runs", "curves", "cells", "gains")
 DEFAULTS = {
@@ -40,7 +40,7 @@ class Page:
 
     Attributes:
         folder: The folder.
-        about: The content of page.json, with all keys.
+        about: The content of page.json, with all keys of `DEFAULTS`.
         runs: The DataFrame of runs.csv.
         curves: The DataFrame of curves.csv.
         cells: The DataFrame of cells.csv.
@@ -61,12 +61,12 @@ class Page:
 
     @property
     def parts(self) -> list[str]:
-        """The names of the parts, in the order of runs.csv."""
+        """The names of the parts, which separate the runs of a page, in the order of runs.csv."""
         return list(self.runs["part"].unique()) if len(self.runs) else []
 
     @property
     def scale(self) -> int:
-        """100 if scores are displayed in percent, else 1."""
+        """The factor of displayed scores: 100 if they are displayed in percent, else 1."""
         return 100 if self.about["percent"] else 1
 
     def labels(self, part: str) -> list[str]:
@@ -84,7 +84,11 @@ class Page:
         return name
 
     def entry(self, key: str, name: str) -> Any:
-        """Return a named entry of page.json, such as a figure.
+        """Return a named entry of page.json.
+
+        Args:
+            key: A key with a mapping, such as "figures".
+            name: The name in this mapping.
 
         Raises:
             ConfigError: There is no such entry.
@@ -113,7 +117,7 @@ class Group:
 
     @property
     def is_summary(self) -> bool:
-        """Whether one row summarizes several runs."""
+        """Whether one row summarizes several runs, instead of a row per run."""
         return len(self.rows) == 1 and self.n != 1
 
     @property
@@ -129,11 +133,17 @@ class Group:
 
     @property
     def seeds(self) -> dict[Any, Group]:
-        """A group with the run of each seed."""
+        """A group for each seed, which has the run with this seed only."""
         return {seed: Group(self.labels, rows) for seed, rows in self.rows.groupby("seed")}
 
     def spread(self, key: str) -> Spread:
-        """Return mean and standard deviation of a score.  The standard deviation of a gain is over clients."""
+        """Return mean and standard deviation over seeds of a score.
+
+        The standard deviation of "gain_last" is over clients.  Without the column, the mean is NaN.
+
+        Args:
+            key: A column of runs.csv.
+        """
         if key not in self.rows:
             return Spread(float("nan"), None, 0, self.n)
         std_key = "gain_last_clients" if key == "gain_last" else f"{key}_std"
@@ -149,6 +159,11 @@ class Group:
 
     def curve_spread(self, page: Page, key: str, round: int) -> Spread:
         """Return mean and standard deviation over seeds of a recorded metric at a round.
+
+        Args:
+            page: The page of the group.
+            key: A column of curves.csv.
+            round: The round.
 
         Raises:
             ConfigError: The round is not recorded.
@@ -167,10 +182,10 @@ def float_or_none(value: Any) -> float | None:
 
 
 def read_page(folder: Path) -> Page:
-    """Return a page.
+    """Read page.json and the CSV files of a page.
 
     Raises:
-        ConfigError: A file is missing or damaged, or page.json has an unknown key.
+        ConfigError: A file is damaged, page.json is missing or has an unknown key, or runs.csv lacks a column.
     """
     path = folder / "page.json"
     require(path.is_file(), f"{folder} is not a page: it has no page.json (python -m fedbench pages write creates one)")
@@ -186,11 +201,16 @@ def read_page(folder: Path) -> Page:
     for key in (label for part in page.parts for label in page.labels(part)):
         require(key in page.runs, f"{folder / 'runs.csv'} has no column {key}, which page.json lists in labels")
     forms = {value for frame in (page.runs, page.cells) if len(frame) for value in frame["form"]}
-    require(forms <= set(FORMS), f"{folder}: a form is one of {', '.join(FORMS)}, got {', '.join(map(str, forms))}")
+    require(
+        forms <= set(FORMS),
+        f"{folder}: the column form of runs.csv and cells.csv must be one of {', '.join(FORMS)}, got "
+        f"{', '.join(sorted(map(str, forms - set(FORMS))))}",
+    )
     return page
 
 
 def _read_csv(path: Path) -> Any:
+    """Return a CSV file as a DataFrame, empty if it does not exist.  ConfigError if it is damaged."""
     if not path.is_file():
         return pd.DataFrame()
     try:
@@ -200,7 +220,13 @@ def _read_csv(path: Path) -> Any:
 
 
 def write_page(page: Page) -> list[Path]:
-    """Write page.json and the CSV files that have rows, remove the others, and return the written paths."""
+    """Write page.json, without keys that have default values, and the CSV files that have rows.
+
+    CSV files of tables without rows are removed.
+
+    Returns:
+        The paths of the written files.
+    """
     page.folder.mkdir(parents=True, exist_ok=True)
     about = {key: value for key, value in page.about.items() if value != DEFAULTS[key]}
     written = [page.folder / "page.json"]
@@ -222,6 +248,9 @@ def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | No
         page: The page.
         part: The part; None for the first one.
         where: Values that rows must have, by column or by the last part of its name.  A list means any of its values.
+
+    Raises:
+        ConfigError: There is no such part or column, or a group has a summary of several runs beside other rows.
     """
     part = page.part(part)
     rows = page.runs[(page.runs["part"] == part) & page.runs["status"].isin(COMPLETE)]
@@ -263,18 +292,29 @@ def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping
     candidates = listed([" ".join(map(str, group.labels.values())) for group in found or groups], 40)
     require(
         len(found) == 1,
-        f"{page.folder}: {len(found)} groups of part {page.part(part)} are {requested}; there are {candidates}",
+        f"{page.folder}: {requested or 'a call without labels'} matches {len(found)} groups of part {page.part(part)} "
+        f"instead of one; choose one of {candidates}",
     )
     return found[0]
 
 
 def full_name(frame: Any, key: str) -> str:
-    """Return the column that a key or its last part names, such as partition.shots for shots."""
+    """Return the column that has a name, or whose name ends with it after a point: partition.shots for shots.
+
+    Args:
+        frame: A DataFrame.
+        key: The name of the column, or the last part of its name.
+
+    Raises:
+        ConfigError: There is no such column, or there are several.
+    """
     found = [key] if key in frame else [name for name in frame if name.rpartition(".")[2] == key]
-    require(len(found) == 1, f"{len(found)} columns are named {key}; there are {listed(frame, 30)}")
+    require(len(found) == 1, f"{key} must name one column, but {len(found)} have this name; there are "
+                             f"{listed(frame, 30)}")  # fmt: skip
     return found[0]
 
 
 def _is_equal(value: Any, expected: Any) -> bool:
+    """Return whether a label is the expected value, or one of them if they are a list; 8, 8.0 and "8" are the same."""
     options = expected if isinstance(expected, list) else [expected]
     return any(value == option or str(_label(value)) == str(option) for option in options)

@@ -25,8 +25,9 @@ cached_page = lru_cache(read_page)
 class PageFunctions:
     """The functions of a page's template.
 
-    The argument ``part`` is a part of the page; None for the first one.  ``names`` are values of any label of a group,
-    and ``where`` are values by label.
+    These arguments are the same in all of them.  ``part`` is a part of the page; None is the first one.  ``names`` are
+    values of labels, such as the name of a method, and ``where`` are values by label, such as seed=0: together, they
+    choose one group of runs.  ``key`` is a column of runs.csv, such as "last".
 
     Args:
         page: The page.
@@ -59,27 +60,35 @@ class PageFunctions:
         return spread
 
     def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the mean over seeds of a score."""
+        """Return the mean over seeds of a score, in the unit of tables."""
         return self.spread(key, *names, part=part, **where).mean
 
     def std(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the standard deviation over seeds of a score."""
+        """Return the standard deviation over seeds of a score, in the unit of tables; 0 if there is none."""
         return float(self.spread(key, *names, part=part, **where).std or 0.0)
 
     def each(self, key: str, *names: Any, part: str | None = None, digits: int | None = None, **where: Any) -> str:
-        """Return the score of each seed, separated by commas."""
-        group = one_group(self._page, part, names, where)
-        column = self._columns.get(key, Column(key, key, digits))
-        values = [one.spread(key).mean * column.scale for one in group.seeds.values()]
-        return ", ".join(f"{value:,.{column.digits or 0}f}" for value in values)
-
-    def paired(self, key: str, these: Any, those: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return mean and standard deviation of the differences of two groups, seed by seed.
+        """Return the scores of all seeds as a text, separated by commas.
 
         Args:
             key: The score.
-            these: The first group: a name, or values by label.
-            those: The second group.
+            *names: Values of labels that choose the group.
+            part: The part.
+            digits: The number of decimal places of a score that has no column in tables; None for 0.
+            **where: Values by label that choose the group.
+        """
+        group = one_group(self._page, part, names, where)
+        column = self._columns.get(key, Column(key, key, digits))
+        values = [run.spread(key).mean * column.scale for run in group.seeds.values()]
+        return ", ".join(f"{value:,.{column.digits or 0}f}" for value in values)
+
+    def paired(self, key: str, these: Any, those: Any, part: str | None = None, **where: Any) -> Spread:
+        """Return mean and standard deviation over seeds of the difference of two groups with the same seed.
+
+        Args:
+            key: The score.
+            these: The first group: a value of a label, or a dict of values by label.
+            those: The second group, whose score is subtracted.
             part: The part.
             **where: Values of labels of both groups.
         """
@@ -87,37 +96,57 @@ class PageFunctions:
         for group in (these, those):
             names, labels = ([], group) if isinstance(group, Mapping) else ([group], {})
             seeds = one_group(self._page, part, names, {**where, **labels}).seeds
-            values.append(pd.Series({seed: one.spread(key).mean for seed, one in seeds.items()}))
+            values.append(pd.Series({seed: run.spread(key).mean for seed, run in seeds.items()}))
         differences = (values[0] - values[1]).dropna()
         require(len(differences) > 0, f"{self._page.folder}: {these} and {those} have no seed in common")
         return over_seeds(differences).scaled(self._columns[key].scale)
 
     def curve(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> float:
-        """Return the mean of a recorded metric at a round.  The default key is the metric of the page."""
+        """Return the mean over seeds of a recorded metric at a round, see `curve_spread`."""
         return self.curve_spread(round, *names, key=key, part=part, **where).mean
 
     def curve_spread(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> Spread:
-        """Return mean and standard deviation over seeds of a recorded metric at a round."""
+        """Return mean and standard deviation over seeds of a recorded metric at a round.
+
+        Args:
+            round: The round.
+            *names: Values of labels that choose the group.
+            key: A column of curves.csv; "" for the metric of the page.
+            part: The part.
+            **where: Values by label that choose the group.
+        """
         key = key or self._page.about["metric"]
         spread = one_group(self._page, part, names, where).curve_spread(self._page, key, round)
         return spread.scaled(1 if "loss" in key else self._page.scale)
 
     def printed(self, method: Any, cell: str = "printed", **where: Any) -> float:
-        """Return the printed mean of a method in a cell, which page.json names under ``cells``."""
+        """Return the printed mean of a method in a column of a printed table, see `printed_spread`."""
         return self._mean(self.printed_spread(method, cell, **where), f"{method} {where} is not printed")
 
     def printed_spread(self, method: Any, cell: str = "printed", **where: Any) -> Spread | None:
-        """Return the printed mean and standard deviation of a method in a cell; None if there is none."""
+        """Return the printed mean and standard deviation of a method; None if the table does not have it.
+
+        Args:
+            method: The printed name of the method.
+            cell: A name under the key "cells" of page.json, which gives the printed table and the values of its other
+                columns.
+            **where: Further values by column.
+        """
         columns = {"method": method, **self._page.entry("cells", cell), **where}
         row = self._one_row(pd.DataFrame(paper.read_table(columns.pop("table"))), columns)
         return None if row is None else paper.Cell(row).reported
 
     def ours(self, method: Any, cell: str) -> float:
-        """Return our mean of a method in a cell, from cells.csv."""
+        """Return the mean of our runs of a method, see `ours_spread`."""
         return self._mean(self.ours_spread(method, cell), f"{method} of {cell} is not run")
 
     def ours_spread(self, method: Any, cell: str) -> Spread | None:
-        """Return our mean and standard deviation of a method in a cell; None if it is not run."""
+        """Return mean and standard deviation of our runs of a method, from cells.csv; None if it was not run.
+
+        Args:
+            method: The printed name of the method.
+            cell: A name under the key "cells" of page.json, see `printed_spread`.
+        """
         cells = self._page.cells[self._page.cells["ours"].notna()]
         row = self._one_row(cells, {"method": method, **self._page.entry("cells", cell)})
         return None if row is None else _ours(row)
@@ -129,7 +158,7 @@ class PageFunctions:
         return spread.mean
 
     def _one_row(self, table: Any, columns: Mapping[str, Any]) -> Any:
-        """Return the only row with some values, as a dict; None if there is none."""
+        """Return the only row of a DataFrame with these values by column, as a dict; None if there is none."""
         for key, value in columns.items():
             require(key in table, f"{self._page.folder}: the printed table has no column {key}")
             table = table[table[key].astype(str) == str(value)]
@@ -137,15 +166,23 @@ class PageFunctions:
         return table.iloc[0].to_dict() if len(table) else None
 
     def tau(self, table: str, **where: Any) -> float:
-        """Return Kendall's tau-b of one column of a printed table."""
+        """Return Kendall's tau-b between the printed order of methods and ours, in one column of a printed table.
+
+        Args:
+            table: The name of the printed table.
+            **where: Values that choose the column, such as dataset="CIFAR10".
+        """
         ranking = paper.ranking_table(cells_of(self._page, table))
         rows = [row for row in ranking.rows if all(row.get(k) == v for k, v in where.items())] if ranking else []
-        require(len(rows) == 1, f"{self._page.folder}: {len(rows)} rankings of {table} are {where}")
+        require(
+            len(rows) == 1,
+            f"{self._page.folder}: tau needs one column of {table}, but {len(rows)} match {where}: name its values",
+        )
         return rows[0]["tau"]
 
     def table(self, columns: str, part: str | None = None, order: str = "", has: str = "", title: str = "",
               labels: str = "", titles: Mapping[str, str] | None = None, **where: Any) -> str:  # fmt: skip
-        """Return a table of scores with a row per group.
+        """Return a table of scores in Markdown, with a row per group.
 
         Args:
             columns: The scores, separated by spaces.
@@ -175,9 +212,14 @@ class PageFunctions:
         return _markdown(for_readers(Table(title, all_columns, rows), label_keys))
 
     def csv(self, file: str, indent: int = 0) -> str:
-        """Return a CSV file as a table.  Columns whose cells begin with numbers are aligned to the right."""
+        """Return a CSV file as a table in Markdown.  Columns whose cells begin with numbers are aligned to the right.
+
+        Args:
+            file: The name of the file in the folder of the page.
+            indent: The number of spaces before each line but the first, for a table inside of a list.
+        """
         path = self._page.folder / file
-        require(path.is_file(), f"{path}, which page.md uses, is not there")
+        require(path.is_file(), f"page.md shows {path}, but there is no such file")
         frame = pd.read_csv(path, header=None, dtype=str, keep_default_na=False)  # headings may be equal or empty
         head, *rows = frame.values.tolist()
         numeric = [all(re.match(r"\**~?[-+]?\d", cell) for cell in column if cell) for column in zip(*rows)]
@@ -186,7 +228,7 @@ class PageFunctions:
         return f"\n{' ' * indent}".join(lines)
 
     def paper(self, table: str, columns: str = "", title: str | None = None) -> str:
-        """Return the cells of a printed table that were run.
+        """Return the cells of a printed table that were run as a table in Markdown, printed values beside ours.
 
         Args:
             table: The printed table.
@@ -197,30 +239,33 @@ class PageFunctions:
         return _markdown(paper.cell_table(table, cells, keys=columns.split() or None, title=title))
 
     def ranking(self, table: str) -> str:
-        """Return Kendall's tau of each column of a printed table."""
+        """Return a table in Markdown of Kendall's tau-b between printed values and ours, a row per printed column."""
         ranking = paper.ranking_table(cells_of(self._page, table))
         require(ranking is not None, f"{self._page.folder}: no column of {table} has two methods")
         return _markdown(ranking or Table("", []))
 
     def coverage(self, table: str) -> str:
-        """Return how many cells of a printed table are run."""
+        """Return a sentence: how many cells of a printed table are not run."""
         return paper.commands(table, cells_of(self._page, table), [])[0]
 
     def figure(self, name: str) -> str:
-        """Return a figure of page.json."""
+        """Return the Markdown that shows a figure, named in page.json under "figures"."""
         return f"![{self._page.entry('figures', name).get('alt', name)}]({name}.svg)"
 
     def picture(self, name: str) -> str:
-        """Return a picture that cannot be drawn from data; page.json states why."""
+        """Return the Markdown that shows a picture, named in page.json under "pictures".
+
+        Pictures are files that cannot be drawn from the data of the page; page.json states why.
+        """
         return f"![{self._page.entry('pictures', name)['alt']}]({name})"
 
     def commands(self, part: str | None = None) -> str:
-        """Return the commands of a part."""
+        """Return the commands that started the runs of a part, as a block of code in Markdown."""
         name = part or next(iter(self._page.about["commands"]), "")
         return "\n".join(["```bash", *self._page.entry("commands", name), "```"])
 
     def ran(self, part: str | None = None) -> str:
-        """Return commit, seeds, number of seeds and machine of a part."""
+        """Return a line with commit, seeds, number of runs per group and machine of a part's runs."""
         rows = self._page.runs[self._page.runs["part"] == self._page.part(part)]
         seeds = sorted({int(seed) for seed in rows["seed"].dropna() if str(seed).replace(".0", "").isdigit()})
         is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
@@ -230,18 +275,29 @@ class PageFunctions:
         return f"Commit {_unique(rows, 'commit')}; {noun} {text}, n = {n}; {_unique(rows, 'machine')}"
 
     def commit(self, part: str | None = None) -> str:
-        """Return the commits of a part."""
+        """Return the commits of a part's runs, separated by commas."""
         return _unique(self._page.runs[self._page.runs["part"] == self._page.part(part)], "commit")
 
     def page(self, name: str) -> PageFunctions:
-        """Return the functions of another page."""
+        """Return the functions of another page, named by its folder: ``page("ablations").value("last", "PGFed")``."""
         return PageFunctions(cached_page(self._root / name), self._root)
 
     def index(self, *names: str) -> str:
-        """Return a table of pages with their summaries, forms, numbers of seeds, and commits."""
+        """Return a table of pages in Markdown: their summaries, how many cells were run, numbers of runs, and commits.
+
+        Args:
+            *names: The folders of all pages, in the order of the rows.
+
+        Raises:
+            ConfigError: A page is missing, or is not named.
+        """
         folders = {path.parent.name for path in self._root.glob("*/page.json")}
         different = sorted(folders.symmetric_difference(names))
-        require(not different, f"{self._root}: the index and the folders differ in {', '.join(different)}")
+        require(
+            not different,
+            f"{self._root}: {', '.join(different)} is either a page that index(...) in page.md does not name, or named "
+            "there without being a page",
+        )
         rows = []
         for name in names:
             page = cached_page(self._root / name)
@@ -254,7 +310,17 @@ class PageFunctions:
 
 
 def cells_of(page: Page, table: str) -> list[paper.Cell]:
-    """Return the measurable cells of a printed table with the values of cells.csv."""
+    """Return the cells of a printed table whose metric a run can have, with our values from cells.csv.
+
+    A cell with several values, of different settings, occurs several times.
+
+    Args:
+        page: The page.
+        table: The name of the printed table.
+
+    Raises:
+        ConfigError: cells.csv has a cell that the table does not have.
+    """
     keys = ["method", *paper.KEYS]
     answers: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     run = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")]
@@ -270,7 +336,13 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
 
 
 def _cell(page: Page, row: dict[str, str], answer: Mapping[str, Any]) -> paper.Cell:
-    """Return a printed cell with our value from a row of cells.csv."""
+    """Return a printed cell with our value.
+
+    Args:
+        page: The page.
+        row: The row of the CSV file of the printed table.
+        answer: The row of cells.csv.
+    """
     answer = {key: None if pd.isna(value) else value for key, value in answer.items()}
     ours = _ours(answer)
     return paper.Cell(
@@ -286,6 +358,7 @@ def _cell(page: Page, row: dict[str, str], answer: Mapping[str, Any]) -> paper.C
 
 
 def _ours(answer: Mapping[str, Any]) -> Spread:
+    """Return mean and standard deviation of our runs from a row of cells.csv."""
     count = int(answer["ours_n"])
     total = answer.get("ours_of", count)
     std = float_or_none(answer["ours_std"])
@@ -293,7 +366,13 @@ def _ours(answer: Mapping[str, Any]) -> Spread:
 
 
 def _sorted(groups: list[Group], key: str, sign: int) -> list[Group]:
-    """Sort groups by a label or a score.  Groups without a number are last."""
+    """Return the groups sorted by a label or a score.
+
+    Args:
+        groups: The groups.
+        key: The label or score.
+        sign: 1 for ascending numbers, -1 for descending ones.  Text and missing scores are last.
+    """
 
     def order(group: Group) -> tuple[bool, float, str]:
         value = group.labels[key] if key in group.labels else group.spread(key).mean
@@ -304,6 +383,7 @@ def _sorted(groups: list[Group], key: str, sign: int) -> list[Group]:
 
 
 def _markdown(table: Table) -> str:
+    """Return a table in Markdown, without the line break at its end."""
     return as_markdown(table).rstrip("\n")
 
 
@@ -316,26 +396,26 @@ def _forms(page: Page) -> str:
 
 
 def _unique(rows: Any, key: str, separator: str = ", ") -> str:
-    """Return the distinct values of a column; "" without the column."""
+    """Return the distinct values of a column of a DataFrame as a text; "" without the column."""
     return separator.join(map(str, rows[key].dropna().unique())) if key in rows else ""
 
 
 def digits(value: Any, digits: int = 1, none: str = "-") -> str:
-    """Return a number or a Spread with some decimal places; ``none`` for None."""
+    """Return a number or a Spread as text with a number of decimal places; the text ``none`` for None and NaN."""
     number = float(value) if isinstance(value, int) else value
     return format_cell(number, Column("", "", digits, missing=none))
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """Return a number with its sign."""
+    """Return a number as text with its sign and a number of decimal places."""
     return f"{value:+,.{digits}f}"
 
 
 def render(template: str, page: Page, root: Path, where: str) -> str:
-    """Fill a template with the data of a page.
+    """Return the text of a Jinja template that is filled with the data of a page.
 
     Args:
-        template: The template.
+        template: The template, which can call the functions of `PageFunctions`.
         page: The page.
         root: The folder of all pages.
         where: The file of the template, for error messages.

@@ -14,10 +14,10 @@ NAVIGATION = {"README": "navigation.md", "results/README": "navigation_results.m
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Register the extension."""
+    """Register the functions below with Sphinx, and say that it may read and write pages in parallel."""
     app.connect("builder-inited", write_pages)
     app.connect("source-read", add_navigation)
-    app.connect("autodoc-process-docstring", escape_stars, priority=1)  # before napoleon
+    app.connect("autodoc-process-docstring", escape_stars, priority=1)  # before the extension napoleon adds stars
     inline, block = (partial(write_math, as_block=as_block) for as_block in (False, True))
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -40,13 +40,23 @@ def write_pages(app: Any) -> None:
 
 
 def add_navigation(app: Any, docname: str, source: list[str]) -> None:
-    """Append the table of contents to README.md and results/README.md."""
+    """Append the table of contents of the site to the text of README.md and results/README.md.
+
+    Args:
+        app: The Sphinx application.
+        docname: The path of the page without suffix.
+        source: A list with the text of the page, changed in place as Sphinx expects.
+    """
     if docname in NAVIGATION:
         source[0] += (Path(app.confdir) / "_templates" / NAVIGATION[docname]).read_text(encoding="utf-8")
 
 
 def escape_stars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Escape stars outside of code, such as those of ``*shape`` and ``**values``, which do not mark emphasis."""
+    """Escape stars outside of code, such as those of ``*shape`` and ``**values``, which do not mark emphasis.
+
+    The arguments are those of Sphinx's event autodoc-process-docstring.  Only ``lines``, the docstring, is used, and
+    changed in place.
+    """
     text = "\n".join(lines)
     lines[:] = re.sub(r"(``.*?``|`[^`]*`)|\*", lambda match: match[1] or r"\*", text, flags=re.DOTALL).split("\n")
 
@@ -58,6 +68,9 @@ def write_math(translator: Any, node: Any, as_block: bool) -> None:
         translator: The HTML translator of Sphinx.
         node: The equation.
         as_block: Whether the equation is displayed, not inside a line of text.
+
+    Raises:
+        SkipNode: Always, which tells Sphinx that the equation is written.
     """
     from docutils.nodes import SkipNode
     from docutils.utils.math.latex2mathml import tex2mathml

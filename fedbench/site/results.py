@@ -18,16 +18,28 @@ from fedbench.report.table import Column, format_cell
 
 
 def rows_of_tables(conf: Path) -> Any:
-    """Return the rows of printed tables: a DataFrame with the columns experiment, algorithm and (printed) method."""
+    """Return the rows of printed tables that experiments run.
+
+    Args:
+        conf: The folder conf of the repository.
+
+    Returns:
+        A DataFrame with the columns experiment, algorithm (the option) and method (the printed name).
+    """
     rows = []
     for experiment in paper.experiments([conf]):
         algorithm = _algorithm(f"experiment/{experiment.name}", conf)
         rows += [{"experiment": experiment.name, "algorithm": algorithm, "method": m} for m in experiment.methods]
-    return pd.DataFrame(rows).dropna()
+    return pd.DataFrame(rows).dropna()  # without the experiments that choose no algorithm
 
 
 def _algorithm(name: str, conf: Path) -> str | None:
-    """Return the algorithm of an experiment, or of an experiment that it includes."""
+    """Return the option of ``algorithm=`` that an experiment chooses, or an experiment that it includes; None if none.
+
+    Args:
+        name: The path of the experiment below conf, without suffix.
+        conf: The folder conf of the repository.
+    """
     chosen = None
     for entry in read_option(name, [conf]).get("defaults") or []:
         if isinstance(entry, dict):
@@ -47,6 +59,9 @@ def results_of(root: Path, options: Iterable[str], rows: Any) -> dict[str, list[
         root: The root of the repository.
         options: The options.
         rows: The rows of printed tables, from `rows_of_tables`.
+
+    Returns:
+        For each option a list of dicts with page, title, setting, metric, form, n, last and best, as text but for n.
     """
     by_method = rows.groupby(rows["method"].map(normalized))["algorithm"]
     names = by_method.agg(lambda algorithms: algorithms.value_counts(sort=True).index[0]).to_dict()
@@ -70,7 +85,9 @@ def results_of(root: Path, options: Iterable[str], rows: Any) -> dict[str, list[
 
 
 def option_of(label: str, names: Mapping[str, str]) -> str | None:
-    """Return the option that a label names: pgfed for "PGFed, bounded", fedper for "Prompt+FedPer".
+    """Return the option that a label or one of its words names; None if there is none.
+
+    "PGFed, bounded" names pgfed, and "Prompt+FedPer" names fedper.
 
     Args:
         label: The label.
@@ -81,6 +98,15 @@ def option_of(label: str, names: Mapping[str, str]) -> str | None:
 
 
 def _result(page: Page, part: str, group: Group, label: str, option: str) -> dict[str, Any]:
+    """Return a row of a method's table of results.
+
+    Args:
+        page: The page of the runs.
+        part: Their part of the page, which is named unless it is the first one.
+        group: The runs.
+        label: The name of their method, which is named unless it is the option.
+        option: The option of ``algorithm=``.
+    """
     setting = [] if part == page.parts[0] else [part]
     setting += [] if normalized(label) == normalized(option) else [method_name(label)]
     setting += [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()

@@ -24,9 +24,10 @@ class PrintedTable:
     Attributes:
         name: The argument of ``fedbench paper``.
         title: The paper and the number of the table.
-        common: The columns that are equal in all cells.
+        common: The columns that are equal in all cells, with their values, as a text.
         labels: The columns that identify cells.
-        rows: A dict per value of a cell: labels, printed, ours, difference, form, run_with, page.
+        rows: A dict of texts per value of a cell (labels, a list of them): labels, printed, ours, difference, form,
+            run_with, page.
         forms: The number of cells of each form: full, reduced, not run.
         pages: The pages of results/ with its cells.
         experiments: The experiments of its rows.
@@ -69,6 +70,15 @@ def printed_tables(root: Path) -> list[PrintedTable]:
 def _table(
     name: str, reported: Any, answers: Any, experiments: list[paper.Experiment], about: dict[str, Any]
 ) -> PrintedTable:
+    """Return a printed table with our values.
+
+    Args:
+        name: The name of the table.
+        reported: A DataFrame of its CSV file.
+        answers: A DataFrame of the rows of cells.csv, of all pages, that answer its cells.
+        experiments: The experiments of its rows.
+        about: The content of its file in conf/paper.
+    """
     reported = reported.assign(cell=range(len(reported)))
     merged = reported.merge(answers.drop(columns="table"), how="left", on=CELL_KEYS)
     merged["form"] = pd.Categorical(merged["form"].fillna("not run"), FORMS, ordered=True)

@@ -74,18 +74,18 @@ def test_calls_of_a_template(tmp_path, call, shown) -> None:
 
 
 @pytest.mark.parametrize("words, why", [
-    ('{{ value("last", "c") | digits(1) }}', "0 groups of part main are c"),
-    ('{{ value("last", seed=1) | digits(1) }}', "2 groups of part main are seed=1"),
+    ('{{ value("last", "c") | digits(1) }}', "c matches 0 groups of part main"),
+    ('{{ value("last", seed=1) | digits(1) }}', "seed=1 matches 2 groups of part main"),
     ('{{ value("best", "a") | digits(1) }}', "has no number best"),
     ("{{ picture }", "page.md, line"),
     ("{% if nothing %}x{% endif %}", "'nothing' is undefined"),
     ('{{ paired("last", "a", "old") | digits(1) }}', "a and old have no seed in common"),
     ('{{ figure("empty") }}', "there is nothing to draw"),
-    ('{{ figure("against") }}', "has no number there"),
+    ('{{ figure("against") }}', "needs numbers under its key"),
     ('{{ picture("gone.png") }}', "page.json names gone.png"),
     ('{{ table("n", part="x") }}', "has no part x"),
     ('{{ paper("pgfed_table1_cifar", columns="method oars") }}', "has no column oars; there are method"),
-    ('{{ csv("gone.csv") }}', "is not there"),
+    ('{{ csv("gone.csv") }}', "but there is no such file"),
     ('{{ table("lost") }}', "no column lost; there are n"),
 ])  # fmt: skip
 def test_what_the_files_do_not_have_is_refused(tmp_path, words, why) -> None:
@@ -162,7 +162,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path, change, why) -> None:
 
 
 @pytest.mark.parametrize("row, why", [
-    ({"form": "fully"}, "a form is one of full, reduced, not run"),
+    ({"form": "fully"}, "must be one of full, reduced, not run, got fully"),
     ({"method": "old", "last": 0.5}, "a summary of several runs beside other rows"),
     ({}, None),
 ])  # fmt: skip

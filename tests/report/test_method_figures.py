@@ -216,7 +216,7 @@ def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.
     """Beyond the last one, and where no run has relationships."""
     run(tmp_path / "plain", "algorithm=fedavg")
     assert main([str(tmp_path / "plain"), "--rounds", "0"]) == 2
-    assert "no run here has recorded any: leave it out" in capsys.readouterr().err
+    assert "recorded none: leave it out" in capsys.readouterr().err
     run(tmp_path / "apple", "algorithm=apple")
     assert main([str(tmp_path / "apple"), "--rounds", "0,999"]) == 2
     assert "--rounds 0,999: the last recorded round is" in capsys.readouterr().err

@@ -17,21 +17,29 @@ PREFIX = "base_model.model."  # of all names in peft's files: the model in a Lor
 
 
 def adapted_layers(adapted: nn.Module, bare: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules of the adapted model that replace modules of the bare model, by name."""
-    replaced = dict(bare.named_modules())
+    """Return the modules of the adapted model that replace modules of the bare model, by name.
+
+    A module replaces another one if both have the same name and different classes.  Modules inside of such a module are
+    not returned again.
+
+    Args:
+        adapted: The adapted model.
+        bare: The model without the adapter.
+    """
+    bare_modules = dict(bare.named_modules())
     layers: dict[str, nn.Module] = {}
     for name, module in adapted.named_modules():
-        is_other = name in replaced and type(module) is not type(replaced[name])
-        if is_other and not _is_within(name, layers):
+        is_replaced = name in bare_modules and type(module) is not type(bare_modules[name])
+        if is_replaced and not _is_within(name, layers):
             layers[name] = module
     return layers
 
 
 def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
-    """Merge the adapter into the weights of the bare model, which then computes the same.
+    """Load the weights of the adapted model into the bare model, which then computes the same.
 
     Args:
-        adapted: The adapted model, whose adapted layers are replaced.
+        adapted: The adapted model; changed in place, its adapted layers become layers without an adapter.
         bare: The model without the adapter, which gets the weights.
         key: The adapter, for messages, such as "adapter=lora".
 
@@ -42,7 +50,7 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
         layer = module.merged() if isinstance(module, Mergeable) else None
         require(
             layer is not None,
-            f"{key} cannot be merged into the model: no layer of the bare model computes what {type(module).__name__} "
+            f"{key} cannot be merged into the model: no layer without the adapter computes what {type(module).__name__} "
             f"computes at {name}; export the adapted model, without --merged",
         )
         adapted.set_submodule(name, layer)  # type: ignore[arg-type]
@@ -52,8 +60,8 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
         shape, expected_shape = shapes.get(name, "missing"), expected.get(name, "missing")
         require(
             shape == expected_shape,
-            f"{key} cannot be merged into the model: after `merged`, {name} is {shape}, but {expected_shape} in the "
-            "bare model; export the adapted model, without --merged",
+            f"{key} cannot be merged into the model: after merging, {name} has the shape {shape}, but "
+            f"{expected_shape} in the model without the adapter; export the adapted model, without --merged",
         )
     bare.load_state_dict(state)
 
@@ -61,14 +69,15 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
 def peft_files(
     adapted: nn.Module, bare: nn.Module, adapter: Adapter, key: str, trained: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the contents of adapter_config.json and adapter_model.safetensors for peft.PeftModel.
+    """Return the contents of adapter_config.json (a dict) and adapter_model.safetensors (tensors by name) for peft.
 
     Args:
         adapted: The adapted model.
         bare: The model without the adapter.
         adapter: The adapter.
         key: The adapter, for messages, such as "adapter=lora".
-        trained: The names of the parameters and buffers of the adapted model that a row contains.
+        trained: The names of the parameters and buffers of the adapted model that are trained, so that a client's row
+            contains them.
 
     Raises:
         ConfigError: peft has no such adapter, or cannot store trained parameters outside of it.
@@ -78,7 +87,7 @@ def peft_files(
     if method is None:
         raise ConfigError(f"{key} is not an adapter of peft: use --peft FOLDER with adapter=lora, or --merged")
     state = adapted.state_dict()
-    frozen = [f"{name}.base_layer" for name in layers]
+    frozen = [f"{name}.base_layer" for name in layers]  # where peft's layers keep the original layer
     new = [name for name in state if _is_within(name, layers) and not _is_within(name, frozen)]
     saved = _modules_to_save(layers, [name for name in trained if name not in new], adapter)
     config = {
@@ -93,7 +102,18 @@ def peft_files(
 
 
 def _modules_to_save(layers: Collection[str], trained: Iterable[str], adapter: Adapter) -> list[str]:
-    """Return the modules of trained parameters outside of the adapter.  peft stores only complete modules."""
+    """Return the names of the modules of trained parameters outside of the adapter, for peft's modules_to_save.
+
+    peft stores only complete modules.
+
+    Args:
+        layers: The names of the adapted layers.
+        trained: The names of the trained parameters and buffers that are not in the adapter.
+        adapter: The adapter, for its option ``train`` in messages.
+
+    Raises:
+        ConfigError: A trained parameter is in no module of its own, or its module contains or is in an adapted layer.
+    """
     modules: dict[str, str] = {}  # module: one of its parameters
     for name in trained:
         modules.setdefault(name.rpartition(".")[0], name)
@@ -108,14 +128,19 @@ def _modules_to_save(layers: Collection[str], trained: Iterable[str], adapter: A
 
 
 def _unique_suffix(name: str, bare: nn.Module) -> str:
-    """Return a name that peft finds only once.  It takes all modules whose names end with it."""
+    """Return a name of a module with which peft finds only this one.
+
+    peft takes all modules whose names end with the name.  If there are several, the full name in peft's model is used.
+    """
     matches = [other for other, _ in bare.named_modules() if other.endswith(name)]
     return name if len(matches) == 1 else PREFIX + name
 
 
 def _is_within(name: str, modules: Iterable[str]) -> bool:
+    """Return whether a module or parameter is one of the modules or inside of one, by their names."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Return the shape of each tensor of a state_dict."""
     return {name: list(tensor.shape) for name, tensor in state.items()}

@@ -30,13 +30,13 @@ EXAMPLES = """examples:
 class Segmentations:
     """The segmentations of a run's test samples.
 
-    Args:
+    Attributes:
         name: The name of the run's method.
         client: The client of each sample [n].
         index: The index of each sample in the data set [n].
         image: One channel of the images [n, H, W].
-        truth: The target classes [n, H, W].
-        predicted: The predicted classes [n, H, W].
+        truth: The target class of each pixel [n, H, W]; 0 is the background.
+        predicted: The predicted class of each pixel [n, H, W].
     """
 
     name: str
@@ -50,13 +50,13 @@ class Segmentations:
 def segmentations_of(
     run_dir: Path, channel: int = 0, overrides: Sequence[str] = (), config_dir: str | None = None
 ) -> Segmentations:
-    """Return the predictions of each client's model at the last checkpoint for the client's test samples.
+    """Return images, targets and predictions of all clients' test samples, each by its client's last saved model.
 
     Args:
         run_dir: The run folder.
         channel: The channel of the images to draw.
-        overrides: See `export.open_run`.
-        config_dir: See `export.open_run`.
+        overrides: Classes of the user that the run needs, see `export.open_run`.
+        config_dir: A folder with the user's own options, see `export.open_run`.
 
     Raises:
         ConfigError: The run is not a segmentation of images with this channel.
@@ -70,18 +70,26 @@ def segmentations_of(
     require(task.kind == "segmentation", f"{run_dir} is a run of task={task.kind}: choose runs of a segmentation")
     outputs = predictions_of(sim)
     images, _ = federation.gather(torch.from_numpy(outputs["index"]).to(federation.device))
-    require(isinstance(images, torch.Tensor), f"{run_dir} has several inputs: choose runs with one image per sample")
+    require(
+        isinstance(images, torch.Tensor),
+        f"the model of {run_dir} has several inputs: choose runs with one image per sample",
+    )
     assert isinstance(images, torch.Tensor)  # [n, C, H, W]
-    last = images.shape[1] - 1
-    require(0 <= channel <= last, f"--channel is {channel}: the images have channels 0 to {last}")
+    last_channel = images.shape[1] - 1
+    require(0 <= channel <= last_channel, f"--channel is {channel}: the images have channels 0 to {last_channel}")
     name = method_name(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
     image = images[:, channel].float().cpu().numpy()
-    predicted = outputs["logits"].argmax(1)
+    predicted = outputs["logits"].argmax(1)  # logits [n, classes, H, W]
     return Segmentations(name, outputs["client"], outputs["index"], image, outputs["target"], predicted)
 
 
 def with_unique_names(runs: Sequence[Segmentations], folders: Sequence[Path]) -> list[Segmentations]:
-    """Add the folders to names that several runs have."""
+    """Return the runs with the name of the folder added to names that several runs have.
+
+    Args:
+        runs: The segmentations of runs.
+        folders: The folder of each run.
+    """
     names = [run.name for run in runs]
     return [
         replace(run, name=f"{run.name} ({folder.resolve().name})") if names.count(run.name) > 1 else run
@@ -90,12 +98,20 @@ def with_unique_names(runs: Sequence[Segmentations], folders: Sequence[Path]) ->
 
 
 def select_samples(run: Segmentations, count: int) -> np.ndarray:
-    """Return the positions of `count` samples, from each client in turn.
+    """Return the positions of ``count`` samples, or of all if there are fewer, taken from each client in turn.
 
-    The samples of a client are sorted by the area of their classes, beginning at the median and then with smaller ones.
+    The first sample of a client has the median area of classes other than the background.  Smaller ones follow, and
+    then the largest ones, because pictures of medium size show the outlines best.
+
+    Args:
+        run: The segmentations of a run.
+        count: The number of samples.
+
+    Returns:
+        The positions, ascending.
     """
-    area = (run.truth > 0).sum((1, 2))
-    queues = []  # of each client
+    area = (run.truth > 0).sum((1, 2))  # [n], in pixels
+    queues = []  # of each client: the positions of its samples in the order in which they are taken
     for client in np.unique(run.client):
         samples = np.flatnonzero(run.client == client)
         samples = samples[np.argsort(-area[samples], kind="stable")]
@@ -105,10 +121,10 @@ def select_samples(run: Segmentations, count: int) -> np.ndarray:
 
 
 def draw(runs: Sequence[Segmentations], count: int, path: Path) -> None:
-    """Draw a figure with one row per run and one column per sample.
+    """Draw a figure with one row per run and one column per sample, and write it to a file.
 
     Args:
-        runs: The runs.
+        runs: The segmentations of runs, at least one.
         count: The number of samples.
         path: The file.
 

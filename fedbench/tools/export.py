@@ -28,13 +28,16 @@ from fedbench.tools import _export_formats
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
-    """Open a run at its last checkpoint: data, model, algorithm and every client's state.
+    """Return a run as it was at its last checkpoint: data, model, algorithm and every client's state.
 
     Args:
         run_dir: The run folder.
-        overrides: Your own classes ("model._target_=my_package.MyNet") and a pickle that the run trusts
-            ("dataset.trust=MNIST").  No other class or pickle of yours is used.
-        config_dir: A folder of your own options, whose classes need no overrides.
+        overrides: Classes of your own that the run uses ("model._target_=my_package.MyNet") and a pickle that it trusts
+            ("dataset.trust=MNIST"), repeated.  For safety, no class or pickle is loaded because config.yaml names it.
+        config_dir: A folder with your own options, whose classes need no overrides.
+
+    Raises:
+        ConfigError: The run has no checkpoint, or needs a class or pickle that is not repeated.
     """
     values, _ = resume.prepare(Path(run_dir), list(overrides), config_dir)
     return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir), tables=False))
@@ -45,10 +48,11 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
 
     Args:
         sim: The open run.
-        ids: The indices of the clients.
+        ids: The indices of the clients [k], at least one.
 
     Returns:
-        The cohort; rows, or a dict with rows as "theta".
+        The cohort, and the result of the algorithm's `personalized`: rows, the clients' trained numbers [k, P], or one
+        row [P] for all of them; or a dict that has these rows as "theta".
 
     Raises:
         ConfigError: There is no such client.
@@ -60,15 +64,20 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
         f"client {(unknown or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}",
     )
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
+    is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
     with torch.no_grad():
-        return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
+        return cohort, sim.algorithm.personalized(cohort, is_last_round)
 
 
 def index_of(sim: Simulation, client: int | str) -> int:
-    """Return the index of a client, given by name or index.
+    """Return the index of a client.
+
+    Args:
+        sim: The open run.
+        client: An index, its digits as text, or a name.  If names of clients are numbers, text is a name only.
 
     Raises:
-        ConfigError: There is no client of this name.
+        ConfigError: A text is neither a name nor an index.  Whether an index exists is not checked.
     """
     names = sim.split.names or ()
     if not isinstance(client, str):
@@ -93,15 +102,16 @@ def client_state(
 ) -> dict[str, Tensor]:
     """Return the state_dict of the model that a client deploys, including frozen weights.
 
-    With an adapter it is that of the adapted module.  Without one, load it with strict=False if the module has integer
-    counters (BatchNorm), which rows do not contain.
+    With an adapter it is that of the adapted module, unless ``merged``.  Without an adapter, load it with strict=False
+    if the module has integer counters (num_batches_tracked of BatchNorm), which are not in the state_dict.
 
     Args:
         run_dir: The run folder.
         client: Index or name of the client.
-        overrides: See `open_run`.
-        merged: Return the whole state_dict of the bare module, with the adapter added to its weights.
-        config_dir: See `open_run`.
+        overrides: Classes of your own that the run needs, see `open_run`.
+        merged: Whether to return the state_dict of the module without the adapter, with the adapter merged into its
+            weights.
+        config_dir: A folder with your own options, see `open_run`.
 
     Raises:
         ConfigError: The adapter cannot be merged.
@@ -110,11 +120,11 @@ def client_state(
 
 
 def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[str, Tensor]:
-    """Return `client_state` of an open run."""
+    """Return the state_dict of the model that a client deploys, as `client_state` does, for an open run."""
     if merged:
         return client_module(sim, client, merged=True).state_dict()
     state = _row_state(sim, client)
-    # rows do not contain frozen weights, which may be random: without them the file would be useless
+    # A client's row does not contain frozen weights, which may be random: without them, the file would be useless.
     has_frozen_weights = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
     return dict(_run_module_with(sim, state).state_dict()) if has_frozen_weights else state
 
@@ -125,10 +135,10 @@ def client_module(sim: Simulation, client: int | str, merged: bool = False) -> n
     Args:
         sim: The open run.
         client: Index or name of the client.
-        merged: Return the bare module, with the adapter added to its weights.
+        merged: Whether to return the module without the adapter, with the adapter merged into its weights.
 
     Raises:
-        ConfigError: The adapter cannot be merged.
+        ConfigError: There is no such client, or the adapter cannot be merged.
     """
     state = _row_state(sim, client)
     if merged:
@@ -152,14 +162,15 @@ def save_peft(
     """Write what a client deploys as a folder for peft.PeftModel.from_pretrained(module, folder).
 
     adapter_config.json and adapter_model.safetensors contain the adapter and other trained modules, in peft's format.
-    base_model.safetensors is the state_dict of the bare module, whose frozen weights may be random.
+    base_model.safetensors is the state_dict of the module without the adapter.  It is needed, too, because frozen
+    weights may be random.
 
     Args:
         run_dir: The run folder.
         client: Index or name of the client.
         folder: The folder to write.
-        overrides: See `open_run`.
-        config_dir: See `open_run`.
+        overrides: Classes of your own that the run needs, see `open_run`.
+        config_dir: A folder with your own options, see `open_run`.
 
     Raises:
         ConfigError: peft has no such adapter, or a file cannot be written.
@@ -168,7 +179,7 @@ def save_peft(
 
 
 def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None:
-    """Run `save_peft` on an open run."""
+    """Write what a client deploys as a folder for peft, as `save_peft` does, for an open run."""
     try:
         from safetensors.torch import save
     except ImportError as error:
@@ -177,7 +188,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
     state, bare = _row_state(sim, client), _bare_module(sim)
     adapted, adapter = _run_module_with(sim, state), part(sim.cfg, "adapter")
     config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
-    base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # safetensors refuses tied tensors
+    base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # safetensors refuses shared memory
     check_folder("--peft", folder)
     write_file("--peft", folder / "base_model.safetensors", lambda file: file.write(save(base)))
     write_file("--peft", folder / "adapter_model.safetensors", lambda file: file.write(save(tensors)))
@@ -186,7 +197,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
 
 
 def saved_round(sim: Simulation) -> str:
-    """Return a description of the round of an open run's models, compared with the best round."""
+    """Return a text that says which round an open run's models are of, and whether it is the best one."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved
@@ -196,7 +207,7 @@ def saved_round(sim: Simulation) -> str:
 
 
 def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
-    """Return the part of the module's state_dict that a client's row contains."""
+    """Return the part of the module's state_dict that a client's row contains: trained parameters and buffers."""
     _, rows = deployed(sim, np.array([index_of(sim, client)]))
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
@@ -204,7 +215,7 @@ def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
 
 
 def _run_module_with(sim: Simulation, state: dict[str, Tensor]) -> nn.Module:
-    """Return the run's own module, which nothing else uses any more, with these values."""
+    """Load values into the run's own module and return it.  Nothing else may use this module afterwards."""
     sim.engine.model.module.load_state_dict(state, strict=False)
     return sim.engine.model.module
 
@@ -215,28 +226,30 @@ def _bare_module(sim: Simulation) -> nn.Module:
 
 
 def _adapter_key(sim: Simulation) -> str:
+    """Return the override of a run's adapter for messages, such as "adapter=lora"."""
     return f"adapter={sim.cfg.choices.adapter}"
 
 
 def predictions(
     run_dir: str | Path, split: str = "test", overrides: Sequence[str] = (), config_dir: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Return every client's logits on its own samples of a split.
+    """Return the logits of every client's model for its own samples of a split.
 
     Args:
         run_dir: The run folder.
         split: "train", "val" or "test".
-        overrides: See `open_run`.
-        config_dir: See `open_run`.
+        overrides: Classes of your own that the run needs, see `open_run`.
+        config_dir: A folder with your own options, see `open_run`.
 
     Returns:
-        client [n], index [n] (into the data set), target [n, ...], logits [n, C], and names [N] if clients have names.
+        A dict of arrays over the samples of all clients: client [n], index [n] (into the data set), target [n, ...],
+        logits [n, C, ...]; and names [N] if clients have names.
     """
     return predictions_of(open_run(run_dir, overrides, config_dir), split)
 
 
 def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray]:
-    """Return `predictions` of an open run."""
+    """Return the predictions of every client's model, as `predictions` does, for an open run."""
     ids = np.arange(sim.engine.federation.num_clients)
     cohort, rows = deployed(sim, ids)
     samples = sim.engine.federation.splits[split]

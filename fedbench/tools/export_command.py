@@ -59,7 +59,13 @@ def main(argv: list[str]) -> int:
 
 
 def _export(args: argparse.Namespace, client: str | None, out: Path) -> None:
-    """Open the run, and write the requested files."""
+    """Open the run, write the requested files, and print what they contain.
+
+    Args:
+        args: The parsed command line.
+        client: Index or name of the client, as text; None to export no model.
+        out: The file of its state_dict.
+    """
     import numpy as np
 
     from fedbench.simulation import checkpoint
@@ -83,7 +89,10 @@ def _export(args: argparse.Namespace, client: str | None, out: Path) -> None:
 
 
 def _class_overrides(args: argparse.Namespace) -> list[str]:
-    """Return overrides for accepted classes of the user that the command line does not contain."""
+    """Return overrides that name the user's own classes of the run, as open_run requires, except for those given.
+
+    These are classes in Python files below the working directory, and classes of options in --config-dir.
+    """
     from omegaconf import OmegaConf
 
     from fedbench.config.targets import user_classes
@@ -99,7 +108,7 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    """Raise ConfigError for missing or contradicting arguments."""
+    """Raise ConfigError if no export is requested, or if arguments exclude each other or lack another one."""
     is_given = (args.client, args.predictions, args.peft, args.merged) != (None, None, None, False)
     require(is_given, "name what to export: --client N, or --predictions FILE.npz")
     require(len(args.client or ()) < 2, "--client is given twice: export one client at a time")

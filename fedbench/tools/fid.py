@@ -48,12 +48,12 @@ a run folder: the features of that run's global model, or of the mean of its cli
 def frechet(a: np.ndarray, b: np.ndarray) -> float:
     """Return the Frechet distance of the Gaussians fitted to two sets of features.
 
-    tr (S_a S_b)^(1/2) is the sum of the singular values of R_a R_b^T for any R with R^T R = S.  R is computed by a QR
-    decomposition of the centred features, which avoids roots of rounded eigenvalues.
+    tr (S_a S_b)^(1/2) is the sum of the singular values of R_a R_b^T for any R with R^T R = S, the covariance.  R is
+    computed by a QR decomposition of the centred features, which avoids roots of rounded eigenvalues.
 
     Args:
-        a: Features [n, d], n >= 2.
-        b: Features [m, d], m >= 2.
+        a: Features of one set of images [n, d], n >= 2.
+        b: Features of the other set [m, d], m >= 2.
 
     Returns:
         The distance, >= 0.
@@ -63,7 +63,7 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
     """
     (mean_a, root_a), (mean_b, root_b) = mean_and_root(a), mean_and_root(b)
     trace_of_root = np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum()
-    covariance_distance = (root_a**2).sum() + (root_b**2).sum() - 2 * trace_of_root
+    covariance_distance = (root_a**2).sum() + (root_b**2).sum() - 2 * trace_of_root  # tr S = |R|^2
     return float(((mean_a - mean_b) ** 2).sum() + max(covariance_distance, 0.0))
 
 
@@ -80,7 +80,7 @@ def mean_and_root(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Network:
     """A network that computes features.
 
-    Args:
+    Attributes:
         name: Its description for the table.
         features: The function from uint8 images [b, C, H, W] to features [b, d].
     """
@@ -92,14 +92,14 @@ class Network:
 def make_network(
     choice: str, weights: str | None, data_dir: str, device: Any, config_dir: str | None = None
 ) -> Network:
-    """Return a network.
+    """Return the network of ``--network``.
 
     Args:
         choice: "inception", "random" or a run folder.
-        weights: The file of the weights of inception; None: the default file in data_dir.
-        data_dir: The data folder.
-        device: The device.
-        config_dir: A folder of own options, for the run.
+        weights: The file with the weights of inception; None for the default file in data_dir.
+        data_dir: The folder of data.
+        device: The device that computes features.  A run folder is opened on the device of its configuration.
+        config_dir: A folder with the user's own options, for a run folder.
 
     Raises:
         ConfigError: There is no such network or file.
@@ -114,7 +114,14 @@ def make_network(
 
 
 def random_network(device: Any, seed: int = 0) -> Network:
-    """Return three random 3x3 convolutions with stride 2 and 32, 64 and 128 channels, averaged over the image."""
+    """Return a network of three random 3x3 convolutions with stride 2, whose outputs are averaged over the image.
+
+    The convolutions have 32, 64 and 128 channels, so that there are 128 features.
+
+    Args:
+        device: The device.
+        seed: The seed of the weights.
+    """
     from torch import nn
 
     from fedbench.core.rng import torch_generator
@@ -129,10 +136,16 @@ def random_network(device: Any, seed: int = 0) -> Network:
 
 
 def inception(path: Path, device: Any) -> Network:
-    """Return torchvision's Inception v3: 2,048 features before the last layer, of images resized to 299x299."""
+    """Return torchvision's Inception v3: 2,048 features before the last layer, of images resized to 299x299.
+
+    Args:
+        path: The file of the weights.
+        device: The device.
+    """
     import torch
 
     model = load_inception(path).to(device).eval()
+    # mean and standard deviation of ImageNet, with which torchvision normalizes images
     mean = torch.tensor([0.485, 0.456, 0.406], device=device)[:, None, None]
     std = torch.tensor([0.229, 0.224, 0.225], device=device)[:, None, None]
 
@@ -180,7 +193,14 @@ def load_inception(path: Path) -> Any:
 
 
 def run_network(path: Path, config_dir: str | None = None) -> Network:
-    """Return the features of a run's model with the initial row of a new client."""
+    """Return the features of a run's model, without its head, as a client that joins after the run would start with.
+
+    This is the global model, or the mean of the clients' models if the method has none.
+
+    Args:
+        path: The run folder.
+        config_dir: A folder with the user's own options.
+    """
     import torch
 
     from fedbench.simulation.new_clients import starting_row
@@ -202,13 +222,22 @@ def run_network(path: Path, config_dir: str | None = None) -> Network:
 
 
 def three_channels(x: Tensor) -> Tensor:
-    """Convert uint8 images [b, C, H, W] to float32 [b, 3, H, W] in [0, 1]; repeat a single channel."""
+    """Return uint8 images [b, C, H, W] as float32 [b, 3, H, W] in [0, 1].
+
+    A single channel is repeated.  Of more than three channels, the first three are used.
+    """
     x = x.float() / 255
     return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x[:, :3]
 
 
 def features_of(network: Network, images: np.ndarray, device: Any) -> np.ndarray:
-    """Return features [n, d] of uint8 images [n, C, H, W], computed in batches."""
+    """Return the features [n, d] of images, computed in batches.
+
+    Args:
+        network: The network.
+        images: Images, uint8 [n, C, H, W].
+        device: The device to which batches are copied.
+    """
     import torch
 
     features = []
@@ -230,8 +259,9 @@ def distances_by_client(arrays: Arrays, split: Split, network: Network, device: 
         device: Its device.
 
     Returns:
-        Index and site (silo) of the client, counts of real and extra training images, the distance, and the network.
-        The distance is NaN for fewer than two real or extra images.
+        A dict per client: client (its index), silo (the name of its site; None if sites have no names), real and extra
+        (numbers of training images), fid (the distance), and network (its description).  The distance is NaN for fewer
+        than two real or extra images.
 
     Raises:
         ConfigError: The data set has no images, or no extra images.
@@ -240,20 +270,20 @@ def distances_by_client(arrays: Arrays, split: Split, network: Network, device: 
 
     require(
         bool((arrays.split == EXTRA).any()),
-        "there are no extra images: set dataset.extra",
+        "there are no extra images to compare: set dataset.extra to the folder of extra training images",
     )
     images = arrays.images
     if images is None or images.dtype != np.uint8:
-        raise ConfigError("the data set does not consist of uint8 images: choose an image data set")
+        raise ConfigError("the data set does not consist of uint8 images: choose another dataset=..., one of images")
     rows = []
     for client in range(split.num_clients):
         indices = split.train[client]
-        extra = arrays.split[indices] == EXTRA
-        num_real, num_extra = int((~extra).sum()), int(extra.sum())
+        is_extra = arrays.split[indices] == EXTRA
+        num_real, num_extra = int((~is_extra).sum()), int(is_extra.sum())
         distance = float("nan")
         if min(num_real, num_extra) >= 2:
             features = features_of(network, images[indices], device)
-            distance = frechet(features[~extra], features[extra])
+            distance = frechet(features[~is_extra], features[is_extra])
         site = None
         if arrays.domain is not None and arrays.domain_names is not None:
             site = arrays.domain_names[int(arrays.domain[indices[0]])]
@@ -290,7 +320,14 @@ def main(argv: list[str]) -> int:
 def distances_of(
     overrides: list[str], choice: str, weights: str | None = None, config_dir: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return `distances_by_client` for the data of a run with these overrides."""
+    """Return the rows of `distances_by_client` for the data of a run with these overrides.
+
+    Args:
+        overrides: Overrides as of ``python -m fedbench``.
+        choice: "inception", "random" or a run folder.
+        weights: The file with the weights of inception; None for the default file.
+        config_dir: A folder with the user's own options.
+    """
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build
@@ -304,7 +341,7 @@ def distances_of(
 
 
 def write(rows: list[dict[str, Any]], path: Path | None) -> None:
-    """Print the table, and write it to a file if there is a path."""
+    """Print the rows of `distances_by_client` as a table, and write it as CSV if there is a path."""
     from fedbench.report.table import Column, Table, render
 
     values = [Column("real", "real"), Column("extra", "extra"), Column("fid", "FID", missing="none")]

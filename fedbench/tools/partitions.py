@@ -61,7 +61,12 @@ def main(argv: list[str]) -> int:
 
 
 def build(overrides: list[str], config_dir: str | None = None) -> tuple[Arrays, Split, str]:
-    """Return the data and the partition of a run with these overrides, and a title."""
+    """Return the data and the partition of a run with these overrides, and a title such as "mnist / dirichlet, ...".
+
+    Args:
+        overrides: Overrides as of ``python -m fedbench``.
+        config_dir: A folder with the user's own options.
+    """
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build as parts  # imports torch, which --help does not need
@@ -77,11 +82,12 @@ def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
     """Count the samples of each class for each client, over training, validation and test samples.
 
     Args:
-        arrays: The data set.  Classes are the labels that partitions use (Arrays.labels).
+        arrays: The data set.  Classes are the labels by which it is partitioned (Arrays.labels).
         split: The partition.
 
     Returns:
-        Counts [N, C]; names of the classes.
+        The counts [N, C] and the names of the classes [C].  If samples have labels beyond the classes of the data set,
+        these are further columns with the name "none".
     """
     labels, num_clients = arrays.labels(), split.num_clients
     width = max(arrays.num_classes, int(labels.max()) + 1)
@@ -93,7 +99,16 @@ def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
 
 
 def show(arrays: Arrays, split: Split, title: str) -> None:
-    """Print a table of clients and classes, the sizes, and the hash; long and wide tables are shortened."""
+    """Print a table with a row per client, and below it the numbers of samples and the hash of the partition.
+
+    The table has at most `MAX_ROWS` rows.  If there are too many classes for the terminal, the table has the number of
+    classes of each client and the fraction of its largest class, instead of a column per class.
+
+    Args:
+        arrays: The data set.
+        split: The partition.
+        title: The title of the table.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -123,6 +138,14 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
 
 
 def _summary(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, np.ndarray]) -> str:
+    """Return the lines below the table: numbers of clients, samples and classes, and the hash of the partition.
+
+    Args:
+        arrays: The data set.
+        split: The partition.
+        table: The samples of each client and class [N, C].
+        parts: The samples of each client [N], by the name of the part, such as "train".
+    """
     total = table.sum(1)  # [N]
     classes = (table > 0).sum(1)  # [N]
     unused = len(arrays) - int(total.sum())
@@ -138,6 +161,7 @@ def _summary(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, n
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Call a function that writes a file, and print the path.  ConfigError if the file cannot be written."""
     try:
         write(path)
     except (OSError, ValueError) as error:
@@ -146,7 +170,19 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
-    """Draw clients and classes as bubbles whose areas are counts, or as a heat map above 60 clients or classes."""
+    """Draw the samples of each client (x) and class (y), and write the figure to a file.
+
+    They are bubbles whose areas are the numbers of samples; or a heat map if there are more than 60 clients or classes.
+
+    Args:
+        arrays: The data set.
+        split: The partition.
+        title: The title of the figure.
+        path: The file; its suffix is the format.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

@@ -71,8 +71,8 @@ class Training:
 class Sampling:
     """Options of sampling.
 
-    Args:
-        ddim: The number of DDIM steps.
+    Attributes:
+        ddim: The number of steps of the sampler DDIM (Song et al., ICLR 2021).
         share: Synthesized images per real training image of the same class.
         seed: The seed.
     """
@@ -90,10 +90,10 @@ class Sampling:
 class Generator:
     """A diffusion model.
 
-    Args:
-        predict: The function that predicts velocities.
+    Attributes:
+        predict: The function that predicts velocities, see `fedbench.synthesis.diffusion.Predictor`.
         schedule: The noise schedule.
-        columns: Further columns of the client's row in the table.
+        columns: Further columns of the client's row in the table, such as its training loss.
     """
 
     predict: Predictor
@@ -104,7 +104,9 @@ class Generator:
 def train_generator(
     images: np.ndarray, labels: np.ndarray, num_classes: int, training: Training, seed: int, client: int
 ) -> Generator:
-    """Train the model of one client on its images.
+    """Train a diffusion model on the images of one client, and return it.
+
+    Its column "loss" is the mean loss of the last tenth of the steps.
 
     Args:
         images: The training images, uint8 [n, C, H, W].
@@ -112,7 +114,7 @@ def train_generator(
         num_classes: The number of classes.
         training: The options of training.
         seed: The seed.
-        client: The index of the client.
+        client: The index of the client, for the random numbers.
 
     Raises:
         ConfigError: The training diverged.
@@ -123,7 +125,7 @@ def train_generator(
     from fedbench.synthesis.diffusion import train
     from fedbench.tasks.denoising import Schedule
 
-    schedule, x = Schedule.cosine(), torch.from_numpy(images).float() / 127.5 - 1
+    schedule, x = Schedule.cosine(), torch.from_numpy(images).float() / 127.5 - 1  # pixels in [-1, 1]
     generator = torch_generator(seed, "synthesize", client)
     y = torch.from_numpy(labels)
     model, losses = train(x, y, num_classes, schedule, generator=generator, **vars(training))
@@ -167,11 +169,19 @@ def sample_images(
             batches.append(ddim(model.predict, model.schedule, noise, label, sampling.ddim))
     x = torch.cat(batches)
     require(bool(x.isfinite().all()), f"client {client}: its model samples values that are not finite; train it longer")
-    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy(), classes.numpy()
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy(), classes.numpy()  # from [-1, 1] to bytes
 
 
 def write_images(folder: Path, site: str, names: list[str], images: np.ndarray, labels: np.ndarray) -> None:
-    """Write images [n, C, H, W] of classes [n] to <folder>/<site>/<class>/<index>.png."""
+    """Write images to <folder>/<site>/<class>/<index>.png.
+
+    Args:
+        folder: The folder.
+        site: The name of the site.
+        names: The names of the classes.
+        images: Images, uint8 [n, C, H, W], with one channel or three.
+        labels: Their classes [n].
+    """
     from PIL import Image
 
     for i, (image, label) in enumerate(zip(images, labels)):
@@ -194,13 +204,17 @@ def measures_of(
     """Return the measures of a client's synthesized images.
 
     Args:
-        real: The client's training images.
-        real_labels: Their classes.
-        test: The client's test images.
-        synthetic: The synthesized images.
-        labels: Their classes.
+        real: The client's training images, uint8 [n, C, H, W].
+        real_labels: Their classes [n].
+        test: The client's test images [t, C, H, W].
+        synthetic: The synthesized images [m, C, H, W].
+        labels: Their classes [m].
         network: The network that computes features for Frechet distances.
         seed: The seed.
+
+    Returns:
+        The measures of `fedbench.synthesis.measures`: Frechet distances (`bounds`), distances to the nearest training
+        and test images (`neighbours`), and the diversity of synthesized and of real images.
     """
     from fedbench.core.rng import generator
     from fedbench.synthesis.measures import bounds, diversity, neighbours
@@ -218,7 +232,7 @@ def measures_of(
 
 
 def images_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
-    """Return the images, the names of sites and the names of classes.
+    """Return the images, uint8 [n, C, H, W], the names of sites and the names of classes.
 
     Raises:
         ConfigError: The data set does not consist of uint8 images with one class and a site each, or a name cannot be
@@ -228,7 +242,10 @@ def images_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
 
     images = arrays.images
     if images is None or images.dtype != np.uint8 or arrays.task != "classification":
-        raise ConfigError("the data set does not consist of uint8 images with one class each: choose an image data set")
+        raise ConfigError(
+            "the data set does not consist of uint8 images with one class each: choose another dataset=..., such as "
+            "image_folder"
+        )
     if arrays.domain_names is None or arrays.class_names is None:
         raise ConfigError("the data set has no names of sites and classes: choose dataset=image_folder")
     require(
@@ -266,13 +283,14 @@ def sites_of(arrays: Arrays, split: Split, num_clients: int) -> list[str]:
 class Source:
     """The images and the diffusion models of clients.
 
-    Args:
-        data_dir: The data folder.
+    Attributes:
+        data_dir: The folder of data.
         arrays: The data set.
         split: The partition.
-        num_clients: The number of clients, without new clients.
-        model_of: The function that returns the diffusion model of a client.
-        is_shared: Whether a model may depend on other clients' training images.
+        num_clients: The number of clients, without those that join after training.
+        model_of: The function that returns the diffusion model of a client, given by its index.
+        is_shared: Whether a model may depend on other clients' training images, so that synthesized images are compared
+            with them, too.
     """
 
     data_dir: str
@@ -284,7 +302,14 @@ class Source:
 
 
 def own_models(overrides: list[str], training: Training, seed: int, config_dir: str | None = None) -> Source:
-    """Return a source in which each client trains a model on its own training images."""
+    """Return a source in which each client trains a model on its own training images, when its model is asked for.
+
+    Args:
+        overrides: Overrides as of ``python -m fedbench``, for the data and the partition.
+        training: The options of training.
+        seed: The seed of training.
+        config_dir: A folder with the user's own options.
+    """
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build
@@ -307,8 +332,8 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
 
     Args:
         path: The run folder.
-        overrides: See `export.open_run`.
-        config_dir: See `export.open_run`.
+        overrides: Classes of the user that the run needs, see `export.open_run`.
+        config_dir: A folder with the user's own options, see `export.open_run`.
 
     Raises:
         ConfigError: The run does not train one diffusion model per client.
@@ -353,10 +378,10 @@ def synthesize(
         source: The images and the models.
         sampling: The options of sampling.
         out: The folder of the images.
-        choice: The network of Frechet distances, see `fid.make_network`.
-        weights: The file of its weights.
-        only: The indices of the clients; None: all.
-        config_dir: A folder of own options.
+        choice: The network of Frechet distances: "inception", "random" or a run folder.
+        weights: The file with the weights of inception; None for the default file.
+        only: The indices of the clients; None for all.
+        config_dir: A folder with the user's own options.
 
     Raises:
         ConfigError: There is no such client, or the images cannot be written by site and class.
@@ -399,7 +424,13 @@ def synthesize(
 
 
 def write_table(rows: list[dict[str, Any]], network: str, out: Path) -> None:
-    """Write the rows of all clients, with the network of the Frechet distances, to <out>.csv."""
+    """Write the table of measures to <out>.csv.
+
+    Args:
+        rows: A dict of columns per client, with the same keys.
+        network: The description of the network of the Frechet distances, which becomes the last column.
+        out: The folder of the images.
+    """
     import csv
     import io
 
@@ -414,7 +445,8 @@ def write_figure(lines: list[tuple[str, np.ndarray, np.ndarray]], out: Path) -> 
     """Write <out>.png, with one line of real and synthesized images per site and class.
 
     Args:
-        lines: The label of each line, its real images and its synthesized images.
+        lines: The label of each line, its real images and its synthesized images, each uint8 [k, C, H, W] with k at
+            most `IMAGES_PER_CLASS`.
         out: The folder of the images.
     """
     from fedbench.report.drawing import pyplot

@@ -50,8 +50,8 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
         layer = module.merged() if isinstance(module, Mergeable) else None
         require(
             layer is not None,
-            f"{key} cannot be merged into the model: no layer without the adapter computes what {type(module).__name__} "
-            f"computes at {name}; export the adapted model, without --merged",
+            f"{key} cannot be merged into the model: no plain layer computes what {type(module).__name__} computes "
+            f"at {name}; export the adapted model, without --merged",
         )
         adapted.set_submodule(name, layer)  # type: ignore[arg-type]
     state = adapted.state_dict()

@@ -60,8 +60,8 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
         shape, expected_shape = shapes.get(name, "missing"), expected.get(name, "missing")
         require(
             shape == expected_shape,
-            f"{key} cannot be merged into the model: after merging, {name} has the shape {shape}, but "
-            f"{expected_shape} in the model without the adapter; export the adapted model, without --merged",
+            f"{key} cannot be merged into the model: after merging, the shape of {name} is {shape}, "
+            f"but {expected_shape} in the model without the adapter; export the adapted model, without --merged",
         )
     bare.load_state_dict(state)
 

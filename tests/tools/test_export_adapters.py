@@ -215,15 +215,15 @@ def with_layer(layer: type[nn.Module]) -> Rescale:
     [
         (
             Bottleneck(["*.attn", "*.mlp"]),
-            "no layer of the bare model computes what Behind computes at blocks.0.attn; export",
+            "no plain layer computes what Behind computes at blocks.0.attn; export",
         ),
         (
             Bottleneck(["*.mlp"], tap="input"),
-            "no layer of the bare model computes what Alongside computes at blocks.0.mlp",
+            "no plain layer computes what Alongside computes at blocks.0.mlp",
         ),
-        (with_layer(Unsure), "no layer of the bare model computes what Unsure computes at blocks.0.attn.qkv"),
-        (with_layer(Bent), r"blocks.0.attn.proj.bias is \[3\], but \[8\] in the bare model"),
-        (Grown(), r"temperature is \[1\], but missing in the bare model"),
+        (with_layer(Unsure), "no plain layer computes what Unsure computes at blocks.0.attn.qkv"),
+        (with_layer(Bent), r"blocks.0.attn.proj.bias is \[3\], but \[8\] in the model without the adapter"),
+        (Grown(), r"temperature is \[1\], but missing in the model without the adapter"),
     ],
 )
 def test_what_cannot_be_merged_is_one_sentence(adapter: Adapter, message: str) -> None:

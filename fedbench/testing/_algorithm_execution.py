@@ -31,7 +31,8 @@ def no_closure_over_the_cohort(case: Case) -> None:
         state = _run_and_collect(case, 4, read_by_4)
         if not read_by_4 or difference(state, case.states[2], 1e-4) is None:
             return
-        _run_and_collect(case, 3, read_by_3)  # only tensors of the cohort also have 3 rows
+        # A tensor with 4 rows may be another one, such as a weight.  Only tensors of the cohort have 3 rows now.
+        _run_and_collect(case, 3, read_by_3)
     except Exception as raised:  # probably shapes that do not match
         error = raised
     names = sorted(read_by_4 & read_by_3 if error is None else read_by_4)
@@ -52,18 +53,18 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
     Args:
         case: The method.
         size: The number of clients of a cohort.
-        names: A set, to which the names of tensors with `size` rows that steps read are added.
+        names: A set, to which the names of tensors with `size` rows are added that steps read without receiving them.
 
     Returns:
         The state at the end.
     """
 
-    def wrapper(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
-        for key in ("step", "extra_grad", "loss"):
+    def collect_and_train(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
+        for key in ("step", "extra_grad", "loss"):  # the functions that a method can pass to cohort.train
             names.update(probes.cohort_tensors(arguments.get(key), len(cohort)))
         return train(start, **arguments)
 
-    with probes.trained_by(wrapper):
+    with probes.trained_by(collect_and_train):
         return state_of(run_rounds(case.simulation("loop"), 2, [cohort[:size] for cohort in COHORTS]))
 
 
@@ -95,6 +96,13 @@ def executor_pairs(case: Case) -> None:
 
 
 def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
+    """Assert that three rounds give the same state as when all clients are computed at once.
+
+    Args:
+        case: The method.
+        plan: How clients are computed, a name in `PLANS`.
+        description: The plan in words, for the message.
+    """
     state = state_of(run_rounds(case.simulation(plan), 3))
     assert_same(state, case.states[3], 1e-4, f"{{}} between {description} and all clients at once")
 
@@ -107,16 +115,18 @@ def executor_batch_statistics(case: Case) -> None:
     """
     case = case.on(["model=resnet", "model.widths=[4]", "model.norm=batch", *case.optimizer])
     try:
+        # with batches of 5, a client would have a last batch of one sample, which BatchNorm refuses
         vmap, loop = (run_rounds(case.simulation(plan, change=_with_batches_of_8), 2) for plan in ("vmap", "loop"))
     except ConfigError as refused:
         raise SkipTest(f"the method refuses a model with BatchNorm: {refused}") from None
     message = "{} between one client at a time and all clients at once, on a model with BatchNorm"
     assert_same(state_of(vmap), state_of(loop), 1e-3, message)
-    losses = [evaluate.personal(s.algorithm, s.engine, ALL_IDS, 1, False)["loss"] for s in (vmap, loop)]
+    losses = [evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, 1, final=False)["loss"] for sim in (vmap, loop)]
     assert np.allclose(*losses, rtol=1e-3), "`predict` with BatchNorm mixes clients that are computed at once"
 
 
 def _with_batches_of_8(cfg: DictConfig) -> None:
+    """Set the batch size to 8."""
     cfg.local.batch_size = 8
 
 
@@ -144,13 +154,23 @@ def only_trained_columns_move(case: Case) -> None:
 
 
 def _train_and_compare_columns(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
-    """Train, and assert that only the given columns and buffers have changed."""
+    """Train as cohort.train does, and assert that only the trained columns and the buffers have changed.
+
+    Args:
+        train: The original cohort.train.
+        cohort: The cohort.
+        start: The initial rows.
+        arguments: The other arguments of cohort.train, whose "columns" are the trained ones; without, all are trained.
+
+    Returns:
+        What cohort.train returns.
+    """
     model, before = cohort.model, start.clone()
     out = train(start, **arguments)
     trained = model.trained if arguments.get("columns") is None else arguments["columns"] & model.trained
     buffers = Columns(model.spans[name] for name in model.buffer_names)
     others = (trained | buffers).rest(model.size)
-    changed = ((out.theta != before) & ~out.theta.isnan()).any(0)  # [P]
+    changed = ((out.theta != before) & ~out.theta.isnan()).any(0)  # [P]; rows of NaN are diverged
     names = [
         name
         for name, span in model.spans.items()

@@ -62,12 +62,16 @@ SERVER_RATES = ("server_lr",)
 
 @functools.cache
 def _composer() -> Composer:
+    """Return Hydra's composer of configurations, which is slow to make."""
     return Composer()
 
 
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
-    """Return Hydra's configuration of a small run, composed once for the same overrides."""
+    """Return the configuration of a small run with these overrides.
+
+    It is composed only once for the same overrides: copy it before you change it.
+    """
     full = _composer().compose([*BASE, *overrides])
     return with_choices(full, full.hydra)
 
@@ -79,7 +83,7 @@ class Case:
     Args:
         name: The option of conf/algorithm.
         overrides: The overrides of model and optimizer.
-        optimizer: Those of the optimizer only.
+        optimizer: The overrides of the optimizer only.
         reason: Why the method cannot run on any model; None if it can.
         target: The options of the method, with `_target_` if its class is not an option of conf/algorithm.
     """
@@ -91,7 +95,7 @@ class Case:
     target: Mapping[str, Any] | None = None
 
     def config(self, **values: Any) -> DictConfig:
-        """Return the configuration with further values by dotted key."""
+        """Return the configuration of a run of the method, with further values by dotted key."""
         cfg = composed(f"algorithm={self.name}", *self.overrides).copy()
         if self.target is not None and "_target_" in self.target:
             cfg.algorithm = OmegaConf.create(dict(self.target))
@@ -102,7 +106,7 @@ class Case:
         return cfg
 
     def on(self, overrides: list[str]) -> Case:
-        """Return the case of the same method on another model."""
+        """Return the case of the same method with other overrides of model and optimizer."""
         return replace(self, overrides=overrides, reason=None)
 
     def simulation(
@@ -146,12 +150,12 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """Return a description of model and data."""
+        """A description of model and data."""
         return f"on {' '.join(self.overrides)}; 6 clients of 4 to 21 samples, 4 a round"
 
     @functools.cached_property
     def states(self) -> list[dict[str, Tensor]]:
-        """Return the states of one run after 0, 1, 2, 3 and 4 rounds, each of which is evaluated."""
+        """The states (see `state_of`) of one run after 0, 1, 2, 3 and 4 rounds, each of which is evaluated."""
         sim = set_up(self.simulation())
         states = [state_of(sim)]
         for r in range(ROUNDS):
@@ -160,7 +164,7 @@ class Case:
 
     @functools.cached_property
     def after_two_rounds(self) -> Simulation:
-        """Return a run after two rounds, for checks that do not change it."""
+        """A run after two rounds, for checks that do not change it."""
         return run_rounds(self.simulation(), 2)
 
 
@@ -169,8 +173,11 @@ def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | Non
 
     Args:
         name: The option of conf/algorithm.
-        target: See Case.
-        model: The option of conf/model; default: small models are tried.
+        target: Options of the method, and `_target_` if its class is not an option of conf/algorithm.
+        model: The option of conf/model; None to try models of conf/model, small ones first.
+
+    Returns:
+        The case.  If the method accepts no model, its `reason` is that of the last refusal.
     """
     case = Case(name, [], reason="there is no model", target=target)
     for overrides in _models() if model is None else [_small(model)]:
@@ -192,12 +199,13 @@ def _models() -> Iterator[list[str]]:
 
 
 def _small(model: str) -> list[str]:
+    """Return the overrides that choose a model and make it small."""
     return [f"model={model}", *TINY.get(model, [])]
 
 
 @functools.cache
 def _other_models() -> list[str]:
-    """Return the other models of conf/model that can be built, sorted by their number of parameters."""
+    """Return the models of conf/model besides `SMALL` and `CLIP` that can be built, by their number of parameters."""
     federation, sizes = Federation.build(ARRAYS, SPLIT, CPU), {}
     for model in group_options("model"):
         if model in (*SMALL, CLIP):
@@ -212,6 +220,12 @@ def _other_models() -> list[str]:
 def target_of(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `_target_` and options of a method, including the default learning rates of its constructor.
 
+    The learning rates are included so that `without_learning` can change them.
+
+    Args:
+        path: The dotted path of the class.
+        options: Arguments of its constructor.
+
     Raises:
         ConfigError: There is no such class, or it is not a method.
     """
@@ -219,31 +233,39 @@ def target_of(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     is_method = isinstance(cls, type) and issubclass(cls, Algorithm)
     require(is_method, f"{path} is not a method (a subclass of fedbench.algorithms.base.Algorithm)")
     parameters = inspect.signature(cls).parameters.values()
-    rates = {p.name: p.default for p in parameters if CLIENT_RATES.search(p.name) and isinstance(p.default, float)}
+    rates = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if CLIENT_RATES.search(parameter.name) and isinstance(parameter.default, float)
+    }
     return {"_target_": path, **rates, **options}
 
 
 # -- running ---------------------------------------------------------------------------------------------
 def set_up(sim: Simulation) -> Simulation:
-    """Check the settings of the method, and initialize its state."""
-    e = sim.engine
-    sim.algorithm.check(e.federation, e.model, e.optimizer)
-    sim.algorithm.setup(e.federation, e.model, e.rows)
+    """Let the method check federation, model and optimizer and initialize its state, and return the run.
+
+    Raises:
+        ConfigError: The method refuses them.
+    """
+    engine = sim.engine
+    sim.algorithm.check(engine.federation, engine.model, engine.optimizer)
+    sim.algorithm.setup(engine.federation, engine.model, engine.rows)
     return sim
 
 
 def run_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
-    """Set up a method if no round is done, and run it as `continue_rounds` does."""
+    """Set up a method if no round is done yet, and run it until ``stop`` rounds are done, see `continue_rounds`."""
     return continue_rounds(set_up(sim) if sim.done == 0 else sim, stop, cohorts, evaluated)
 
 
 def continue_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
-    """Run a method that is set up.
+    """Run a method that is set up, and return the run.
 
     Args:
-        sim: The run.
+        sim: The run; changed in place.
         stop: The number of rounds that are done at the end.
-        cohorts: The client indices of each round.
+        cohorts: The client indices of each round, from the first round of the run on.
         evaluated: Whether to evaluate after every round.
     """
     while sim.done < stop:
@@ -255,7 +277,7 @@ def continue_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluate
 
 
 def without_learning(cfg: DictConfig) -> None:
-    """Set the learning rates of the method's clients and of the optimizer to 1e-30."""
+    """Set the learning rates of the method's clients and of the optimizer to 1e-30, since 0 is refused."""
     cfg.optimizer.lr = 1e-30
     for key, value in cfg.algorithm.items():
         if CLIENT_RATES.search(str(key)) and isinstance(value, float) and key not in SERVER_RATES:
@@ -264,7 +286,14 @@ def without_learning(cfg: DictConfig) -> None:
 
 # -- comparing -------------------------------------------------------------------------------------------
 def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
-    """Convert nested dicts, lists, arrays and numbers to tensors by path."""
+    """Return the tensors, arrays and numbers of nested dicts and lists as tensors by path.
+
+    None becomes NaN.  Values of other types are left out.
+
+    Args:
+        value: A dict, list, tuple, array, tensor or number.
+        name: The path of the value, before the keys inside of it, which are separated by slashes.
+    """
     if isinstance(value, dict):
         return {path: t for key, v in value.items() for path, t in tensors(v, f"{name}/{key}").items()}
     if isinstance(value, list | tuple):
@@ -300,12 +329,12 @@ def state_of(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
 
 
 def difference(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.0) -> str | None:
-    """Describe the first difference of two states.
+    """Return a description of the first difference between two states, such as "the global model differs by up to 3".
 
     Args:
-        a: Tensors by path.
-        b: Tensors by path.
-        tolerance: The absolute and relative tolerance.
+        a: The tensors of one state by path, from `state_of`.
+        b: Those of the other state.
+        tolerance: The absolute and relative tolerance of floating-point values; other values must be equal.
 
     Returns:
         The description; None if the states are equal.
@@ -327,9 +356,9 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0
     """Assert that two states are equal.
 
     Args:
-        a: Tensors by path.
-        b: Tensors by path.
-        tolerance: The absolute and relative tolerance.
+        a: The tensors of one state by path, from `state_of`.
+        b: Those of the other state.
+        tolerance: The absolute and relative tolerance of floating-point values.
         message: The error message, in which {} stands for the difference.
     """
     found = difference(a, b, tolerance)
@@ -337,20 +366,20 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0
 
 
 def assert_close(a: Tensor, b: Tensor, tolerance: float, names: str) -> None:
-    """Assert that two tensors are equal up to a fraction of the largest value of b.
+    """Assert that two tensors are equal up to a fraction of the largest absolute value of b.
 
     Args:
         a: A tensor.
-        b: A tensor.
+        b: A tensor of the same shape.
         tolerance: The fraction.
-        names: The names of both tensors, for the message.
+        names: The names of both tensors, such as "the logits alone and together", for the message.
     """
     distance = float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
     assert distance <= tolerance, f"{names} differ by {distance:.2g} of the largest value"
 
 
 def label_of(path: str) -> str:
-    """Describe a path of `state_of`: /rows/c_i is the clients' state 'c_i'."""
+    """Return a path of `state_of` in words, "the clients' state 'c_i'" for /rows/c_i."""
     _, kind, *rest = path.split("/")
     inner = "/".join(rest)
     if kind == "rows":
@@ -361,7 +390,7 @@ def label_of(path: str) -> str:
 
 
 def require_finite(state: dict[str, Tensor]) -> None:
-    """Assert that all tensors except numbers are finite."""
+    """Assert that all tensors of a state are finite, except for single numbers, which may be undefined (NaN)."""
     for name, value in state.items():
         assert value.dim() == 0 or bool(torch.isfinite(value).all()), (
             f"{label_of(name)} contains values that are not finite after two rounds"

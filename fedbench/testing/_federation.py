@@ -39,8 +39,8 @@ def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Seque
 
     Args:
         sizes: The number of training samples of each client.
-        test: The number of test samples of each client; None: as for training.
-        val: The number of validation samples of each client; None: 0.
+        test: The number of test samples of each client; None for the numbers of training samples.
+        val: The number of validation samples of each client; None for no validation samples.
     """
     parts, start = [], 0
     for counts in (sizes, sizes if test is None else test, [0] * len(sizes) if val is None else val):
@@ -50,7 +50,14 @@ def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Seque
 
 
 def arrays_of(x: Any, y: np.ndarray, num_classes: int, **options: Any) -> Arrays:
-    """Return a data set of inputs x [n, ...] and targets y [n, ...] without a published split."""
+    """Return a data set without a published split into training and test samples.
+
+    Args:
+        x: The inputs [n, ...].
+        y: The targets [n, ...].
+        num_classes: The number of classes.
+        **options: Other fields of Arrays, such as class_names.
+    """
     return Arrays(x, y, np.zeros(len(y), np.int8), num_classes, **options)
 
 
@@ -62,15 +69,21 @@ def ragged(
     test: Sequence[int] | None = None,
     val: Sequence[int] | None = None,
 ) -> tuple[Arrays, Split]:
-    """Return a classification problem: normal inputs, labelled by a noisy linear function of the first input.
+    """Return a classification problem, with clients of different sizes.
+
+    Inputs are normally distributed.  The label is the largest component of a noisy linear function of the inputs, or of
+    the first one if there are several.
 
     Args:
         sizes: The number of training samples of each client.
         shape: The shape of a sample, or of each named input.  An input named text contains tokens, padded by 0.
         classes: The number of classes.
         seed: The seed of the samples.
-        test: The number of test samples of each client; None: as for training.
-        val: The number of validation samples of each client; None: 0.
+        test: The number of test samples of each client; None for the numbers of training samples.
+        val: The number of validation samples of each client; None for no validation samples.
+
+    Returns:
+        The data set and the split.
     """
     rng = np.random.default_rng(seed)
     split = split_of(sizes, test, val)
@@ -107,12 +120,12 @@ def engine_on(
     """Return an engine on the CPU.
 
     Args:
-        federation: The samples of all clients.
-        module: The model.
-        optimizer: The optimizer of clients; default: SGD with learning rate 0.1.
+        federation: The samples of all clients; its cohort size is set in place.
+        module: A module, or a model that is flat already.
+        optimizer: The optimizer of clients; None for SGD with learning rate 0.1.
         plan: How clients are computed, or its name in PLANS.
-        columns: The column groups of the model.
-        limits: The bytes of client states in memory; more are stored in files.
+        columns: The column groups of the model; ignored if it is flat already.
+        limits: The largest number of bytes of client states in memory.  If there are more, they are stored in files.
         cohort_size: The number of clients per round; default: all.
         **options: Other fields of Engine, such as seed, rounds, epochs and batch_size.
     """
@@ -129,19 +142,26 @@ def engine_on(
 
 
 def all_clients(e: Engine, round: int = 0, mode: Mode = "round") -> Cohort:
-    """Return the cohort of all clients."""
+    """Return the cohort of all clients in a round (from 0), in a mode such as "round" or "evaluation"."""
     return Cohort(e, np.arange(e.federation.num_clients), round, mode)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Return a module that is initialized with a seed of torch's generator."""
+    """Return the module that a function makes while torch's generator has a seed; the generator is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
 
 
 def deployed(e: Engine, algorithm: Any, round: int = 0, final: bool = True) -> Any:
-    """Return the row that each client deploys [N, P], or a dict of such tensors."""
+    """Return the row that each client deploys after a round [N, P], or the dict that the method returns instead.
+
+    Args:
+        e: The engine.
+        algorithm: The method, which has trained.
+        round: The round (from 0).
+        final: Whether it is the last one, after which some methods fine-tune.
+    """
     with torch.no_grad():
         rows = algorithm.personalized(all_clients(e, round, "evaluation"), final)
     if isinstance(rows, Tensor) and rows.dim() == 1:

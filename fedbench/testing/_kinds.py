@@ -21,7 +21,13 @@ from fedbench.testing._suite import Report, Suite
 
 
 class Kind(NamedTuple):
-    """The checks of a kind of classes, the function that runs them, and the base class of the kind."""
+    """A kind of classes that can be checked.
+
+    Attributes:
+        suite: The checks.
+        check: The function that runs them, such as `check_algorithm`.
+        base: The base class of the kind, or a protocol.
+    """
 
     suite: Suite[Any]
     check: Callable[..., Report]
@@ -34,10 +40,10 @@ class Kind(NamedTuple):
 
 @runtime_checkable
 class Partition(Protocol):
-    """A class with a method assign(...)."""
+    """A class with a method assign(...), whatever its arguments; partitions have no common base class."""
 
     def assign(self) -> Any:
-        """Assign samples to clients."""
+        """Assign samples to clients; see `fedbench.partition.base` for arguments and result."""
 
 
 KINDS = {
@@ -52,10 +58,11 @@ KINDS = {
 
 
 def kind_of(target: str) -> tuple[str, str]:
-    """Return the kind of a target, and its path or option.
+    """Return the kind of a target, a key of `KINDS`, and its dotted path or option.
 
     Args:
-        target: A dotted path, such as ``my_package.MyMethod``, or an option, such as ``algorithm=pgfed``.
+        target: A dotted path, such as ``my_package.MyMethod``; or a kind with a path or an option, such as
+            ``algorithm=pgfed``.
 
     Raises:
         ConfigError: The target does not exist, or belongs to none of the kinds.
@@ -65,7 +72,8 @@ def kind_of(target: str) -> tuple[str, str]:
         if group not in KINDS:
             raise ConfigError(f"{target}: {group} cannot be checked, choose from {', '.join(KINDS)}")
         if "." not in name and name not in group_options(group):
-            raise ConfigError(f"{target}: conf/{group} has {', '.join(group_options(group))}")
+            raise ConfigError(f"{target}: there is no option {name} in conf/{group}, choose from "
+                              f"{', '.join(group_options(group))}")  # fmt: skip
         return group, name
     if "." not in target:
         groups = [kind for kind in KINDS if target in group_options(kind)]

@@ -31,7 +31,12 @@ Training = Callable[..., SimpleNamespace]
 
 @contextlib.contextmanager
 def trained_by(wrapper: Callable[[Training, Cohort, Tensor, dict[str, Any]], SimpleNamespace]) -> Iterator[None]:
-    """Replace cohort.train(start, **arguments) by wrapper(train, cohort, start, arguments)."""
+    """Replace cohort.train(start, **arguments) by wrapper(train, cohort, start, arguments).
+
+    Args:
+        wrapper: A function that gets the original cohort.train, the cohort, the initial rows and the other arguments,
+            and returns what cohort.train returns.
+    """
     train = Cohort.train
 
     def wrapped(self: Cohort, start: Tensor, **arguments: Any) -> SimpleNamespace:
@@ -43,10 +48,10 @@ def trained_by(wrapper: Callable[[Training, Cohort, Tensor, dict[str, Any]], Sim
 
 @contextlib.contextmanager
 def other_padding() -> Iterator[None]:
-    """Replace the padding of batches by other samples."""
+    """Replace the padding of batches, samples of weight 0 that fill up the last one, by other samples."""
 
     def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
-        extra_grad = arguments.pop("extra_grad", None)
+        extra_grad = arguments.pop("extra_grad", None)  # an argument of the default step only
         step = arguments.pop("step", None) or default_step(extra_grad)
         return train(start, step=lambda s, batch: step(s, _with_other_padding(batch)), **arguments)
 
@@ -55,13 +60,13 @@ def other_padding() -> Iterator[None]:
 
 
 def _with_other_padding(batch: Batch) -> Batch:
-    """Replace the padding of a batch by changed samples of its other positions."""
+    """Return the batch with each padded sample replaced by a changed copy of the sample before it."""
     padding = ~batch.real  # [k, B]
 
     def fill(values: Tensor) -> Tensor:
-        other = values.roll(1, 1)
+        other = values.roll(1, 1)  # along the samples of a batch
         if values.is_floating_point():
-            other = 1 - 2 * other
+            other = 1 - 2 * other  # any values that differ from those of real samples
         return torch.where(padding.view(*padding.shape, *[1] * (values.dim() - 2)), other, values)
 
     return replace(batch, x=map_inputs(fill, batch.x), y=fill(batch.y))
@@ -75,7 +80,8 @@ def cohort_tensors(function: Any, size: int) -> set[str]:
         size: The number of clients of the cohort.
 
     Returns:
-        Names of closure variables, default arguments, arguments of a partial, and attributes.
+        Names of variables of the enclosing function, default arguments, arguments of a partial, and attributes of
+        these, such as "self.weights".
     """
     if isinstance(function, functools.partial):
         arguments = {**function.keywords, **{f"argument {i + 1}": v for i, v in enumerate(function.args)}}
@@ -87,10 +93,10 @@ def cohort_tensors(function: Any, size: int) -> set[str]:
         return set()
     code = function.__code__
     values = {name: _content(cell) for name, cell in zip(code.co_freevars, function.__closure__ or ())}
-    defaults = function.__defaults__ or ()
+    defaults = function.__defaults__ or ()  # of the last positional arguments
     arguments = code.co_varnames[: code.co_argcount]
     values |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults)) | (function.__kwdefaults__ or {})
-    found = _with_rows(values, code.co_names, size)
+    found = _with_rows(values, code.co_names, size)  # co_names: global names and attributes that the code reads
     for value in values.values():
         if isinstance(value, FunctionType | MethodType | functools.partial) and value is not function:
             found |= cohort_tensors(value, size)
@@ -98,7 +104,7 @@ def cohort_tensors(function: Any, size: int) -> set[str]:
 
 
 def _content(cell: CellType) -> Any:
-    """Return the value of a closure variable; None if it is not assigned yet."""
+    """Return the value of a variable of the enclosing function; None if it is not assigned yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -106,7 +112,13 @@ def _content(cell: CellType) -> Any:
 
 
 def _with_rows(values: dict[str, Any], attributes: tuple[str, ...], size: int) -> set[str]:
-    """Return the names of values with `size` rows, also among these attributes of namespaces and methods."""
+    """Return the names of the tensors and arrays with `size` rows among values and their attributes.
+
+    Args:
+        values: The values by name.
+        attributes: The names of the attributes that are looked up in values that are namespaces or methods.
+        size: The number of rows.
+    """
     names = set()
     for name, value in values.items():
         if isinstance(value, SimpleNamespace | Algorithm):
@@ -120,11 +132,17 @@ def _with_rows(values: dict[str, Any], attributes: tuple[str, ...], size: int) -
 # -- messages --------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def random_uploads(messages: list[Tensor]) -> Iterator[None]:
-    """Replace uploads by random values, and append all tensors that clients receive or request to `messages`."""
+    """Replace uploads by random values, so that no data of a client reach the server by an upload.
+
+    Args:
+        messages: A list, to which all tensors that clients receive (broadcast, download) or request (fetch) are
+            appended.
+    """
 
     def upload(
         self: Cohort, *, relative_to: Any = None, previous: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
+        # The first three arguments concern compression only, and have no effect on random values.
         def sample(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
             return rng.RowRandom(keys).uniform(*t.shape[1:])
@@ -164,7 +182,7 @@ def generators_used_since(states: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def other_global_seed(seed: int) -> Iterator[None]:
-    """Seed the global random generators, and restore their states at the end."""
+    """Seed the global random generators of torch, NumPy and Python, and restore their states at the end."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[]):
@@ -179,7 +197,12 @@ def other_global_seed(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]:
-    """Give client j the random numbers of client order[j]."""
+    """Give client j the random numbers of client order[j], in batches, dropout, cohorts and initial rows.
+
+    Args:
+        order: A permutation of the clients [N].
+        engine: The engine, whose model initializes rows.
+    """
     bits, generator, model = rng.bits, federation_module.generator, engine.model
     init_rows, num_clients = model.init_rows, len(order)
 
@@ -187,7 +210,7 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
         return bits(base, order[np.asarray(counters[0])], *counters[1:])
 
     def permuted_rows(clients: int | np.ndarray, *purpose: str | int) -> Tensor:
-        """Permute rows of given clients, and rows without a purpose; other rows belong to the server."""
+        """Permute rows of given clients, and all clients' rows without a purpose; other rows belong to the server."""
         if not isinstance(clients, int):
             return init_rows(order[clients], *purpose)
         return init_rows(clients, *purpose) if purpose else init_rows(num_clients)[order[:clients]]
@@ -201,6 +224,7 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
 
 
 # -- synchronization with the device ---------------------------------------------------------------------
+# Operations of torch whose result, or its shape, the CPU reads from the device.  Indexing does so for masks only.
 SYNCHRONIZING = {
     "aten._local_scalar_dense",
     "aten.nonzero",
@@ -234,7 +258,8 @@ def steps_without_synchronization() -> Iterator[list[int]]:
     """Refuse synchronization with the device in local steps.
 
     Yields:
-        A list, to which the first client of each trained chunk is appended.
+        A list, to which the position of the first client of each trained chunk is appended.  A chunk is the clients
+        that are computed at once.
     """
     chunks: list[int] = []
 

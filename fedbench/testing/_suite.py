@@ -56,27 +56,27 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def messages(self, status: Status) -> dict[str, str]:
-        """Return the messages of the checks with a status, by name."""
-        return {o.name: o.message for o in self.outcomes if o.status == status}
+        """Return the messages of the checks with a status, by the name of the check."""
+        return {outcome.name: outcome.message for outcome in self.outcomes if outcome.status == status}
 
     @property
     def passed(self) -> list[str]:
-        """Return the names of the checks that passed."""
+        """The names of the checks that passed."""
         return list(self.messages("passed"))
 
     @property
     def failed(self) -> dict[str, str]:
-        """Return the messages of the checks that failed, by name."""
+        """The messages of the checks that failed, by the name of the check."""
         return self.messages("failed")
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Return the reasons of the checks that were skipped, by name."""
+        """The reasons of the checks that were skipped, by the name of the check."""
         return self.messages("skipped")
 
     @property
     def ok(self) -> bool:
-        """Return whether no check failed."""
+        """Whether no check failed."""
         return not self.failed
 
     def raise_if_failed(self) -> None:
@@ -130,7 +130,7 @@ class Suite(Generic[Case]):
         return [" ".join(text.split()) for text in (self.checks[name].__doc__ or "").split("\n\n")]
 
     def outcome(self, name: str, case: Case) -> Outcome:
-        """Run one check.
+        """Run one check and return its result; exceptions of the class make it fail.
 
         Args:
             name: The name of the check.
@@ -144,13 +144,14 @@ class Suite(Generic[Case]):
         except ConfigError as refused:
             return Outcome(name, "failed", description, str(refused))
         except Exception as error:  # users' classes may raise anything
+            # An assertion of the checks has a message for the user; one of the user's class is an error like others.
             if not (isinstance(error, AssertionError) and is_raised_here(error, str(Path(__file__).parent))):
                 return Outcome(name, "failed", description, f"it raises {describe_error(error)}")
             return Outcome(name, "failed", description, ". ".join([str(error), *self._paragraphs(name)[1:2]]))
         return Outcome(name, "passed", description)
 
     def run(self, target: str, setting: str, case: Case, only: Iterable[str] | None = None) -> Report:
-        """Run checks.
+        """Run checks and return their results.
 
         Args:
             target: The class, for the report.

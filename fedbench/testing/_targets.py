@@ -15,7 +15,7 @@ Target = str | type
 
 
 def path_of(target: Target) -> str:
-    """Return the dotted path of a class, or a path or option as it is.
+    """Return the dotted path of a class.  A text, which is a path or an option already, is returned unchanged.
 
     Raises:
         ConfigError: The class is defined inside a function.
@@ -30,13 +30,13 @@ def path_of(target: Target) -> str:
 def described(
     group: str, target: Target, options: Mapping[str, Any] | None, base: type | None = None
 ) -> dict[str, Any]:
-    """Return `_target_` and options of a class.
+    """Return `_target_` and options of a class, as an option's YAML has them.
 
     Args:
         group: The group of conf.
         target: The class, its dotted path, or an option of the group.
         options: Arguments of its constructor, which replace those of the option.
-        base: The required base class.
+        base: The required base class; None to build no object and accept every class.
 
     Raises:
         ConfigError: The object cannot be built, or is not an instance of the base class.
@@ -54,7 +54,13 @@ def described(
 
 
 def entry_of(group: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of an option with its class; a file of conf/callbacks has them below the callback's name.
+    """Return the values of an option's YAML among which `_target_` is.
+
+    In a file of conf/callbacks, they are below the name of the callback; in other groups, they are all values.
+
+    Args:
+        group: The group of conf.
+        values: The content of the YAML.
 
     Raises:
         ConfigError: The file does not define exactly one callback.

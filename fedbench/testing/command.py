@@ -63,6 +63,11 @@ def main(argv: list[str]) -> int:
 
 
 def _report(args: argparse.Namespace) -> Any:
+    """Return the Report of the checks of the target.
+
+    Raises:
+        ConfigError: The target cannot be built, or a flag is for another kind of target.
+    """
     import torch
 
     from fedbench.testing._kinds import KINDS, kind_of
@@ -81,7 +86,16 @@ def _report(args: argparse.Namespace) -> Any:
 
 
 def _option_in_folder(target: str, config_dir: str | None) -> tuple[str, dict[str, Any]]:
-    """Return group=class and the values of an option in --config-dir; any other target as it is."""
+    """Replace an option in --config-dir by its class.
+
+    Args:
+        target: The target of the command line.
+        config_dir: A folder with the user's own options; None without the flag.
+
+    Returns:
+        group=class and the other values of the option.  A target that is no option in the folder is returned unchanged,
+        without values.
+    """
     import yaml
 
     from fedbench.testing._targets import entry_of
@@ -97,7 +111,7 @@ def _option_in_folder(target: str, config_dir: str | None) -> tuple[str, dict[st
 
 
 def _options(arguments: list[str]) -> dict[str, Any]:
-    """Parse arguments key=value, whose values are YAML."""
+    """Return the arguments of a constructor that the command line gives as key=value with values in YAML."""
     import yaml
 
     options = {}
@@ -109,8 +123,12 @@ def _options(arguments: list[str]) -> dict[str, Any]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
+    """Return the shape that ``--input`` gives as 3,32,32 or 3x32x32."""
     sizes = text.replace("x", ",").split(",")
-    require(all(s.isdigit() and int(s) > 0 for s in sizes), f"--input {text} is not a shape, such as 3,32,32")
+    require(
+        all(size.isdigit() and int(size) > 0 for size in sizes),
+        f"--input {text} is not the shape of a sample, which is integers >= 1 separated by commas, such as 3,32,32",
+    )
     return tuple(map(int, sizes))
 
 

@@ -531,7 +531,7 @@ def test_numbers_over_powers_of_ten_are_bars_at_even_distances(tmp_path, monkeyp
         (["{empty}/nowhere"], "{empty}/nowhere is not a folder"),
         (["{sweep}", "--metric", "accuracy"], "the nearest are global/accuracy, personal/accuracy"),
         (["{sweep}", "--metric", "personal/acuracy"], "the nearest are personal/accuracy"),
-        (["{sweep}", "--target", "70"], "--target is 70; personal/accuracy is at most 1"),
+        (["{sweep}", "--target", "70"], "--target is 70; personal/accuracy is a fraction"),
         (["{sweep}", "--group", "algorithm.muu"], "has no such config key"),
     ],
 )

@@ -31,7 +31,7 @@ from fedbench.testing._federation import CPU, all_clients, engine_on, ragged
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-K, B = 3, 5
+K, B = 3, 5  # clients, samples of a batch
 MODEL = ("model=vit_tiny", *TINY["vit_tiny"], "model.depth=2")
 TOLERANCE = 1e-4  # relative to the largest value
 
@@ -44,12 +44,12 @@ class AdapterCase:
 
     @functools.cached_property
     def federation(self) -> Federation:
-        """Return three clients of 4 to 12 samples."""
+        """The images of three clients, 4 to 12 each."""
         return Federation.build(*ragged(sizes=(8, 4, 12)), CPU)
 
     @functools.cached_property
     def cfg(self) -> DictConfig:
-        """Return the configuration of a run."""
+        """The configuration of a run with the adapter."""
         cfg = composed("algorithm=fedavg", *MODEL).copy()
         cfg.adapter = self.values
         return cfg
@@ -64,11 +64,18 @@ class AdapterCase:
 
     @functools.cached_property
     def bare(self) -> FlatModel:
-        """Return the model without the adapter."""
+        """The model without the adapter."""
         return build_model(composed("algorithm=fedavg", *MODEL), self.federation)
 
     def train(self, plan: str) -> tuple[FlatModel, Tensor]:
-        """Return a new model, and the rows after two epochs.  # [K, P]"""
+        """Train a new model for two epochs.
+
+        Args:
+            plan: How clients are computed, a name in `PLANS`.
+
+        Returns:
+            The model, and the clients' rows [K, P].
+        """
         model = self.flat()
         engine = engine_on(self.federation, model, SGD(lr=0.1, momentum=0.9), plan=plan, batch_size=4, epochs=2)
         return model, all_clients(engine).train(model.init_row()).theta
@@ -82,7 +89,7 @@ class AdapterCase:
 
     @functools.cached_property
     def together(self) -> tuple[Tensor, Tensor]:
-        """Return logits and gradients of three clients that are computed together."""
+        """The logits [K, B, C] and gradients [K, P] of three clients that are computed together."""
         model = self.flat()
         return _logits_and_gradients(model, rows_of(model), self.inputs())
 
@@ -122,15 +129,24 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Adapte
 
 
 def rows_of(model: FlatModel) -> Tensor:
-    """Return rows of three clients at some distance from the initialization.  # [K, P]"""
+    """Return three rows [K, P] at some distance from the initialization, where an adapter may have no effect."""
     generator = torch.Generator().manual_seed(1)
     return model.init_row() + 0.3 * torch.randn(K, model.size, generator=generator)
 
 
 def _logits_and_gradients(model: FlatModel, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits and gradients of rows [k, P] on inputs [k, B, ...] in training mode."""
+    """Return the outputs of a model in training mode, and the gradients of the sum of their squares.
+
+    Args:
+        model: The model.
+        rows: A row for each client [k, P].
+        x: The inputs of each client [k, B, ...].
+
+    Returns:
+        The logits [k, B, C] and the gradients with respect to the rows [k, P].
+    """
     leaf = rows.clone().requires_grad_()
-    logits = model.apply(model.named(leaf), x, True, ForwardContext(True))
+    logits = model.apply(model.named(leaf), x, True, ForwardContext(train=True))
     return logits.detach(), torch.autograd.grad(logits.square().sum(), leaf)[0]
 
 
@@ -142,7 +158,7 @@ def a_row_holds_what_learns(case: AdapterCase) -> None:
     Parameters that `adapt` adds must require a gradient.  Do not override `insert`, which freezes the model.
     """
     adapter, module = case.adapter(), copy.deepcopy(case.bare.module)
-    new, parameters = adapter.insert(module), dict(module.named_parameters())
+    new, parameters = adapter.insert(module), dict(module.named_parameters())  # new: names of added parameters
     if not new:
         raise SkipTest("it adds nothing")
     frozen = [name for name in new if not parameters[name].requires_grad]
@@ -235,10 +251,17 @@ def mapped_over_clients(case: AdapterCase) -> None:
 
 
 def _compare_with_together(case: AdapterCase, found: tuple[Tensor, Tensor], i: int, condition: str) -> None:
-    """Compare logits and gradients of client i with those of all clients together."""
-    for name, a, b in zip(("logits", "gradients"), case.together, found):
+    """Assert that logits and gradients of client i equal those that are computed for all clients together.
+
+    Args:
+        case: The adapter.
+        found: The logits [1, B, C] and gradients [1, P] of the client.
+        i: The client.
+        condition: How they were computed, such as "computed alone", for the message.
+    """
+    for name, together, values in zip(("logits", "gradients"), case.together, found):
         names = f"the {name} of a client {condition} and with {K - 1} other clients"
-        assert_close(a[i : i + 1], b, TOLERANCE, names)
+        assert_close(together[i : i + 1], values, TOLERANCE, names)
 
 
 @SUITE.check

@@ -72,7 +72,7 @@ def check_algorithm(
     Args:
         target: Its class, its dotted path, or an option of conf/algorithm.
         options: Arguments of its constructor.
-        model: The option of conf/model; default: the smallest one that the method accepts.
+        model: The option of conf/model; None for the smallest one that the method accepts.
         only: The names of the checks to run; None runs all.
 
     Returns:
@@ -88,7 +88,12 @@ def check_algorithm(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
-    """Return the case of a method.  Case.reason is set if it accepts no model.
+    """Return the case of a method.  Its `reason` says why it accepts no model, if so.
+
+    Args:
+        target: Its class, its dotted path, or an option of conf/algorithm.
+        options: Arguments of its constructor.
+        model: The option of conf/model; None for the smallest one that the method accepts.
 
     Raises:
         ConfigError: The method cannot be built.
@@ -98,7 +103,7 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None, model: st
         return case_of(name, dict(options or {}), model)
     values = target_of(name, options or {})
     make(values, key="algorithm")  # an invalid option should not be reported as a lack of models
-    return case_of("local", values, model)
+    return case_of("local", values, model)  # the configuration of Local, whose algorithm is replaced by the class
 
 
 # -- seeds -----------------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ def resume(case: Case) -> None:
 
 
 def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str]:
-    """Return the names of attributes of the method that differ after loading a checkpoint."""
+    """Return the names of attributes of the method that differ between a saved run and the run that loaded it."""
     before, after = vars(saved.algorithm), vars(resumed.algorithm)
     types = int | float | str | list | dict | tuple | Tensor | np.ndarray
     return sorted(
@@ -197,7 +202,7 @@ def evaluation_changes_nothing(case: Case) -> None:
     assert_same(state_of(sim, deploy=False), before, message="{} after an evaluation")
     two = np.array([1, 4])
     with torch.no_grad():
-        rows = sim.algorithm.personalized(Cohort(sim.engine, two, 1, "evaluation"), True)
+        rows = sim.algorithm.personalized(Cohort(sim.engine, two, 1, "evaluation"), True)  # after the last round
     if isinstance(rows, Tensor) and rows.dim() == 2:
         are_equal = torch.allclose(rows, first[""][two], 1e-5, 1e-5)
         assert are_equal, "`personalized` returns other rows for two clients than for all"
@@ -227,7 +232,7 @@ def global_is_the_servers_row(case: Case) -> None:
         return
     size = engine.model.size
     assert row.shape == (size,), f"`global_row` returns shape {[*row.shape]}: return a row [{size}], or None"
-    scores, all_deploy_it = evaluate.personal_and_global(algorithm, engine, ALL_IDS, 1, False)
+    scores, all_deploy_it = evaluate.personal_and_global(algorithm, engine, ALL_IDS, 1, final=False)
     global_rows = row.expand(len(ALL_IDS), -1)
     rows = deployed(engine, algorithm, 1, final=False)
     if all_deploy_it:
@@ -254,6 +259,7 @@ def nothing_moves_without_learning(case: Case) -> None:
 
 
 def _deployed_rows(sim: Simulation, round: int) -> Tensor:
+    """Return the row that each client deploys after a round (from 0), without fine-tuning.  # [N, P]"""
     rows = deployed(sim.engine, sim.algorithm, round, final=False)
     return rows["theta"] if isinstance(rows, dict) else rows
 
@@ -336,13 +342,26 @@ def nothing_passes_by_upload(case: Case) -> None:
 
 
 def bypasses_upload(case: Case, **values: Any) -> bool:
-    """Return whether messages depend on the data of client 0 if its uploads do not."""
+    """Return whether messages to clients depend on the data of client 0 although its uploads are random values.
+
+    Args:
+        case: The method.
+        **values: Values of the configuration by dotted key.
+    """
     a, b = (_messages_with_random_uploads(case, arrays, **values) for arrays in (ARRAYS, other_data()))
     return len(a) != len(b) or not all(map(torch.equal, a, b))
 
 
 def _messages_with_random_uploads(case: Case, arrays: Any, **values: Any) -> list[Tensor]:
-    """Return what clients receive or request in all rounds, and the initial row of a new client."""
+    """Return what clients receive or request in all rounds, and last the initial row of a new client.
+
+    Uploads are replaced by random values.
+
+    Args:
+        case: The method.
+        arrays: The data set.
+        **values: Values of the configuration by dotted key.
+    """
     messages: list[Tensor] = []
     with probes.random_uploads(messages):
         sim = run_rounds(case.simulation(arrays=arrays, **values), ROUNDS)
@@ -367,7 +386,7 @@ def references_are_what_was_sent(case: Case) -> None:
     compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
     sim.engine = replace(sim.engine, compression=compression)
     try:
-        with patch.object(channel, "TINY", 2):
+        with patch.object(channel, "TINY", 2):  # else, the small tensors of this model would not be compressed
             run_rounds(sim, 1)
     except UnknownReference as error:
         raise AssertionError(str(error)) from None

@@ -35,17 +35,17 @@ RUN = (
     *(f"rounds={ROUNDS}", "clients_per_round=2", "local.epochs=1", "local.batch_size=64", "eval.every=2"),
     *("hardware.device=cpu", "hardware.executor=vmap", "tracking=disabled"),
 )
-COMPARABLE = bool | int | float | str | list | dict | tuple | set | None
+COMPARABLE = bool | int | float | str | list | dict | tuple | set | None  # types of attributes that are compared
 
 
 class StopAfter(StopSignals):
-    """Request a stop after a round, like a signal."""
+    """Request that a run stops after a round, as a signal of the operating system does."""
 
     def __init__(self, sim: Simulation, round: int):
         self.sim, self.round = sim, round
 
     def requested(self) -> bool:
-        """Return whether the round is done."""
+        """Return whether a stop is requested: the round is done."""
         return self.sim.done >= self.round
 
 
@@ -61,11 +61,11 @@ class Recorded(Callback):
         self.on_end = callback.on_end  # type: ignore[method-assign]
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Pass the saved state on."""
+        """Pass the state of a checkpoint, which is JSON, on to the callback; None for a new run."""
         self.callback.on_start(run, None if saved is None else json.loads(saved))
 
     def on_checkpoint(self, run: Simulation) -> str | None:
-        """Record the state, and return it as JSON."""
+        """Record the state that the callback returns, and return it as JSON; None if it has none or is no JSON."""
         state = self.callback.on_checkpoint(run)
         self.states.append(copy.deepcopy(state))
         try:
@@ -76,7 +76,14 @@ class Recorded(Callback):
 
 @dataclass
 class Results:
-    """The results of a finished run: its tables, summary.json, the state of the method, and the callback."""
+    """The results of a run.
+
+    Attributes:
+        tables: The content of metrics.csv and clients.csv by name.
+        summary: The content of summary.json.
+        state: The state of the method.
+        recorded: The callback, with the states that it returned for checkpoints.
+    """
 
     tables: dict[str, bytes]
     summary: dict[str, Any]
@@ -84,7 +91,7 @@ class Results:
     recorded: Recorded
 
     def attributes(self) -> dict[str, Any]:
-        """Return the last state for checkpoints, and the public attributes of the callback that have plain types."""
+        """Return the last state for checkpoints, and the public attributes of the callback with types in `COMPARABLE`."""
         values = vars(self.recorded.callback).items()
         public = {f"self.{name}": v for name, v in values if not name.startswith("_") and isinstance(v, COMPARABLE)}
         return {"the state of on_checkpoint": self.recorded.states[-1], **public}
@@ -106,21 +113,33 @@ class CallbackCase:
         return Path(tempfile.mkdtemp(dir=self.scratch.name))
 
     def prepare(self, folder: Path, saved: dict[str, Any] | None = None, write: bool = False) -> Simulation:
-        """Return a run before its first round, or at the round of a checkpoint."""
+        """Return a run before its first round, or at the round of a checkpoint.
+
+        Args:
+            folder: The run folder.
+            saved: The content of a checkpoint; None for a new run.
+            write: Whether the files of the run folder, such as config.yaml, are written.
+        """
         cfg = composed(*RUN).copy()
         cfg.output_dir = self.scratch.name
         cfg.callbacks = {"checked": self.values}
         return simulator.prepare(cfg, folder, saved, write=write)
 
     def run(self, folder: Path, callback: Callback, stop: int = ROUNDS) -> Results:
-        """Start or resume a run with a callback, and interrupt it after round `stop` unless that is the last one."""
+        """Start a run with a callback, or resume it if its folder has a checkpoint, and return its results.
+
+        Args:
+            folder: The run folder.
+            callback: The callback.
+            stop: The number of rounds after which the run is interrupted, unless it is finished then.
+        """
         saved = checkpoint.load(folder) if (folder / checkpoint.NAME).is_file() else None
         sim = self.prepare(folder, saved, write=True)
         tables, recorded = Tables(), Recorded(callback)
         callbacks = [tables, recorded, Checkpoint(1, [tables, recorded])]
         status: Status = "finished"
-        for each in callbacks:
-            each.on_start(sim, (saved or {}).get(each.name))
+        for started in callbacks:
+            started.on_start(sim, (saved or {}).get(started.name))
         try:
             simulator.run_rounds(sim, callbacks, StopAfter(sim, stop), time.monotonic())
         except KeyboardInterrupt:
@@ -131,17 +150,17 @@ class CallbackCase:
 
     @functools.cached_property
     def without(self) -> Results:
-        """Return the results without the callback."""
+        """The results of a run without the callback."""
         return self.run(self.folder(), Callback())
 
     @functools.cached_property
     def complete(self) -> tuple[Results, Results]:
-        """Return the results of two runs with the callback."""
+        """The results of two equal runs with the callback, to see which of its attributes repeat."""
         return self.run(self.folder(), self.make()), self.run(self.folder(), self.make())
 
     @functools.cached_property
     def resumed(self) -> Results:
-        """Return the results of a run that was interrupted after its second round and resumed."""
+        """The results of a run that was interrupted after its second round and resumed."""
         folder = self.folder()
         self.run(folder, self.make(), stop=2)
         return self.run(folder, self.make())
@@ -201,10 +220,12 @@ def results_stay(case: CallbackCase) -> None:
     for name, content in expected.tables.items():
         assert results.tables.get(name) == content, f"{name} differs from that of a run without the callback"
     for key in ("last", "best"):
-        found, wanted = (json.dumps(each.summary[key], default=str) for each in (results, expected))
-        assert found == wanted, f"the scores in {key} of summary.json differ"
+        found, wanted = (json.dumps(run.summary[key], default=str) for run in (results, expected))
+        assert found == wanted, f"the scores in {key} of summary.json differ from those of a run without the callback"
     for name, value in expected.state.items():
-        assert results.state[name].equal(value), f"the server's state {name} differs"
+        assert results.state[name].equal(value), (
+            f"the server's state {name} differs from that of a run without the callback"
+        )
 
 
 @SUITE.check
@@ -239,7 +260,7 @@ def resume(case: CallbackCase) -> None:
 
 @SUITE.check
 def an_early_end_is_no_error(case: CallbackCase) -> None:
-    """The hook on_end raises no exception if a run fails before its first evaluation."""
+    """The hook on_end raises no exception if a run fails before its first evaluation, when there are no scores."""
     callback, sim = case.started()
     simulator.end(sim, [callback], "failed")
 

@@ -24,10 +24,10 @@ from fedbench.testing._federation import CPU
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-K, SIZE = 5, 300
-SIZES = (1, 2, 37, SIZE)
+K, SIZE = 5, 300  # clients, values of the longest rows
+SIZES = (1, 2, 37, SIZE)  # values of rows
 SPANS: dict[str, Span] = {"weight": (0, 200, (10, 20)), "bias": (200, 210, (10,)), "conv": (210, SIZE, (6, 3, 5))}
-SEEDS, ROUNDS = 4000, 600
+SEEDS, ROUNDS = 4000, 600  # samples of a mean over random seeds, and over rounds with error feedback
 
 
 @dataclass
@@ -41,19 +41,19 @@ class CompressionCase:
         return make(self.values, key="compression")
 
     def ready(self, message: Message) -> Compressor:
-        """Return a new compressor with the clients' states for a message."""
+        """Return a new compressor that is set up for messages like this one."""
         compressor = self.make()
-        compressor.setup(store(len(message.ids)), message.of(0, 0))
+        compressor.setup(store(len(message.ids)), message.of(0, 0))  # a message without clients describes the values
         return compressor
 
     def send(self, x: Tensor, message: Message) -> tuple[Tensor, Tensor]:
-        """Return the received rows and the bits of rows x from a new compressor."""
+        """Return the received rows [k, n] and the numbers of bits [k] of rows x [k, n], sent by a new compressor."""
         return self.ready(message)(x, RowRandom(keys_of(message)), message)
 
     def streams(self, x: Tensor, message: Message) -> list[bytes]:
-        """Return the encoded stream of each row from a new compressor."""
-        ones = [message.of(i, i + 1) for i in range(len(x))]
-        return [self.ready(message).encode(row, RowRandom(keys_of(one)), one) for row, one in zip(x, ones)]
+        """Return the encoded stream of each row of x [k, n], each from a new compressor."""
+        messages = [message.of(i, i + 1) for i in range(len(x))]  # of one client each
+        return [self.ready(message).encode(row, RowRandom(keys_of(one)), one) for row, one in zip(x, messages)]
 
 
 SUITE: Suite[CompressionCase] = Suite("compression")
@@ -94,12 +94,12 @@ def store(num_clients: int) -> RowStore:
 
 
 def message_of(size: int, clients: int = K) -> Message:
-    """Return a message of a number of values from the first clients."""
+    """Return a description of a message: `size` values from each of the first clients, in matrices if size is SIZE."""
     return Message("theta", size, np.arange(clients), SPANS if size == SIZE else {})
 
 
 def keys_of(message: Message, seed: int = 0) -> Tensor:
-    """Return a random key for each client.  # [k]"""
+    """Return a key of random numbers for each client of a message [k], other ones for another seed."""
     return torch.from_numpy(message.ids * 7919 + 104729 * (seed + 1))
 
 
@@ -112,7 +112,7 @@ def rows_of(size: int, clients: int = K) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether all values are equal, including the signs of zeros; NaN equals NaN."""
+    """Return whether shapes and all values are equal, including the signs of zeros; NaN equals NaN."""
     if a.shape != b.shape:
         return False
     is_equal = (a == b) & (a.signbit() == b.signbit())
@@ -352,7 +352,16 @@ def state_is_saved(case: CompressionCase) -> None:
 
 
 def _run_round(compressor: Compressor, message: Message, r: int) -> Tensor:
-    """Return the rows of one round, with rows that change and losses that fall over the rounds."""
+    """Run one round of a compressor, with rows that change and losses that fall over the rounds.
+
+    Args:
+        compressor: The compressor; its state is updated.
+        message: The message.
+        r: The round (from 0).
+
+    Returns:
+        The received rows [K, n].
+    """
     received, _ = compressor(rows_of(SIZE).roll(r, 1), RowRandom(keys_of(message, r)), message)
     compressor.observe(torch.full((K,), 2.0 / (r + 1)))
     return received

@@ -41,12 +41,17 @@ IMAGES = (1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32)
 SHAPES = (*IMAGES, (6,), {"image": (1, 16, 16), "text": (8,)}, {"text": (8,)})  # tried in this order
 SIZES = (8, 4, 12)  # multiples of the batch size: batch norm needs more than one sample
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-K, B = 3, 5
+K, B = 3, 5  # clients, samples of a batch
 
 
 @dataclass
 class ModelCase:
-    """A model, and a federation of three clients with 4 to 12 samples."""
+    """A model to check, and the data of its clients.
+
+    Attributes:
+        cfg: The configuration of a run with the model.
+        federation: Three clients with 4 to 12 samples.
+    """
 
     cfg: DictConfig
     federation: Federation
@@ -59,17 +64,22 @@ class ModelCase:
 
     @functools.cached_property
     def model(self) -> FlatModel:
-        """Return the model with seed 0."""
+        """The model with seed 0."""
         return self.flat()
 
     def engine(self, plan: str, model: FlatModel | None = None) -> Engine:
-        """Return an engine that computes clients by a plan of PLANS."""
+        """Return an engine that trains a model.
+
+        Args:
+            plan: How clients are computed, a name in `PLANS`.
+            model: The model; None for a new one.
+        """
         optimizer = SGD(lr=0.01, momentum=0.9)
         return engine_on(self.federation, model or self.flat(), optimizer, plan=plan, batch_size=4, eval_batch=4)
 
     @functools.cached_property
     def reason_for_loop(self) -> str:
-        """Return why the model cannot compute several clients at once; "" if it can."""
+        """Why the model cannot compute several clients at once, so that it needs the plan "loop"; "" if it can."""
         try:
             autotune.usable_plans(self.engine("vmap"), [PLANS["vmap"]])
             return ""
@@ -78,20 +88,20 @@ class ModelCase:
 
     @property
     def plans(self) -> tuple[str, ...]:
-        """Return the names of the plans that the model allows."""
+        """The names of the plans that the model allows."""
         return ("loop", "threads") if self.reason_for_loop else ("loop", "threads", "vmap", "pairs")
 
     @functools.cached_property
     def rows(self) -> Tensor:
-        """Return rows of three clients near the initialization.  # [K, P]"""
+        """Rows of three clients near the initialization, with different trained parameters and equal buffers [K, P]."""
         generator = torch.Generator().manual_seed(1)
-        rows, trained = self.model.init_row().repeat(K, 1), self.model.trained.size
+        rows, trained = self.model.init_row().repeat(K, 1), self.model.trained.size  # trained columns come first
         rows[:, :trained] += 0.1 * torch.randn(K, trained, generator=generator)
         return rows
 
     @functools.cached_property
     def x(self) -> Inputs:
-        """Return five samples of each client, as in an evaluation.  # [K, B, ...]"""
+        """Five samples of each client, as in an evaluation.  # [K, B, ...]"""
         index = torch.from_numpy(self.federation.splits["train"].indices[: K * B]).view(K, B)
         return self.federation.gather(index)[0]
 
@@ -122,7 +132,7 @@ class ModelCase:
 
     @property
     def way(self) -> str:
-        """Return a description of how the model computes several clients."""
+        """A description of how the model computes several clients."""
         if isinstance(self.model.module, BatchedModule):
             return "its own batched forward pass"
         if self.model.uses_vmap:
@@ -147,8 +157,8 @@ def check_model(
     Args:
         target: The class of a module, its dotted path, or an option of conf/model.
         options: Arguments of its constructor.
-        columns: Its column groups, as in YAML.
-        input_shape: The shape of a sample; default: the first example that the model accepts.
+        columns: Its column groups, as in YAML: patterns of parameter names by the name of the group.
+        input_shape: The shape of a sample; None for the first one of `SHAPES` that the model accepts.
         num_classes: The number of classes.
         only: The names of the checks to run; None runs all.
 
@@ -171,7 +181,7 @@ def case_for(
     input_shape: tuple[int, ...] | None = None,
     num_classes: int = 3,
 ) -> ModelCase:
-    """Return the model with the first inputs that it accepts.
+    """Return the model with the first inputs that it accepts; the arguments are those of `check_model`.
 
     Raises:
         ConfigError: The model cannot be built, or accepts no inputs.
@@ -195,7 +205,14 @@ def case_for(
 
 
 def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
-    """Yield data sets with samples of a shape: for classification, and for images also segmentation and denoising."""
+    """Yield data sets with samples of a shape, and their splits over clients.
+
+    The first one is for classification.  For images, others for segmentation and denoising follow.
+
+    Args:
+        shape: The shape of a sample, or of each named input.
+        num_classes: The number of classes.
+    """
     arrays, split = ragged(SIZES, shape, num_classes)
     yield arrays, split
     if arrays.images is not None:
@@ -205,10 +222,12 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
 
 
 def _select(x: Inputs, which: Any) -> Inputs:
+    """Return each input at an index or slice of its first axis."""
     return map_inputs(lambda t: t[which], x)
 
 
 def _only(i: int) -> slice:
+    """Return the slice of position i, which keeps the axis."""
     return slice(i, i + 1)
 
 
@@ -291,7 +310,16 @@ def gradients_agree(case: ModelCase) -> None:
 
 
 def _autograd_gradient(case: ModelCase, row: Tensor, i: int) -> Tensor:
-    """Return the gradient of the mean loss over the training samples of client i, by autograd.  # [trained]"""
+    """Return the gradient of the mean loss over the training samples of client i, computed by autograd.
+
+    Args:
+        case: The model.
+        row: The row of the client [P].
+        i: The client.
+
+    Returns:
+        The gradient with respect to the trained columns, which come first in a row.
+    """
     x, y = case.federation.gather(torch.from_numpy(case.federation.splits["train"][i]))
     loss = case.federation.task.loss
     if isinstance(case.model.module, BatchedModule):

@@ -44,11 +44,24 @@ class PartitionCase:
         return make(self.values)
 
     def split(self, split: str = "merged", arrays: Arrays | None = None) -> Split:
-        """Return the split of the data over the clients."""
+        """Return the split of a data set over the clients, with training and test samples.
+
+        Args:
+            split: The option dataset.split: "merged" or "published".
+            arrays: The data set; None for `example_data`.
+        """
         return build_split(arrays or example_data(), self.make(), self.num_clients, self.seed, split)
 
     def assign(self, arrays: Arrays, pools: list[np.ndarray]) -> list[Ragged]:
-        """Return what `assign` returns for these pools."""
+        """Return what the partition's `assign` returns for these pools, as Ragged arrays.
+
+        Args:
+            arrays: The data set.
+            pools: The indices of the samples to assign, such as published training and published test samples.
+
+        Returns:
+            For each pool, the indices of the samples of each client.
+        """
         partition, rng = self.make(), np.random.RandomState(self.seed)
         n = partition.default_num_clients(arrays.num_domains) if self.num_clients is None else self.num_clients
         lists = partition.assign(partition_labels(partition, arrays), pools, n, rng, arrays.domain)
@@ -88,7 +101,7 @@ def check_partition(
 def case_for(
     target: Target, options: Mapping[str, Any] | None = None, num_clients: int | None = CLIENTS
 ) -> PartitionCase:
-    """Return the case of a partition.
+    """Return the case of a partition.  The arguments are those of `check_partition`.
 
     Raises:
         ConfigError: It cannot be built, or has no method `assign`.
@@ -105,7 +118,7 @@ def case_for(
 
 
 def example_data() -> Arrays:
-    """Return a data set with random labels and domains."""
+    """Return a data set with random labels and domains, the same in each call.  A fifth are published test samples."""
     rng = np.random.default_rng(0)
     y = rng.permutation(np.arange(SAMPLES) % CLASSES).astype(np.int64)
     published = np.where(np.arange(SAMPLES) % 5 == 0, TEST, TRAIN).astype(np.int8)

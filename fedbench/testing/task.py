@@ -31,7 +31,7 @@ from fedbench.testing._targets import Target, described, path_of
 SAMPLES = 60  # the first half for training, 5 per client; the others for testing
 TEST_SIZES = np.array([5, 9, 0, 3, 8, 5])
 OFFSETS = np.concatenate(([0], TEST_SIZES.cumsum()))  # the test samples of client i are OFFSETS[i]:OFFSETS[i + 1]
-K, B, CLASSES = 3, 5, 4
+K, B, CLASSES = 3, 5, 4  # clients computed at once, samples of a batch, classes
 SIDE = 6  # pixels of images and masks
 
 
@@ -39,7 +39,7 @@ def random_targets() -> dict[str, tuple[np.ndarray, int]]:
     """Return targets [SAMPLES, ...] and the number of classes, by kind of task."""
     rng = np.random.default_rng(0)
     masks = rng.integers(0, CLASSES, (SAMPLES, SIDE, SIDE))
-    masks[rng.random(masks.shape) < 0.1] = 255  # no class
+    masks[rng.random(masks.shape) < 0.1] = 255  # pixels without a class
     return {
         "classification": (np.arange(SAMPLES) * 7 % CLASSES, CLASSES),
         "multilabel": ((rng.random((SAMPLES, CLASSES)) < 0.4).astype(np.float32), CLASSES),
@@ -65,13 +65,18 @@ class TaskCase:
     num_classes: int
 
     def make(self, targets: np.ndarray | None = None) -> Task:
-        """Return a new task that is set up on these targets."""
+        """Return a new task that is set up on targets [SAMPLES, ...]; None for those of the case."""
         task = make(self.values).for_targets(self.kind)
         task.setup(self.federation(task, targets))
         return task
 
     def federation(self, task: Task, targets: np.ndarray | None = None) -> Federation:
-        """Return a federation of six clients with random inputs."""
+        """Return a federation of six clients with random inputs.
+
+        Args:
+            task: The task; if it samples its own inputs, it gets images.
+            targets: The targets [SAMPLES, ...]; None for those of the case.
+        """
         y = torch.from_numpy(self.targets if targets is None else targets)
         generator = torch.Generator().manual_seed(5)
         images = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
@@ -83,17 +88,17 @@ class TaskCase:
 
     @functools.cached_property
     def task(self) -> Task:
-        """Return the task, set up."""
+        """A task that is set up on the targets of the case."""
         return self.make()
 
     def outputs(self, *shape: int, seed: int = 0) -> Tensor:
-        """Return random outputs of a model for batches of this shape, such as (K, B)."""
+        """Return random outputs of a model for batches of this shape, such as (K, B).  # [*shape, ...]"""
         y = self.batch(shape[-1])
         output_shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
         return torch.randn(*shape[:-1], *output_shape, generator=torch.Generator().manual_seed(seed))
 
     def batch(self, *shape: int) -> Tensor:
-        """Return the targets of batches of this shape."""
+        """Return the targets of batches of this shape, such as (K, B).  # [*shape, ...]"""
         targets = self.targets_of(0, int(np.prod(shape)))
         return targets.view(*shape, *targets.shape[1:])
 
@@ -105,7 +110,7 @@ class TaskCase:
 
     @property
     def class_mask(self) -> Tensor:
-        """Return a mask that excludes one class of each client.  # [K, C] bool"""
+        """A mask that excludes one class of each client.  # [K, C] bool"""
         mask = torch.ones(K, self.num_classes, dtype=torch.bool)
         mask[torch.arange(K), torch.arange(K) % self.num_classes] = False
         return mask
@@ -117,17 +122,17 @@ class TaskCase:
 
     @functools.cached_property
     def test_outputs(self) -> Tensor:
-        """Return random outputs for the test samples of all clients.  # [30, ...]"""
+        """Random outputs for the test samples of all clients.  # [30, ...]"""
         return self.outputs(30, seed=3)
 
     @functools.cached_property
     def test_targets(self) -> Tensor:
-        """Return the targets of the test samples of all clients.  # [30, ...]"""
+        """The targets of the test samples of all clients.  # [30, ...]"""
         return self.targets_of(30, SAMPLES)
 
     @functools.cached_property
     def scores(self) -> dict[str, np.ndarray]:
-        """Return the test scores of all clients."""
+        """The test scores of all clients, [6] each, by name."""
         return self.task.scores(self.sample_statistics(), OFFSETS)
 
 
@@ -169,7 +174,7 @@ def case_for(
     targets: np.ndarray | None = None,
     num_classes: int | None = None,
 ) -> TaskCase:
-    """Return the task with the first targets that it accepts.
+    """Return the task with the first targets that it accepts; the arguments are those of `check_task`.
 
     Raises:
         ConfigError: The task cannot be built, or accepts no targets.
@@ -192,10 +197,12 @@ def case_for(
 
 
 def _loss(case: TaskCase, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the loss of each sample, for outputs, targets and a class mask."""
     return case.task.loss(logits, y, mask).detach()
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> bool:
+    """Return whether shapes are equal, and values up to an absolute and relative tolerance."""
     return a.shape == b.shape and torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 
 
@@ -255,7 +262,10 @@ def gradient_is_autograds(case: TaskCase) -> None:
 
 
 def _weights() -> Tensor:
-    """Return sample weights; the last two samples of the second and third client are padding.  # [K, B]"""
+    """Return sample weights, 1 / n for the n samples of a client and 0 for padding.  # [K, B]
+
+    The last two samples of the second and third client are padding.
+    """
     sizes = torch.tensor([B, 3, 3])[:, None]
     return (torch.arange(B) < sizes) / sizes
 
@@ -268,7 +278,7 @@ def padding_is_ignored(case: TaskCase) -> None:
     """
     logits, y, weight = case.outputs(K, B), case.batch(K, B), _weights()
     padding = weight == 0
-    _, gradient = case.task.loss_and_gradient(logits, y, weight, None)
+    _, gradient = case.task.loss_and_gradient(logits, y, weight, None)  # without a class mask
     assert not gradient[padding].any(), "samples of weight 0 have a gradient"
     other_logits, other_y = logits.clone(), y.clone()
     other_logits[padding], other_y[padding] = case.outputs(K, B, seed=9)[padding], y.roll(1, 0)[padding]
@@ -284,7 +294,10 @@ def _has_classes(case: TaskCase) -> bool:
 
 
 def _without_excluded_classes(case: TaskCase, y: Tensor, mask: Tensor) -> Tensor:
-    """Replace the targets of classes that the mask excludes."""
+    """Return targets [K, B, ...] without the classes that the mask [K, C] excludes.
+
+    Class indices are replaced by the next class, and positive labels of multi-label targets become negative.
+    """
     if y.is_floating_point():
         return y * mask[:, None]
     excluded = (~mask).float().argmax(1).view(K, *[1] * (y.dim() - 1))
@@ -345,9 +358,10 @@ def clients_are_scored_alone(case: TaskCase) -> None:
             _assert_equal(of_client, together, f"for client {i} alone")
 
 
-def _assert_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], condition: str) -> None:
-    for name in b:
-        assert np.allclose(a[name], b[name], 1e-5, 1e-6, equal_nan=True), f"the score {name} differs {condition}"
+def _assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], condition: str) -> None:
+    """Assert that scores equal the expected ones; the condition, such as "for client 0 alone", ends the message."""
+    for name, values in expected.items():
+        assert np.allclose(found[name], values, 1e-5, 1e-6, equal_nan=True), f"the score {name} differs {condition}"
 
 
 @SUITE.check
@@ -436,7 +450,12 @@ def nothing_is_drawn(case: TaskCase) -> None:
 
 
 class _Net(nn.Module):
-    """A linear model of inputs of any shape, with outputs of any shape."""
+    """A linear model of the hyperbolic tangent of inputs, for inputs and outputs of any shape.
+
+    Args:
+        inputs: The shape of a sample, or of each named input.
+        outputs: The shape of the outputs for a sample.
+    """
 
     def __init__(self, inputs: Any, outputs: tuple[int, ...]):
         super().__init__()

@@ -185,7 +185,7 @@ USES = {  # a use of each, and what it prints; run: a finished run
     "partition": (["partition.num_clients=3", "dataset.subset=0.2"], "3 clients, "),
     "check": (["partition=iid", "--only", "a_seed_repeats"], "a_seed_repeats"),
     "synthesize": (["--run", "gone"], "gone"),
-    "fid": (["dataset=digits", "--network", "random"], "there are no extra images"),
+    "fid": (["dataset=digits", "--network", "random"], "there are no extra images to compare"),
     "contours": (["run"], "run is a run of task=classification"),
     "pages": (["write", "page", "run"], "page/README.md"),
 }
@@ -304,7 +304,7 @@ OWN_USES = {  # what a use prints with --config-dir, and without it
     "partition": (["partition=halves", "dataset.subset=0.1"], "partition.seed=7", "partition=halves"),
     "check": (["algorithm=mine", "--only", "a_seed_repeats"], "a_seed_repeats", "conf/algorithm has"),
     "contours": (["run"], "task=classification", NAME_IT),
-    "fid": (["--network", "run"], "there are no extra images", NAME_IT),
+    "fid": (["--network", "run"], "there are no extra images to compare", NAME_IT),
     "synthesize": (["--run", "run"], "is a run of task=classification: choose a run of task=denoising", NAME_IT),
 }
 

@@ -107,11 +107,11 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
 
 
 def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
-    """Return the run in a folder, or all runs below it.
+    """Return the run in a folder, or all runs below it if the folder itself is not a run.
 
     Args:
         folder: The folder of a run, of a sweep, or any folder above.
-        config_dir: The --config-dir of the runs.
+        config_dir: The --config-dir of the runs, a folder with your own options.
 
     Raises:
         ConfigError: There is no run.
@@ -123,7 +123,19 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
 
 
 def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any]) -> DictConfig:
-    """Compose a configuration from overrides and values by dotted key."""
+    """Compose the configuration of a run.
+
+    Args:
+        composer: Composes configurations.
+        arguments: Overrides.
+        values: Values by dotted key, which need not be written as overrides.
+
+    Returns:
+        The configuration, unchecked, with Hydra's node.
+
+    Raises:
+        ConfigError: A key is given twice, or an override is invalid or for several runs.
+    """
     arguments = composer.expand(arguments)
     composer.refuse_repeated(arguments)
     named = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
@@ -142,16 +154,23 @@ def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any
 
 
 def _hydra_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Return the values of Hydra's keys as overrides, which Hydra needs during composition."""
+    """Return the values of Hydra's own keys, hydra.*, as overrides, since Hydra needs them during composition."""
     return _as_overrides({key: value for key, value in values.items() if key.startswith("hydra.")})
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Return values as overrides, which are recorded with the run."""
+    """Return values by dotted key as overrides, key=value in Hydra's grammar."""
     return [f"{key}={value_text(key, value)}" for key, value in values.items()]
 
 
 def _resume(composer: Composer, folder: Path, arguments: list[str]) -> Run:
+    """Resume the run in a folder unless it is finished, and return it.
+
+    Args:
+        composer: Has the folder of the user's own options.
+        folder: The run folder.
+        arguments: The overrides of the call.
+    """
     config_dir = None if composer.config_dir is None else str(composer.config_dir)
     resuming.require_run(folder)
     with writing(folder), _clear_errors(folder):
@@ -206,8 +225,10 @@ def resume_call(folder: Path) -> str:
 
 
 def _typed(arguments: Sequence[str]) -> str:
+    """Return the command that is recorded with a run, as it would be typed in a shell."""
     return f"{started_by()} {shlex.join(arguments)}".rstrip()
 
 
 def _text(config_dir: Folder | None) -> str | None:
+    """Return the absolute path of a folder as text; None for None."""
     return None if config_dir is None else os.path.abspath(config_dir)

@@ -29,7 +29,7 @@ class Run:
 
     Args:
         path: The run folder.
-        config_dir: The --config-dir of the run.
+        config_dir: The --config-dir of the run, a folder with the user's own options.
         ran_here: Whether this process ran it.  Then `model` trusts the user's classes in its configuration.
 
     Raises:
@@ -144,20 +144,22 @@ class Runs(UserList[Run]):
         """Return the tables that ``python -m fedbench report`` prints of these runs.
 
         Args:
-            metric: A column of metrics.csv.  None: the primary score.
-            select: The round: "last", "best" (by test score) or "best_val" (by validation score).
-            target: The score of the table of rounds until a score is reached.
-            group: Keys of the configuration by which runs are grouped, in addition to those that differ.
+            metric: A column of metrics.csv; None for the primary metric of the runs.
+            select: The round by which rows are sorted, and of some columns: "last", "best" (by test score) or
+                "best_val" (by validation score).
+            target: The score for the columns of rounds and seconds until a score is reached.
+            group: Keys of the configuration by which runs are grouped; None for all keys but the seed.
             format: "text", "markdown", "csv", "latex", "json" or "html".
-            paper: The table of a paper to compare with.
-            choose: Keys of which the best value by validation score is chosen.
+            paper: The table of a paper to compare with; None for the table of results.
+            choose: A key of the configuration, for a table of the value with the best validation score of each client;
+                None for the table of results.
 
         Raises:
             ConfigError: There are no runs, or an argument is invalid.
         """
         from fedbench.report.command import parser, report
 
-        require(bool(self.data), "there are no runs for a table")
+        require(bool(self.data), "there are no runs for a table: this list of runs is empty")
         for name, value, allowed in (("select", select, SELECTIONS), ("format", format, tuple(FORMATS))):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
         args = parser().parse_args([])
@@ -181,6 +183,7 @@ class Runs(UserList[Run]):
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:
+    """Return a row of an HTML table, with cells in the tag "th" or "td"."""
     return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in cells)}</tr>"
 
 

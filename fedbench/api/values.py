@@ -22,8 +22,8 @@ def split_overrides(texts: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: A text cannot be parsed, or contains a flag.
     """
-    overrides = [one for text in texts for one in _split(text)]
-    flag = next((one for one in overrides if one.startswith("-")), None)
+    overrides = [override for text in texts for override in _split(text)]
+    flag = next((override for override in overrides if override.startswith("-")), None)
     require(
         flag is None,
         f"{flag} is a flag of the command line: in Python, use fedbench.run, fedbench.sweep and config_dir=",
@@ -94,6 +94,7 @@ def config_value(key: str, value: Any) -> Any:
 
 
 def _split(text: str) -> list[str]:
+    """Return the words of a text, as a shell splits it; ConfigError if it is no text or has an open quote."""
     require(
         isinstance(text, str),
         f"an override must be text such as 'rounds=5', got {text!r}; give values by key, as in rounds=5",
@@ -105,6 +106,7 @@ def _split(text: str) -> list[str]:
 
 
 def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested mappings, whose dotted key and a point are ``within``."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{within}{name}.")
@@ -113,6 +115,13 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
 
 
 def _sweep_override(key: str, value: Any) -> str:
+    """Return the override of a sweep for a key and its value, or its values if it is a list.
+
+    Classes for a group become the values of its key ``_target_``.
+
+    Raises:
+        ConfigError: The list is empty, or mixes classes and names of options.
+    """
     items = list(value) if isinstance(value, list | tuple | range) else [value]
     require(len(items) > 0, f"{key}=[] has no values: give {key} at least one")
     classes = [inspect.isclass(item) for item in items]
@@ -125,7 +134,7 @@ def _sweep_override(key: str, value: Any) -> str:
 
 
 def value_text(key: str, value: Any) -> str:
-    """Return a value in Hydra's grammar; a name of an option, or a list of names, without quotes."""
+    """Return a value in Hydra's grammar; for a group, the name of an option, or a list of names, without quotes."""
     if key in GROUPS and isinstance(value, str):
         return value
     if key in GROUPS and isinstance(value, list):

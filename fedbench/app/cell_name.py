@@ -43,12 +43,20 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "
 
 
 def _safe(text: str) -> str:
-    """Replace characters that a file system may not allow."""
+    """Return the text with "_" for each character that a file system may not allow."""
     return re.sub(r"[^\w.,=+\-\[\]~]", "_", text)
 
 
 def _shortened(overrides: list[str], length: int) -> list[str]:
-    """Shorten overrides to a total length: remove prefixes of keys, then cut each override from its beginning."""
+    """Return overrides shortened to a total length, with the commas between them.
+
+    First the prefixes of keys are removed, ``algorithm.`` of ``algorithm.mu=1``.  If that is not enough, each override
+    is cut from its beginning, because its value is at its end.
+
+    Args:
+        overrides: The overrides.
+        length: The total number of characters.
+    """
     if len(",".join(overrides)) <= length:
         return overrides
     short = [text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2] for text in overrides]
@@ -61,6 +69,7 @@ def _shortened(overrides: list[str], length: int) -> list[str]:
 
 
 def _key(override: str) -> str:
+    """Return the key of an override, without the signs + and ~ before it."""
     return override.lstrip("+~").split("=", 1)[0]
 
 

@@ -51,8 +51,11 @@ class Composer:
     """
 
     def __init__(self, config_dir: str | None = None):
-        require(config_dir != "", "--config-dir must name a folder, got ''")
-        require(config_dir is None or Path(config_dir).is_dir(), f"--config-dir {config_dir}: no such folder")
+        require(config_dir != "", "--config-dir is empty: give the folder of your own options, or leave it out")
+        require(
+            config_dir is None or Path(config_dir).is_dir(),
+            f"--config-dir {config_dir}: no such folder; give the folder of your own options",
+        )
         self.config_dir = config_dir and Path(config_dir).resolve()
         self.folders = conf_dirs(config_dir)
         with restore_hydra():
@@ -106,10 +109,13 @@ class Composer:
         Raises:
             ConfigError: A pattern has no match.
         """
-        return [one for text in overrides for one in self._expand_params(self._expand_globs(text))]
+        return [expanded for text in overrides for expanded in self._expand_params(self._expand_globs(text))]
 
     def _expand_params(self, text: str) -> list[str]:
-        """Return ``seed=0,1`` for ``hydra.sweeper.params={seed: "0,1"}``, a mapping that Hydra cannot set."""
+        """Return ["seed=0,1"] for ``hydra.sweeper.params={seed: "0,1"}``, a mapping that Hydra cannot set.
+
+        Any other override is returned as a list of one.
+        """
         key, _, value = text.lstrip("+").partition("=")
         if key != SWEEPER_PARAMS and not key.startswith(f"{SWEEPER_PARAMS}."):
             return [text]
@@ -121,6 +127,7 @@ class Composer:
         return [f"{k}={v if isinstance(v, str) else show(v)}" for k, v in params.items()]
 
     def _expand_globs(self, text: str) -> str:
+        """Return an override that chooses options of a group with the matches of its ``glob(pattern)``."""
         key, _, value = text.partition("=")
         if "glob(" not in value or key.lstrip("+") not in GROUPS:
             return text
@@ -128,6 +135,15 @@ class Composer:
         return f"{key}={','.join(one for item in items for one in self._matches(key.lstrip('+'), item))}"
 
     def _matches(self, group: str, item: str) -> list[str]:
+        """Return an item of an override once for each option that its ``glob(pattern)`` matches.
+
+        Args:
+            group: The group.
+            item: An item such as ``[glob(table/*),debug]``.  Without a pattern, it is returned as a list of one.
+
+        Raises:
+            ConfigError: No option matches.
+        """
         match = re.fullmatch(r"(.*)\bglob\(([^()]*)\)(.*)", item)
         if match is None:
             return [item]
@@ -170,6 +186,15 @@ class Composer:
             raise ConfigError(explain(error)) from error
 
     def _load(self, overrides: list[str], mode: RunMode) -> DictConfig:
+        """Return the configuration that Hydra composes, with --config-dir in its search path.
+
+        Args:
+            overrides: The overrides.
+            mode: Whether they describe one run or a sweep.
+
+        Raises:
+            ConfigError: An override sets the search path, too.
+        """
         texts = [with_home(text) for text in overrides]
         if self.config_dir is not None:
             given = next((text for text in texts if text.lstrip("+").startswith(SEARCH_PATH)), None)
@@ -178,7 +203,11 @@ class Composer:
         return self.loader.load_configuration(CONFIG_NAME, texts, mode)
 
     def for_hydra(self, overrides: list[str]) -> list[str]:
-        """Return checked overrides for Hydra: by current names, with ``++`` before those that change a key."""
+        """Return checked overrides in the form that Hydra's own commands, such as --cfg, accept.
+
+        Old names of keys are replaced by current ones, and ``++`` is added before overrides that change a key, because
+        Hydra requires it for keys that the YAML omits.
+        """
         added = self.loader.added(overrides)
         names = [re.fullmatch(r"(\++)([^=]*)(.*)", text, re.DOTALL) for text in added]
         return [text if name is None else f"{name[1]}{new_name(name[2])}{name[3]}" for text, name in zip(added, names)]
@@ -233,6 +262,7 @@ def _circular_defaults(folders: list[Path]) -> str:
 
 
 def _check_verbose(full: DictConfig) -> DictConfig:
+    """Return a configuration unchanged if hydra.verbose is valid; else raise ConfigError."""
     verbose = full.hydra.verbose
     require(
         isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),
@@ -250,7 +280,7 @@ def explain(error: BaseException) -> str:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}"
     text = str(error) or str(error.__cause__ or type(error).__name__)
-    advice = ("To append", "Set the environment variable", "full_key:", "object_type=")
+    advice = ("To append", "Set the environment variable", "full_key:", "object_type=")  # lines that are left out
     lines = [line.strip() for line in text.split("\n")]
     return " ".join(line for line in lines if line and not line.startswith(advice))
 

@@ -95,7 +95,15 @@ def _config_dir(arguments: list[str]) -> str | None:
 
 
 def _option(group: str, option: str, folders: list[Path]) -> str:
-    """Return the comments at the top of an option's file, and its keys with defaults and descriptions."""
+    """Return the help of an option: the comments at the top of its file, and its keys with defaults and descriptions.
+
+    A description is the comment of the key in the file, or else that in the docstring of the option's class.
+
+    Args:
+        group: The group.
+        option: The option.
+        folders: The folders of options.
+    """
     files = option_files(group, option, folders)
     if group in ("experiment", "callbacks"):  # their files have nested keys: show them as they are
         return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files.items())
@@ -116,7 +124,7 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
 
 
 def _of_every_option(group: str) -> dict[str, str]:
-    """Return descriptions of the keys that all options of a group have."""
+    """Return descriptions of the keys that all options of a group have, by key."""
     from fedbench.config.run_keys import KEYS
 
     shared = KEYS.get(group)
@@ -124,7 +132,13 @@ def _of_every_option(group: str) -> dict[str, str]:
 
 
 def _key_line(entry: str, meaning: str, width: int) -> str:
-    """Return key=default and its description, on the next line if key=default is long."""
+    """Return a line with key=default and its description, which is on the next line if key=default is long.
+
+    Args:
+        entry: key=default.
+        meaning: The description; "" if there is none.
+        width: The number of characters that key=default is padded to.
+    """
     if not meaning:
         return f"  {entry}"
     label = f"  {entry:<{width}}  "
@@ -158,6 +172,7 @@ def _keys(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _one_line(value: Any) -> str:
+    """Return a value as YAML in one line."""
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()
@@ -169,7 +184,7 @@ def help_text() -> str:
 
     root = find_conf_dir()
     config = yaml.safe_load((root / "config.yaml").read_text(encoding="utf-8"))
-    chosen = {g: o for item in config["defaults"] if isinstance(item, dict) for g, o in item.items()}
+    chosen = {group: option for item in config["defaults"] if isinstance(item, dict) for group, option in item.items()}
     subcommands = [f"  {name:<14}{what}" for name, (_, what) in SUBCOMMANDS.items()]
     groups = [_group(group, chosen.get(group)) for group in GROUPS if group_options(group)]
     settings = [f"  {key + '=' + _default(root, config, chosen, key):<30}{text}" for key, text in SETTINGS]
@@ -178,6 +193,7 @@ def help_text() -> str:
 
 
 def _group(group: str, chosen: str | None) -> str:
+    """Return the lines of a group in the general help: its options, with a star behind the default one (``chosen``)."""
     names = [f"{name}*" if name == chosen else name for name in families(group_overview(group_options(group)))]
     return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
 
@@ -195,7 +211,14 @@ def _filled(label: str, names: list[str], indent: int = 16) -> str:
 
 
 def _default(root: Path, config: dict[str, Any], chosen: dict[str, str], key: str) -> str:
-    """Return the value of a key in config.yaml, or in the default option of its group."""
+    """Return the default of a key as text: its value in config.yaml, or in the file of the default option of its group.
+
+    Args:
+        root: The conf folder.
+        config: The content of config.yaml.
+        chosen: The default options by group.
+        key: The dotted key.
+    """
     import yaml
 
     group, _, name = key.partition(".")

@@ -41,7 +41,7 @@ class Command:
 
     Attributes:
         args: The values of Hydra's flags and of --quiet.
-        flags: The flags as typed, for Hydra.
+        flags: The flags and their values as typed, for Hydra, which does not know --quiet.
         overrides: The arguments that are not flags, without resume=.
         resume: The run folder of resume=; None without it.
         typed: The whole command as typed.
@@ -147,6 +147,12 @@ def resume_run(folder: Path, command: Command) -> int:
 
 
 def _resumed(folder: Path, command: Command) -> Ended:
+    """Resume the run in a folder and return its result; a finished run is not repeated.
+
+    Args:
+        folder: The run folder.
+        command: The command line.
+    """
     config, finished = resume.prepare(folder, command.overrides, command.args.config_dir)
     if finished:
         return skip(folder)
@@ -154,10 +160,11 @@ def _resumed(folder: Path, command: Command) -> Ended:
     resume.record(folder, command.overrides)
     if text := resume.unchanged_hardware(folder, config, command.overrides):
         notice(text)
-    return Ended(simulate(config, folder, True, command.typed, _output(command)))
+    return Ended(simulate(config, folder, resume=True, command=command.typed, output=_output(command)))
 
 
 def _output(command: Command) -> Output:
+    """Return what a run prints: lines of progress, or only warnings with --quiet."""
     return "warnings" if command.args.quiet else "lines"
 
 
@@ -187,7 +194,7 @@ def parse_command(argv: list[str]) -> Command:
     require(len(paths) < 2, f"resume is given twice, as {' and '.join(resumes)}: a command resumes one run")
     overrides = _join_lists([text for text in args.overrides if text not in resumes])
     path = paths[-1] if paths and paths[-1] != "null" else None
-    require(path != "", "resume= must name a run folder, as in resume=runs/my_run (resume=null starts a new run)")
+    require(path != "", "resume= is empty: give a run folder, as in resume=runs/my_run (resume=null starts a new run)")
     typed = f"{started_by()} {shlex.join(argv)}".rstrip()
     return Command(args, flags, overrides, path and os.path.expanduser(path), typed)
 
@@ -196,7 +203,7 @@ def ask_hydra(command: Command) -> int:
     """Execute --cfg, --info, --hydra-help or shell completion by Hydra, and return the exit status."""
     Plugins.instance().register(PaperSource)
     main = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
-    argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_paper_tables(command)]
+    argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_paper_tables(command)]  # which Hydra reads
     try:
         with restore_hydra():
             main(lambda config: None)()
@@ -210,7 +217,10 @@ def ask_hydra(command: Command) -> int:
 
 
 def _with_paper_tables(command: Command) -> list[str]:
-    """Return the overrides with the papers' tables (paper_source.py) appended to Hydra's search path."""
+    """Return the overrides of a command with one more, which adds the papers' tables to Hydra's search path.
+
+    Their rows are experiments, which paper_source.py reads.
+    """
     key = "hydra.searchpath"
     given = [text for text in command.overrides if text.lstrip("+").startswith(f"{key}=")]
     values = [OverridesParser.create().parse_override(text).value() for text in given]
@@ -220,7 +230,7 @@ def _with_paper_tables(command: Command) -> list[str]:
 
 
 def _join_lists(arguments: list[str]) -> list[str]:
-    """Join lists of values that the shell has split at spaces (``seed=0, 1``)."""
+    """Return the arguments with lists of values joined that the shell has split at spaces (``seed=0, 1``)."""
     joined: list[str] = []
     for text in arguments:
         if joined and "=" in joined[-1] and "=" not in text and (joined[-1].endswith(",") or text.startswith(",")):
@@ -231,4 +241,5 @@ def _join_lists(arguments: list[str]) -> list[str]:
 
 
 def _raise_config_error(message: str) -> NoReturn:
+    """Raise a message of argparse as ConfigError, instead of exiting."""
     raise ConfigError(f"{message}; see --help")

@@ -27,7 +27,7 @@ from fedbench.config.conf_tree import GROUPS
 from fedbench.core.options import ConfigError
 
 VERSION_BASE = "1.3"
-COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  # errors of invalid configurations
 
 
 @contextmanager
@@ -107,7 +107,11 @@ class Loader(ConfigLoader):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Compose a configuration."""
+        """Compose a configuration; if that fails, once more with `++` before overrides that change a key.
+
+        The arguments are those of Hydra's loader: the name of the main file, the overrides, whether they describe a
+        sweep, and whether swept values are checked.  ``from_shell`` is ignored; it only matters for Hydra's messages.
+        """
         try:
             return self.hydra.load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
         except COMPLAINTS:
@@ -128,13 +132,19 @@ class Loader(ConfigLoader):
         return config
 
     def _compose_run(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose one run of a sweep; if that fails, once more with `++` before overrides that change a key.
+
+        Args:
+            master_config: The configuration of the sweep, with Hydra's node.
+            sweep_overrides: The overrides of the run.
+        """
         try:
             return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
         except COMPLAINTS:
             return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
     def added(self, overrides: Iterable[str]) -> list[str]:
-        """Return the overrides, with `++` before those that change a key."""
+        """Return the overrides, with `++` before those that change a key, so that Hydra accepts new keys."""
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
 
@@ -143,7 +153,7 @@ class Loader(ConfigLoader):
         return self.hydra.get_search_path()
 
     def get_sources(self) -> list:
-        """Return the sources of configuration files."""
+        """Return the sources of configuration files, the folders and tables of the search path."""
         return self.hydra.get_sources()
 
     def list_groups(self, parent_name: str) -> list[str]:
@@ -160,5 +170,6 @@ class Loader(ConfigLoader):
 
 
 def _changes_a_key(override: Override) -> bool:
+    """Return whether an override is key=value without a sign, for a key that is neither a group nor Hydra's."""
     group = override.key_or_group in GROUPS or "/" in override.key_or_group
     return override.type is OverrideType.CHANGE and not group and not override.is_hydra_override()

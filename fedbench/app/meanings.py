@@ -39,6 +39,12 @@ def of_docstring(docstring: str) -> dict[str, str]:
 
 
 def _of_class(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
+    """Return descriptions by option from the docstrings of a class and of its base classes.
+
+    Args:
+        name: The name of the class; if it is not in the file, there are no descriptions.
+        classes: The classes of the file by name.
+    """
     if name not in classes:
         return {}
     bases = [_of_class(base.id, classes) for base in classes[name].bases if isinstance(base, ast.Name)]

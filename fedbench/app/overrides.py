@@ -73,7 +73,8 @@ def check_choice(override: Override, folders: list[Path]) -> None:
         bool(plus) or group == "callbacks" or not any(isinstance(value, list) for value in values),
         f"{override.input_line} is a list, but a run has one {group}; to run several: -m {group}=a,b",
     )
-    for value in itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in values):
+    chosen = itertools.chain.from_iterable(value if isinstance(value, list) else [value] for value in values)
+    for value in chosen:
         if value in options:
             continue
         hint = nearest(str(value), options, f"{plus}{group}=")
@@ -98,7 +99,10 @@ def unreadable(text: str, folders: list[Path]) -> str:
 
 
 def leaves(override: Override) -> list[str]:
-    """Return the dotted keys that an override sets; [] if it deletes a key."""
+    """Return the dotted keys that an override sets, those inside of a mapping if its value is one.
+
+    The list is empty if the override deletes a key.
+    """
     if override.is_delete():
         return []
     key = override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
@@ -107,7 +111,7 @@ def leaves(override: Override) -> list[str]:
 
 
 def _values(override: Override) -> list[Any]:
-    """Return all values of an override; several in a sweep."""
+    """Return all values of an override, several if it is swept; none if it is swept over an interval."""
     if override.is_sweep_override():
         return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
     return [override.value()]

@@ -75,7 +75,14 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
 def _check_repeated(
     folder: Path, stored: Mapping[str, Any], overrides: Sequence[Override], config_dir: str | None
 ) -> None:
-    """Raise ConfigError if the stored configuration may run code, unless the overrides repeat its class or file."""
+    """Raise ConfigError if the stored configuration may run foreign code that the overrides do not repeat.
+
+    Args:
+        folder: The run folder, for the message.
+        stored: The stored configuration.
+        overrides: The overrides of the command, which must repeat foreign classes and trusted pickles.
+        config_dir: The --config-dir of the command, whose classes are not foreign.
+    """
     given = {override.key_or_group: str(override.value()) for override in overrides if not override.is_delete()}
     classes, pickles = foreign(stored, config_dir), trusted(stored)
     for key, value in [*classes, *pickles]:
@@ -102,7 +109,13 @@ def record(folder: Path, overrides: list[str]) -> None:
 
 
 def unchanged_hardware(folder: Path, values: Mapping[str, Any], overrides: list[str]) -> str:
-    """Return a notice that hardware options of the command have no effect; "" if it has none."""
+    """Return a notice that hardware options of the command have no effect; "" if it has no hardware options.
+
+    Args:
+        folder: The run folder.
+        values: The configuration of the run.
+        overrides: The overrides of the command.
+    """
     if not any(text.lstrip("+").startswith("hardware") for text in overrides):
         return ""
     options = ", ".join(f"{key}={show(value)}" for key, value in values["hardware"].items())
@@ -118,6 +131,7 @@ def require_run(folder: Path) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
+    """Return the stored configuration of a run; ConfigError if it is not one of fedbench."""
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
     is_valid = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
@@ -126,12 +140,20 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _target(stored: Mapping[str, Any], group: str) -> str | None:
-    """Return the class of a group in a stored configuration."""
+    """Return the class of a group in a stored configuration; None if it has none."""
     return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
 
 
 def _checked(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a stored configuration, and return its values."""
+    """Check a stored configuration, and return its values.
+
+    Args:
+        folder: The run folder, for messages.
+        stored: The stored configuration.
+
+    Raises:
+        ConfigError: It has a removed option, or a key or value that this release does not accept.
+    """
     for group, values in stored.items():
         refuse_removed(f"resume={folder}: {group}", values)
     try:
@@ -141,9 +163,17 @@ def _checked(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, Any]:
-    """Return the values that the overrides set, by dotted key; the option of a group as choices.<group>.
+    """Return the values that the overrides set, by dotted key.
 
-    For groups that may change (tracking, callbacks), it includes the values of the option's file.
+    The chosen option of a group is under choices.<group>.  For groups that a resumed run may change (tracking and
+    callbacks), the values of the option's file are included.
+
+    Args:
+        composer: Composes the files of options.
+        overrides: The overrides of the command.
+
+    Raises:
+        ConfigError: An override has several values, deletes a key, or chooses an unknown option.
     """
     requested: dict[str, Any] = {}
     for override in overrides:
@@ -163,7 +193,13 @@ def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, A
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the command sets a key to another value than the run has."""
+    """Raise ConfigError if the command sets a key that a resumed run cannot change to another value.
+
+    Args:
+        folder: The run folder, for messages.
+        stored: The configuration of the run.
+        requested: The values that the command sets, by dotted key.
+    """
     flat = flatten(stored)
     changed = [
         key
@@ -186,5 +222,6 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
 
 
 def _check_checkpoint(folder: Path, finished: bool) -> None:
+    """Raise ConfigError if an unfinished run has no checkpoint to resume from."""
     has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
     require(has_checkpoint or finished, f"resume={folder}: it has no {CHECKPOINTS[0]}; start the run again")

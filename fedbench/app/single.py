@@ -45,7 +45,10 @@ def checked(composed: DictConfig, hydra: DictConfig) -> dict[str, Any]:
     """
     values = check(with_choices(composed, hydra))
     fold, folds = values["fold"], values["folds"]
-    require(fold == 0 or folds is not None, f"fold={fold} needs folds, the number of folds, as in folds=5")
+    require(
+        fold == 0 or folds is not None,
+        f"fold={fold} is a fold of cross-validation and needs the number of folds: add it, as in folds=5",
+    )
     return values
 
 
@@ -97,9 +100,9 @@ class RunFolder:
 
 
 def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
-    """Make the folder of a single run (hydra.run.dir).
+    """Make the folder of a single run, hydra.run.dir.
 
-    A default folder is always new, except if torchrun restarts the run.
+    A folder that the command names may exist.  A default folder is always new, except if torchrun restarts the run.
 
     Args:
         full: The composed configuration, with Hydra's node.
@@ -147,10 +150,11 @@ def make_folder(folder: Path, fresh: bool) -> Path:
 
     Args:
         folder: The folder.
-        fresh: Whether to append a number to its name if it exists, as two runs may start in the same second.
+        fresh: Whether the folder must be new.  Then a number is appended to its name if it exists, because two runs may
+            start in the same second.
 
     Returns:
-        The folder.
+        The folder, with the number if one was appended.
 
     Raises:
         ConfigError: The folder cannot be made, or is not writable.
@@ -183,7 +187,7 @@ def folder_key(full: DictConfig, key: str) -> str:
         value = OmegaConf.select(full, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
-    require(bool(str(value or "").strip()), f"{key} must name a folder, got {show(value)}")
+    require(bool(str(value or "").strip()), f"{key} must be the path of a folder, got {show(value)}")
     return os.path.expanduser(str(value))
 
 
@@ -197,7 +201,7 @@ def _is_made(folder: Path) -> bool:
 
 
 def _run_dir(full: DictConfig) -> str:
-    """Return hydra.run.dir, with the names of the user's classes in ${hydra.runtime.choices}."""
+    """Return hydra.run.dir, in which a class of the user is named instead of the option that it replaces."""
     ran, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
     with flag_override(choices, ["struct", "readonly"], [False, False]):
         choices.update({group: ran[group] for group in RESERVED})
@@ -209,6 +213,13 @@ def _torchruns_folder(folder: Path, config: dict[str, Any]) -> Path:
 
     Its name has a hash of TORCHELASTIC_RUN_ID and of the configuration, so a restarted command finds it again.  Without
     --rdzv-id all commands have the id "none".  Then the host and the process id of torchrun distinguish them.
+
+    Args:
+        folder: The folder in which the run folder is.
+        config: The checked configuration.
+
+    Returns:
+        The first such folder, with a number if needed, whose run is not finished.
     """
     run_id = os.environ[TORCHRUN]
     agent = [socket.gethostname(), os.getppid()] if run_id in ("", "none") else []

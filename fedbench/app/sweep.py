@@ -88,6 +88,13 @@ class RunTask:
         return score
 
     def _run(self, cfg: DictConfig, hydra: Any, folder: Path) -> Ended:
+        """Check a composed configuration, and start, resume or skip its run.
+
+        Args:
+            cfg: The configuration.
+            hydra: Hydra's node.
+            folder: The run folder.
+        """
         with writing(folder), recorded(folder):
             config = checked(cfg, hydra)
         config["tracking"]["group"] = config["tracking"]["group"] or self.group or None
@@ -148,7 +155,12 @@ def _one_by_one(hydra: Any) -> bool:
 
 
 def _start_runs(composer: Composer, master: DictConfig, task: RunTask) -> tuple[bool, Exception | None]:
-    """Start the runs as Hydra does.
+    """Start the runs of a sweep by its sweeper and launcher, as Hydra does.
+
+    Args:
+        composer: Composes the configurations.
+        master: The configuration of the sweep, with Hydra's node.
+        task: The function that the launcher calls for each run.
 
     Returns:
         Whether they were interrupted, and the exception that stopped the sweeper or launcher, if any.
@@ -170,17 +182,23 @@ def _start_runs(composer: Composer, master: DictConfig, task: RunTask) -> tuple[
 
 
 def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
+    """Return the overrides of a sweep, after those in hydra.sweeper.params of its configuration."""
     params = master.hydra.sweeper.get("params") or {}
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 
 
 def _name_run_folders(master: DictConfig, swept: list[str]) -> None:
-    """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded."""
+    """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded.
+
+    Args:
+        master: The configuration of the sweep; the overrides in Hydra's node are extended in place.
+        swept: The keys with several values.
+    """
     naming: list[str] = []
     hidden = [key for key in swept if is_matched(key, UNHASHED_KEYS)]
-    left = [pattern for pattern in UNHASHED_KEYS if not any(is_matched(key, [pattern]) for key in hidden)]
+    excluded = [pattern for pattern in UNHASHED_KEYS if not any(is_matched(key, [pattern]) for key in hidden)]
     if hidden:
-        naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}")
+        naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(excluded)}")
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
     subdir = str(sweep["subdir"])
     if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, not set by the user
@@ -190,17 +208,30 @@ def _name_run_folders(master: DictConfig, swept: list[str]) -> None:
 
 
 def _group(overrides: list[Override], folder: Path) -> str:
-    """Return a name that all runs share: that of the folder, or, in the default folder, the fixed overrides."""
+    """Return the value of tracking.group for all runs of a sweep.
+
+    It is the name of the folder.  The default folder may have several sweeps, so that it is the overrides instead,
+    without the values of swept keys.
+
+    Args:
+        overrides: The overrides of the sweep.
+        folder: The folder of the sweep.
+    """
     if folder.absolute().name != DEFAULT_FOLDER:
         return folder.absolute().name
     naming = [
-        one for one in overrides if not one.is_hydra_override() and not is_matched(one.key_or_group, UNHASHED_KEYS)
+        override for override in overrides
+        if not override.is_hydra_override() and not is_matched(override.key_or_group, UNHASHED_KEYS)
+    ]  # fmt: skip
+    texts = [
+        override.key_or_group if override.is_sweep_override() else str(override.input_line).lstrip("+")
+        for override in naming
     ]
-    texts = [one.key_or_group if one.is_sweep_override() else str(one.input_line).lstrip("+") for one in naming]
     return ",".join(sorted(texts))
 
 
 def _listed(names: list[str]) -> str:
+    """Return a list of quoted texts in Hydra's grammar."""
     return f"[{','.join(map(repr, names))}]"
 
 
@@ -234,7 +265,7 @@ def check_runs(composer: Composer, master: DictConfig, runs: list[list[str]], ov
         names[run] = folder_key(full, "hydra.sweep.subdir")
     planned = [names[tuple(run)] for run in runs] if few else []
     twice = next((name for name in planned if planned.count(name) > 1), None)
-    require(twice is None, f"this sweep has the same run twice: {twice}")
+    require(twice is None, f"this sweep has the same run twice, {twice}: remove repeated values")
     return planned
 
 
@@ -254,7 +285,13 @@ def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
 
 
 def _each_value(runs: list[list[str]]) -> list[list[str]]:
-    """Return runs that together have every swept value (of a long list, its ends), with the first of the others."""
+    """Return a few runs of a sweep that together have every swept value, or the ends of a long list of values.
+
+    The first run has the first value of each key.  Each further run differs from it in one key.
+
+    Args:
+        runs: The overrides of each run, in the same order of keys; at least one run.
+    """
     columns = [list(dict.fromkeys(column)) for column in zip(*runs)]
     first = [column[0] for column in columns]
     others = [
@@ -267,7 +304,13 @@ def _each_value(runs: list[list[str]]) -> list[list[str]]:
 
 
 def _print_score(folder: Path, summary: dict[str, Any], score: float) -> None:
-    """Print the score that is returned to a sweeper."""
+    """Print the score that is returned to a sweeper, and what it is.
+
+    Args:
+        folder: The run folder.
+        summary: The content of summary.json.
+        score: The score.
+    """
     name = primary_of(summary)
     what = f"the best validation {name}"
     if not has_validation(summary):

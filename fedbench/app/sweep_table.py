@@ -25,6 +25,8 @@ SCORES = {  # columns of the table, and their meaning
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """Return inode and modification time of each status file in a sweep's folder, by run.
 
+    They change whenever a run writes its status, so that `outcomes` sees which runs were started.
+
     Args:
         folder: The folder of the sweep.
     """
@@ -41,7 +43,7 @@ def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str
         planned: The names of the run folders; [] for all whose status has changed.
 
     Returns:
-        A dict with run (the folder name), status, score and sentence for each run.
+        A dict for each run: run (the folder name), status, score, and sentence (why it failed, for example; or "").
     """
     after = stamps(folder)
     changed = [name for name in sorted(after) if after[name] != before.get(name)]
@@ -51,7 +53,11 @@ def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str
 
 
 def _outcome(run_folder: Path, changed: bool) -> dict[str, Any]:
-    """Return the status, score and sentence of a run.
+    """Return status, score and sentence of a run.
+
+    The status is that of its status file, but "finished already" for a run that was finished before the sweep, "not
+    started" for another run without a new status, "died" if its process was killed, and "in another process" if
+    another command runs it now.
 
     Args:
         run_folder: The run folder.
@@ -101,7 +107,7 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _scores(run_folder: Path) -> dict[str, str]:
-    """Return the scores of a finished run, by column of the table."""
+    """Return the scores of a finished run as text, by column of the table; missing ones are left out."""
     summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)
     found = {

@@ -64,11 +64,16 @@ def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
 
 
 def _check_kind(group: str, target: Any) -> None:
-    """Raise ConfigError if a class does not belong to its group."""
+    """Raise ConfigError if the class of a group is of another kind, such as a model for the group algorithm.
+
+    Args:
+        group: The group.
+        target: Its value of ``_target_``.  Functions, and values that are no text, are not checked here.
+    """
     name, expected = KINDS[group]
     found = find_target(target, f"{group}._target_") if isinstance(target, str) else None
     if isinstance(found, type):
-        fits = hasattr(found, name) or name in {base.__name__ for base in found.__mro__}
+        fits = hasattr(found, name) or name in {base.__name__ for base in found.__mro__}  # a method, or a base class
         require(fits, f"{group}._target_={target} is not a {expected}")
 
 
@@ -85,7 +90,7 @@ def _check_clients(values: Mapping[str, Any]) -> None:
 
 
 def _check_top(values: dict[str, Any]) -> None:
-    """Check the keys outside the groups."""
+    """Raise ConfigError if a key outside the groups is unknown or has an invalid value, or if a group is missing."""
     fields = RunConfig.__dataclass_fields__
     for key in values:
         if key not in fields:
@@ -98,9 +103,9 @@ def _check_top(values: dict[str, Any]) -> None:
         )
     check_options("", {**values, **{group: {} for group in RESERVED}}, options_of(RunConfig), "a run")
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
-    each = epochs if isinstance(epochs, list) else [epochs]
+    of_clients = epochs if isinstance(epochs, list) else [epochs]
     require(
-        fewest is None or (fewest <= min(each, default=0) and all(float(e).is_integer() for e in each)),
+        fewest is None or (fewest <= min(of_clients, default=0) and all(float(e).is_integer() for e in of_clients)),
         f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}, which must be whole numbers",
     )
     require(
@@ -108,12 +113,12 @@ def _check_top(values: dict[str, Any]) -> None:
         f"system.fewest_epochs={fewest} draws numbers of epochs, so it needs local.steps=null, "
         f"got {values['local']['steps']}",
     )
-    require(values["name"] != "", "name must be text or null, got ''")
+    require(values["name"] != "", "name is empty: give the run a name, or null for the name of its algorithm")
     _check_privacy(values.get("privacy") or {"epsilon": None})
 
 
 def _check_privacy(privacy: Mapping[str, Any]) -> None:
-    """Check that the keys of privacy fit each other."""
+    """Raise ConfigError if clip or sensitivity do not fit the other keys of privacy."""
     epsilon, clip = privacy["epsilon"], privacy.get("clip")
     if epsilon is None:
         return
@@ -129,7 +134,14 @@ def _check_privacy(privacy: Mapping[str, Any]) -> None:
 
 
 def _suggest(name: str, values: dict[str, Any]) -> str:
-    """Suggest keys for an unknown top-level name, nested keys of that name first (lr: optimizer.lr)."""
+    """Return " did you mean ...?" for an unknown top-level key; "" if no key is similar.
+
+    Keys inside of groups with the same name have priority: optimizer.lr for lr.
+
+    Args:
+        name: The unknown key.
+        values: The values of the configuration.
+    """
     dotted = [key for key in flatten(values) if not key.startswith((name, "choices"))]
     same = [key for key in dotted if key.rsplit(".")[-1] == name]
     if same:
@@ -138,6 +150,6 @@ def _suggest(name: str, values: dict[str, Any]) -> str:
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:
-    """Return the name for messages of what has a group's keys: the chosen option, or the class in its place."""
+    """Return what has the keys of a group, for messages: the option, "algorithm=pgfed", or the class in its place."""
     chosen, target = (values.get("choices") or {}).get(group), str(values[group].get("_target_", group))
     return f"{group}={chosen}" if chosen and not is_class(group, chosen, target) else target

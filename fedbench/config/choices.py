@@ -55,6 +55,7 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
 
 @cache
 def _warn_of_old_name(old: str) -> None:
+    """Log, once per process, that a key has a new name."""
     log.warning("%s is now called %s; the old name is accepted for one release", old, new_name(old))
 
 
@@ -62,6 +63,12 @@ def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: 
     """Record the class of a group as its choice, if it is not that of the chosen option.
 
     If the class is given on the command line, remove the values of the option's file.
+
+    Args:
+        cfg: The configuration with ``choices``; changed in place.
+        group: The group.
+        given: The keys of the group that the command line sets, each with its overrides as text.
+        folders: The folders of options.
     """
     option, target = cfg.choices[group], _target(cfg, group)
     if target is None or option is None or target_of(group, str(option), folders) == target:
@@ -74,7 +81,7 @@ def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: 
 
 
 def _target(cfg: DictConfig, group: str) -> str | None:
-    """Return the class of a group; None if it has none, which ``check`` reports."""
+    """Return the class of a group in a configuration; None if it has none, which `check` reports later."""
     try:
         target = OmegaConf.select(cfg, f"{group}._target_")
     except OmegaConfBaseException:
@@ -83,14 +90,20 @@ def _target(cfg: DictConfig, group: str) -> str | None:
 
 
 def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
-    """Return the keys of a group that experiment files and local.yaml set, with their values as text."""
+    """Return the keys of a group that the chosen experiment files and local.yaml set, with their values as text."""
     names = [f"experiment/{name}" for name in str(cfg.choices.experiment or "").split(",") if name]
     of_each_file = [keys_set(name, group, folders) for name in ["local", *names]]
     return {key: text for keys in of_each_file for key, text in keys.items()}
 
 
 def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, str]) -> None:
-    """Remove the keys of the chosen option's file that the command and experiment files do not set."""
+    """Remove the keys of a group that only the file of the chosen option sets.
+
+    Args:
+        cfg: The configuration; changed in place.
+        group: The group.
+        requested: The keys of the group that the command line and experiment files set, with their values as text.
+    """
     reserved = getattr(RESERVED[group], "__dataclass_fields__", ())
     for key in set(cfg[group]) - {*requested, *reserved}:
         del cfg[group][key]

@@ -35,7 +35,7 @@ def find_conf_dir() -> Path:
 
 
 def conf_dirs(extra: str | None = None) -> list[Path]:
-    """Return fedbench's conf folder and, if it is given, the user's --config-dir."""
+    """Return the folders of options: fedbench's conf folder and, if ``extra`` is given, the user's --config-dir."""
     return [find_conf_dir(), *([Path(extra).resolve()] if extra else [])]
 
 
@@ -86,7 +86,7 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
 
 
 def _moved(path: str, other: str) -> bool:
-    """Return whether both paths are of one class of fedbench, in different modules."""
+    """Return whether both dotted paths are of one class of fedbench, which was moved to another module."""
     in_fedbench = path.startswith("fedbench.") and other.startswith("fedbench.")
     return in_fedbench and path.rpartition(".")[2] == other.rpartition(".")[2]
 
@@ -140,7 +140,7 @@ def is_class(group: str, choice: str | None, target: str | None, folders: Sequen
 
 
 def _letters(name: str) -> str:
-    """Normalize a name, so that FedAvg equals fedavg, and PGFedCE equals pgfed_ce."""
+    """Return the letters and digits of a name in lower case, so that FedAvg equals fedavg, and PGFedCE pgfed_ce."""
     return re.sub(r"[\W_]", "", name).casefold()
 
 
@@ -192,12 +192,15 @@ def read_option(name: str, folders: Sequence[Path] | None = None) -> dict[str, A
 
 
 def option_files(group: str, option: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
-    """Return the texts of an option's file and of the options in its defaults, by option; its own is the last.
+    """Return the texts of an option's file and of the files of options that it includes by its defaults.
 
     Args:
         group: The group.
         option: The option.
         folders: The conf folders.  None: fedbench's.
+
+    Returns:
+        The texts by option.  Included options precede the one that includes them, so that ``option`` is the last.
 
     Raises:
         ConfigError: The group has no such option.
@@ -216,20 +219,21 @@ def option_files(group: str, option: str, folders: Sequence[Path] | None = None)
 
 
 def _text(name: str, folders: Sequence[Path] | None) -> str:
-    """Return the text of an option's file, or of a table row as a file; "" if there is neither."""
+    """Return the text of a file such as model/mlp, or of a row of a paper's table as a file; "" if there is neither."""
     text = _file(name, folders)
     is_row = text is None and name.startswith("experiment/")
     return row_text(name, folders or [find_conf_dir()]) if is_row else text or ""
 
 
 def _file(name: str, folders: Sequence[Path] | None) -> str | None:
-    """Return the text of the first file of that name; None if there is none."""
+    """Return the text of the first file of that name, such as model/mlp, in folders of options; None if none has it."""
     paths = (folder / f"{name}.yaml" for folder in folders or [find_conf_dir()])
     path = next((path for path in paths if path.is_file()), None)
     return path.read_text(encoding="utf-8") if path else None
 
 
 def _mapping(text: str) -> dict[str, Any]:
+    """Return the content of a YAML text; {} if it is not a mapping."""
     import yaml
 
     values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -237,7 +241,15 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def _defaults(values: dict[str, Any], name: str) -> list[str]:
-    """Return the files in the defaults list of a file: "/experiment/x" as experiment/x, "x" as one next to the file."""
+    """Return the files that a file includes by its defaults list.
+
+    Args:
+        values: The content of the file.
+        name: The file, such as experiment/debug.
+
+    Returns:
+        The files: experiment/x for the entry "/experiment/x", and the file next to ``name`` for the entry "x".
+    """
     entries = [str(entry).partition("@")[0] for entry in values.get("defaults") or [] if isinstance(entry, str)]
     folder = name.rpartition("/")[0]
     return [entry[1:] if entry.startswith("/") else f"{folder}/{entry}" for entry in entries if entry != "_self_"]
@@ -253,20 +265,21 @@ def models_with(columns: str) -> list[str]:
 
 
 def group_overview(names: Iterable[str]) -> list[str]:
-    """Shorten a list of options: nested ones are replaced by their top folder, ``table/*``."""
+    """Return a shorter list of options, in which nested ones are replaced by their top folder, as ``table/*``."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
 
 
 def families(names: Iterable[str], least: int = 3) -> list[str]:
-    """Shorten a list of options further: folders with the same first word are replaced by ``word_*/*``.
+    """Return a still shorter list of options, in which folders with the same first word are one entry, ``word_*/*``.
 
     Args:
         names: The result of `group_overview`.
-        least: The smallest number of folders to replace.
+        least: The smallest number of folders that become one entry.
     """
     names = list(names)
-    counts = Counter(name.split("_")[0] for name in names if name.endswith("/*"))
-    short = (n.split("_")[0] + "_*/*" if n.endswith("/*") and counts[n.split("_")[0]] >= least else n for n in names)
+    first_words = {name: name.split("_")[0] for name in names if name.endswith("/*")}  # of folders only
+    counts = Counter(first_words.values())
+    short = [f"{first_words[n]}_*/*" if n in first_words and counts[first_words[n]] >= least else n for n in names]
     return list(dict.fromkeys(short))
 
 

@@ -36,7 +36,16 @@ def find_target(target: str, key: str) -> Callable[..., Any]:
 
 
 def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any]:
-    """Return a member of a module, given by nested names."""
+    """Return a member of a module, given by nested names.
+
+    Args:
+        module: The module.
+        names: ["Net"] for a class, or ["Net", "small"] for its classmethod.
+        key: The option, for messages.
+
+    Raises:
+        ConfigError: There is no such member, or it is a module or cannot be called.
+    """
     path = ".".join([module.__name__, *names])
     modules = [name for _, name, _ in pkgutil.iter_modules(getattr(module, "__path__", ()))]
     found: Any = module
@@ -48,17 +57,25 @@ def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any
         members = _defined_in(module) + modules
         hint = nearest(names[0], members) or f" it has {listed(members) or 'no classes'}"
         raise ConfigError(f"{key}: {module.__name__} has no {'.'.join(names)};{hint}")
-    require(callable(found), f"{key}={path} is not a class or function")
+    require(callable(found), f"{key}={path} is not a class or function, but of type {type(found).__name__}")
     return found
 
 
 def _import(name: str, key: str) -> ModuleType | None:
-    """Import a module; return None if there is none of that name."""
+    """Import a module and return it; None if there is none of that name.
+
+    Args:
+        name: The dotted name of the module.
+        key: The option, for messages.
+
+    Raises:
+        ConfigError: The module raises an exception when it is imported.
+    """
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{name}.".startswith(f"{missing}."):
+        if missing and f"{name}.".startswith(f"{missing}."):  # this module or its package
             return None
         reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
         raise ConfigError(
@@ -67,7 +84,7 @@ def _import(name: str, key: str) -> ModuleType | None:
 
 
 def _position(error: BaseException) -> str:
-    """Return file and line of an error in a module."""
+    """Return file and line of an error, as text: those of a syntax error, else where it was raised."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -28,20 +28,21 @@ def value_text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a text for Hydra's grammar, if needed."""
+    """Return a text in Hydra's grammar: with quotes if it has special characters or would not be read as text."""
     if UNQUOTED.fullmatch(text) and not OTHER.fullmatch(text):
         return text
-    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)  # backslashes are doubled before quotes only
     ending = re.search(r"\\*$", escaped)
     return f"'{escaped}{ending[0] if ending else ''}'"
 
 
 def with_home(text: str) -> str:
-    """Expand ``~`` in the paths of an override, because a shell does not expand ``key=~/folder``."""
+    """Return an override with ``~`` in its paths expanded, because a shell does not expand ``key=~/folder``."""
     key, equals, value = text.partition("=")
     return key + equals + HOME.sub(_expanded, value)
 
 
 def _expanded(match: re.Match[str]) -> str:
+    """Return the replacement of a match of `HOME`: the expanded path, or quoted text unchanged."""
     before, path = match.groups()
     return match[0] if path is None else before + quoted(str(Path(path.rstrip()).expanduser()))

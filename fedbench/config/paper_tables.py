@@ -57,13 +57,25 @@ def read_table(name: str, folders: Sequence[Path]) -> dict[str, Any] | None:
 
 @lru_cache(maxsize=500)
 def _read(path: Path, changed: int) -> dict[str, Any]:
+    """Return the content of a table's file.
+
+    Args:
+        path: The file.
+        changed: Its modification time, so that the cache does not return an older content.
+
+    Raises:
+        ConfigError: The file is not a valid table.
+    """
     import yaml
 
     try:
         table = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    require(isinstance(table, dict) and isinstance(table.get("rows"), dict), f"{path} needs the keys title and rows")
+    require(
+        isinstance(table, dict) and isinstance(table.get("rows"), dict),
+        f"{path} is not a table: it needs the key rows, a mapping from the name of each row to its keys",
+    )
     unknown = [key for key in table if key not in KEYS]
     require(not unknown, f"{path} has the unknown key {', '.join(map(str, unknown))}; a table has {', '.join(KEYS)}")
     for row, given in table["rows"].items():
@@ -124,11 +136,12 @@ def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def _is_group(key: str, folders: Sequence[Path]) -> bool:
+    """Return whether a key is a group of options, which has a folder in conf."""
     return "." not in key and any((folder / key).is_dir() for folder in folders)
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested mappings."""
+    """Set a value at a dotted key of nested mappings, which are changed in place and made if they are missing."""
     *above, last = key.split(".")
     for part in above:
         content = content.setdefault(part, {})

@@ -116,7 +116,15 @@ def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], o
 
 
 def _check_inner(key: str, value: Any) -> None:
-    """Check the options of targets inside a value."""
+    """Check the options of each mapping with ``_target_`` inside a value.
+
+    Args:
+        key: The dotted key of the value.
+        value: The value.
+
+    Raises:
+        ConfigError: An option is invalid.
+    """
     if _is_target(value):
         check_target(key, value)
         return
@@ -126,7 +134,15 @@ def _check_inner(key: str, value: Any) -> None:
 
 
 def _misfit(key: str, value: Any, field: FieldInfo) -> str:
-    """Return the error message for a value; if it is a mapping of keys, raise the error of the key inside."""
+    """Return the error message for an invalid value.
+
+    If the value is a mapping of declared keys, ConfigError is raised for the invalid key inside of it instead.
+
+    Args:
+        key: The dotted key.
+        value: The value.
+        field: The field with the allowed type and its description.
+    """
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
             check_options(key, value, kind, key)
@@ -140,6 +156,14 @@ def _misfit(key: str, value: Any, field: FieldInfo) -> str:
 
 
 def _takes(name: str, options: list[str], prefix: str, owner: str) -> str:
+    """Return the end of a message about an unknown option: similar options, and all that its owner takes.
+
+    Args:
+        name: The unknown option.
+        options: The valid options.
+        prefix: The dotted key before the names of options, with a point.
+        owner: What has the options, such as "algorithm=pgfed".
+    """
     return f"{nearest(name, options, prefix)} {owner} takes {', '.join(sorted(options)) or 'no options'}"
 
 
@@ -153,6 +177,7 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _is_target(value: Any) -> bool:
+    """Return whether a value is a mapping from which an object is built."""
     return isinstance(value, Mapping) and "_target_" in value
 
 
@@ -178,7 +203,13 @@ def options_of(target: Callable[..., Any]) -> type[BaseModel]:
 
 @cache
 def _adjusted(model: type[BaseModel], hidden: tuple[str, ...], reserved: type | None) -> type[BaseModel]:
-    """Return a model without the hidden fields, but with those of a dataclass."""
+    """Return a pydantic model with other fields.
+
+    Args:
+        model: The model.
+        hidden: The options to remove.
+        reserved: A dataclass whose fields are added; None to add none.
+    """
     fields = {name: field for name, field in fields_of(model).items() if name not in hidden}
     if reserved is not None:
         fields |= fields_of(options_of(reserved))
@@ -186,7 +217,15 @@ def _adjusted(model: type[BaseModel], hidden: tuple[str, ...], reserved: type | 
 
 
 def _model(fields: Mapping[str, FieldInfo], is_open: bool) -> type[BaseModel]:
-    """Build a model whose fields have the options as aliases, because an option may have a name that pydantic uses."""
+    """Return a pydantic model of options.
+
+    Its fields are named option_<name>, with the options as aliases, because an option may have a name that pydantic
+    uses itself.
+
+    Args:
+        fields: The fields by option.
+        is_open: Whether other options are allowed.
+    """
     config = ConfigDict(strict=True, extra="allow" if is_open else "forbid")
     named: dict[str, Any] = {f"option_{name}": (field.annotation, field) for name, field in fields.items()}
     return create_model("Options", __config__=config, **named)
@@ -211,7 +250,13 @@ def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
 def _of_function(
     function: Callable[..., Any], scope: dict[str, Any] | None = None, skip: int = 0
 ) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a function, and whether it allows any other option."""
+    """Return the fields of a function's parameters by name, and whether it allows any other option.
+
+    Args:
+        function: The function.
+        scope: The names with which annotations are evaluated; None for the globals of the function.
+        skip: The number of first parameters to leave out, 1 for self.
+    """
     try:
         parameters = [*inspect.signature(function).parameters.values()][skip:]
     except (ValueError, TypeError):  # a compiled function
@@ -229,6 +274,14 @@ def _scope(target: type) -> dict[str, Any]:
 
 
 def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
+    """Return the field of a parameter, with the type of its annotation, or of its default if it has none.
+
+    A mapping with ``_target_`` is accepted for any type, because the object is built from it later.
+
+    Args:
+        parameter: The parameter.
+        scope: The names with which its annotation is evaluated.
+    """
     annotation = parameter.annotation
     if annotation is parameter.empty:
         kind, description = BASIC.get(type(parameter.default), (Any, "any value"))
@@ -251,7 +304,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 def _kind(annotation: Any) -> tuple[Any, str]:
-    """Return the type for pydantic, and its description for messages."""
+    """Return the type with which pydantic checks an annotation, and a description for messages ("a whole number")."""
     annotation = getattr(annotation, "__value__", annotation)  # of a type alias (type X = ...)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is None and isinstance(annotation, type) and is_dataclass(annotation):

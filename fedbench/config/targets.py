@@ -60,6 +60,12 @@ def user_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Pat
 
 
 def _is_user_class(target: str, run_dir: Path) -> bool:
+    """Return whether a class is the user's own, see `user_classes`.
+
+    Args:
+        target: The dotted path of the class.
+        run_dir: The run folder.
+    """
     modules = _modules(target)
     if not modules or not all(modules) or not _defines_class(modules[-1][0], target.split(".")[len(modules) :]):
         return False
@@ -74,7 +80,15 @@ def _is_user_class(target: str, run_dir: Path) -> bool:
 
 
 def _modules(target: str) -> list[list[Path]]:
-    """Return the files and folders of each module that an import of a dotted path would run, without importing it."""
+    """Return the files and folders of each module that an import of a dotted path would run, without importing it.
+
+    Args:
+        target: The dotted path, package.module.Class.
+
+    Returns:
+        A list for the package, one for the module in it, and so on, until a name is not a module.  A module may have
+        several folders, as a namespace package.
+    """
     head, *rest = target.split(".")
     try:
         first = importlib.util.find_spec(head)
@@ -94,7 +108,12 @@ def _modules(target: str) -> list[list[Path]]:
 
 
 def _defines_class(path: Path, names: list[str]) -> bool:
-    """Return whether a Python file defines a class (one name), or a classmethod of a class (two names)."""
+    """Return whether a Python file defines a class at its top level, or a classmethod of one.
+
+    Args:
+        path: The file.
+        names: ["Net"] for a class, or ["Net", "small"] for its classmethod.
+    """
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else []
     except (OSError, ValueError, SyntaxError):
@@ -116,5 +135,6 @@ def _targets(values: Any) -> Iterator[tuple[str, str]]:
 
 
 def _targets_of_conf(config_dir: str | None) -> set[str]:
+    """Return the classes and functions that the files in fedbench's conf folder and the user's --config-dir name."""
     files = [path for folder in conf_dirs(config_dir) for path in folder.rglob("*.yaml")]
     return {t for path in files for t in re.findall(r"_target_:\s*['\"]?([\w.]+)", path.read_text("utf-8"))}

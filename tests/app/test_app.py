@@ -190,7 +190,7 @@ def test_completion_is_hydras(capsys: pytest.CaptureFixture[str], monkeypatch: p
         (["rounds=0"], "rounds must be a whole number >= 1, got 0"),
         (["-m", "seed=0,1", "rounds=2,0"], "rounds must be a whole number >= 1, got 0"),
         (["-m", "algorithm=local,fedprox", "algorithm.mu=1"], "algorithm.mu is unknown: algorithm=local takes"),
-        (["-m", "seed=1,1"], "the same run twice: seed=1"),
+        (["-m", "seed=1,1"], "the same run twice, seed=1"),
         (["-m", "hydra.job.name=a,b"], "configuration is not supported : 'hydra.job.name=a,b'"),
         (["-m", "resume=x"], "resume= is for one run"),
         (["resume=nowhere"], "resume=nowhere: there is no such run folder"),
@@ -324,10 +324,10 @@ def test_the_folder_of_a_run_that_never_began_is_taken_away(capsys: pytest.Captu
     ("overrides", "words"),
     [
         (["output_dir="], "output_dir must be text that names a folder, got ''"),
-        (["hydra.run.dir="], "hydra.run.dir must name a folder, got ''"),
+        (["hydra.run.dir="], "hydra.run.dir must be the path of a folder, got ''"),
         (["-m", "seed=0,1", "sweep_dir="], "sweep_dir must be text that names a folder, got ''"),
-        (["-m", "seed=0,1", "hydra.sweep.dir="], "hydra.sweep.dir must name a folder, got ''"),
-        (["-m", "seed=0", "hydra.sweep.subdir="], "hydra.sweep.subdir must name a folder, got ''"),
+        (["-m", "seed=0,1", "hydra.sweep.dir="], "hydra.sweep.dir must be the path of a folder, got ''"),
+        (["-m", "seed=0", "hydra.sweep.subdir="], "hydra.sweep.subdir must be the path of a folder, got ''"),
     ],
 )
 def test_no_folder_is_no_place_to_write(overrides: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,7 +397,7 @@ def test_a_summary_without_numbers_is_no_traceback(stopped: Path, capsys: pytest
 
 def test_resume_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume="]) == 2
-    assert sentence(capsys).startswith("resume= must name a run folder")
+    assert sentence(capsys).startswith("resume= is empty: give a run folder")
     assert not [*runs()]
 
 

@@ -88,10 +88,10 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
         (["resume=a", "resume=b"], "resume is given twice, as resume=a and resume=b"),
         (["+resume=nowhere"], "resume=nowhere: there is no such run folder"),
         (["resume=nowhere", "--cfg", "job"], "remove one of them"),
-        (["--config-dir", ""], "--config-dir must name a folder, got ''"),
+        (["--config-dir", ""], "--config-dir is empty: give the folder"),
         (["+algorithm._convert_=nope"], "algorithm._convert_ must be one of 'none', 'partial', 'object', 'all', got"),
         (["+model._recursive_=3"], "model._recursive_ must be one of true, false, got 3"),
-        (["name=''"], "name must be text or null, got ''"),
+        (["name=''"], "name is empty: give the run a name"),
         (["--package", "optimizer"], "--package selects a part of the output of --cfg job"),
     ],
 )  # fmt: skip

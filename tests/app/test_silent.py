@@ -64,7 +64,7 @@ def test_an_option_that_includes_itself(
 @pytest.mark.parametrize("words", [["fold=1"], ["-m", "fold=0,1", "sweep_dir=s"]])
 def test_a_fold_of_nothing(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    assert "fold=1 needs folds, the number of folds" in capsys.readouterr().err
+    assert "fold=1 is a fold of cross-validation and needs the number of folds" in capsys.readouterr().err
     assert not list(here.iterdir())
 
 

@@ -87,7 +87,7 @@ def test_the_source_lists_tables_and_rows() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("title: x\n", "mine.yaml needs the keys title and rows"),
+        ("title: x\n", "mine.yaml is not a table: it needs the key rows"),
         ("rows: {a: {}}\ncomon: {}\n", "mine.yaml has the unknown key comon; a table has title, remarks,"),
         ("rows: {a: 3}\n", "mine.yaml: row a must be a mapping of keys, or the experiments that it extends, got 3"),
         ("rows: {a: [}\n", "mine.yaml cannot be read"),

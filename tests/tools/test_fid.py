@@ -166,7 +166,7 @@ def test_the_network_of_a_run(silos: list[str], tmp_path: Path) -> None:
 
 def test_data_without_pictures_to_compare_is_refused(capsys) -> None:
     assert fid.main(["dataset=digits", "--network", "random", "hardware=cpu"]) == 2
-    assert "there are no extra images: set dataset.extra" in capsys.readouterr().err
+    assert "there are no extra images to compare: set dataset.extra" in capsys.readouterr().err
     arrays, split = ragged(SIZES)
     arrays.split[:] = EXTRA
     with pytest.raises(ConfigError, match="does not consist of uint8 images"):

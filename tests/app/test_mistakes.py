@@ -69,7 +69,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
         (["algorithm=[a,b]"], "algorithm=[a,b] is a list, but a run has one algorithm"),
         (["dataset=[digits,mnist]"], "dataset=[digits,mnist] is a list"),
         (["-m", "model=[mlp,logistic],mlp"], "model=[mlp,logistic],mlp is a list"),
-        (["local=3"], "local must be a group of keys (epochs, batch_size, drop_last), got 3"),
+        (["local=3"], "local must be a group of keys (epochs, steps, batch_size, drop_last), got 3"),
         (["=3"], "'=3' has no key: write key=value"),
         (["="], "'=' has no key"),
         (["~"], "'~' has no key"),

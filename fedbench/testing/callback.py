@@ -91,7 +91,7 @@ class Results:
     recorded: Recorded
 
     def attributes(self) -> dict[str, Any]:
-        """Return the last state for checkpoints, and the public attributes of the callback with types in `COMPARABLE`."""
+        """Return the last state for checkpoints, and the public attributes of the callback of `COMPARABLE` types."""
         values = vars(self.recorded.callback).items()
         public = {f"self.{name}": v for name, v in values if not name.startswith("_") and isinstance(v, COMPARABLE)}
         return {"the state of on_checkpoint": self.recorded.states[-1], **public}

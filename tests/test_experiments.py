@@ -27,7 +27,7 @@ from fedbench.data.base import EXTRA
 from fedbench.report import paper
 from fedbench.report.paper_metrics import is_measured
 from fedbench.simulation import build
-from fedbench.simulation.instantiate import part
+from fedbench.simulation.instantiate import component
 
 NAMES = group_options("experiment")
 BESIDE = ("debug", "reduced/", "setting/")
@@ -364,4 +364,4 @@ def test_the_case_study_goes_by_auc(table: str, setting: str) -> None:
     """As its tables do: on the closing screen, in the choice of the best round and in reports."""
     cfg = compose([f"+experiment=[{table}/{setting}/pgfed,reduced/pneumonia]"])
     assert check(cfg)["task"]["primary"] == "auc"
-    assert part(cfg, "task").for_targets("classification").primary == "auc"
+    assert component(cfg, "task").for_targets("classification").primary == "auc"

@@ -132,7 +132,12 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
 
 
 def _small(engine: Engine, chunk: int) -> Engine:
-    """Return an engine with the two largest clients, with two samples each, computed in chunks."""
+    """Return an engine with the two largest clients only, with two samples of each split.
+
+    Args:
+        engine: The engine.
+        chunk: The number of clients that are computed at once.
+    """
     federation = engine.federation
     ids = np.sort(np.argsort(-federation.num_samples, kind="stable")[:2])
     few = federation.select_clients(ids)
@@ -147,23 +152,33 @@ def _small(engine: Engine, chunk: int) -> Engine:
 
 
 def _generators(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's global generators."""
+    """Return the states of torch's global random generators: that of the CPU, and that of the device if it is a GPU."""
     states = [torch.random.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def _describe(name: str, layer: nn.Module) -> str:
+    """Return the name and class of a layer, as in "the model's layer body (LSTM)"."""
     return f"the model's layer {name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, shortened; with the type of the error if it is an unusual one."""
     text = next(iter(str(error).strip().splitlines()), "")
     text = text if isinstance(error, ConfigError | RuntimeError) and text else f"{type(error).__name__}: {text}"
     return text if len(text) <= MAX_ERROR_LENGTH else text[:MAX_ERROR_LENGTH] + " ..."
 
 
 def _drawing_layer(module: nn.Module, small: Engine) -> str:
-    """Describe the first layer that draws from a global generator."""
+    """Describe the first layer that draws from a global random generator in a forward pass in training mode.
+
+    Args:
+        module: The model.
+        small: An engine with few samples, whose training samples are the inputs.
+
+    Returns:
+        The layer, as in "the model's layer body (LSTM)", or "the model" if none is found.
+    """
     module, drawing, device = copy.deepcopy(module).train(), [], small.device
     names = {id(m): name for name, m in module.named_modules()}
     state = _generators(device)
@@ -195,6 +210,9 @@ def fastest(engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int) 
         ids: The clients to train.
         plans: The plans.
         steps: The number of local steps to time.
+
+    Raises:
+        ConfigError: No plan supports the model.
     """
     plans = usable_plans(engine, plans)
     if len(plans) == 1:
@@ -239,7 +257,7 @@ class Trial:
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:
-        """Return the mean seconds of a local step."""
+        """Train the clients for some local steps, and return the mean seconds of a step."""
         e, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
             Cohort(e, self.ids, 0, "trial").train(
@@ -254,8 +272,8 @@ class Trial:
         tries = list(self.plans) if self.is_cuda else [*self.plans, *self.plans]
         for i, plan in enumerate(tries):
             best, took, again = min(self.seconds.values()), self.seconds[plan], i >= len(self.plans)
-            hopeless = best < took / 10 < float("inf")
-            if hopeless or (again and self.budget < 2 * took):
+            is_hopeless = best < took / 10 < float("inf")  # took ten times the best time
+            if is_hopeless or (again and self.budget < 2 * took):
                 continue
             self.engine = use(self.engine, plan)
             began = now()
@@ -264,7 +282,7 @@ class Trial:
             self.budget -= now() - began
 
     def _time(self, plan: Plan, best: float, max_seconds: float) -> None:
-        """Record the time of a local step by a plan.
+        """Record the time of a local step by the plan that the engine now has.
 
         Args:
             plan: The plan.
@@ -300,7 +318,7 @@ class Trial:
 
 
 def _local_steps(engine: Engine) -> float:
-    """Return the number of local steps of all clients in all rounds, with the batch size of the timing."""
+    """Return the expected number of local steps of all clients in all rounds, with the batch size of the timing."""
     sizes = engine.federation.num_samples
     steps, _ = rng.lengths(
         sizes,

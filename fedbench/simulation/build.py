@@ -49,13 +49,13 @@ from fedbench.simulation.devices import (
     shared_evaluation_batch,
     smaller_for_masks,
 )
-from fedbench.simulation.instantiate import make, part, plain_values, target_of
+from fedbench.simulation.instantiate import component, make, plain_values, target_of
 from fedbench.simulation.output_checks import check_outputs
 from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, step_fractions
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import register_directions
 
-FEW = 1000  # options up to this value are not suggested if data do not fit in memory
+FEW = 1000  # if data do not fit in memory, the advice is to lower options of the data set above this value
 
 __all__ = ["algorithm", "check_settings", "data", "engine", "federation", "load", "make", "model", "partition", "task"]
 
@@ -81,12 +81,12 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
         not inspect.isclass(module) or issubclass(module, torch.nn.Module),
         f"model._target_={cfg.model._target_} is not a torch.nn.Module",
     )
-    part(cfg, "partition")
+    component(cfg, "partition")
     num_clients, num_new = cfg.partition.num_clients, cfg.new_clients.count
     method.check_settings(
         None if num_clients is None else clients_to_train(num_clients, num_new),
         list(cfg.model.get("columns") or ()),
-        part(cfg, "optimizer"),
+        component(cfg, "optimizer"),
     )
 
 
@@ -112,7 +112,7 @@ def load(cfg: DictConfig) -> Arrays:
     Raises:
         ConfigError: The data cannot be loaded.
     """
-    source, name = part(cfg, "dataset"), f"dataset._target_={cfg.dataset._target_}"
+    source, name = component(cfg, "dataset"), f"dataset._target_={cfg.dataset._target_}"
     try:
         arrays = source.load()
     except ConfigError:
@@ -133,7 +133,7 @@ def load(cfg: DictConfig) -> Arrays:
 
 
 def task(cfg: DictConfig, arrays: Arrays) -> Task:
-    """Return the task for a data set.
+    """Return the task of a data set (its loss and metrics), after checking the targets.
 
     Args:
         cfg: The checked configuration.
@@ -142,7 +142,7 @@ def task(cfg: DictConfig, arrays: Arrays) -> Task:
     Raises:
         ConfigError: The targets do not fit the task.
     """
-    built = part(cfg, "task").for_targets(arrays.task)
+    built = component(cfg, "task").for_targets(arrays.task)
     built.check(arrays.targets, arrays.num_classes)
     return built
 
@@ -159,7 +159,7 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
     Returns:
         The training, validation and test samples of each client, new clients included.
     """
-    method = part(cfg, "partition")
+    method = component(cfg, "partition")
     d = cfg.dataset
     split = build_split(
         arrays,
@@ -219,8 +219,8 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
 
 
 def algorithm(cfg: DictConfig) -> Algorithm:
-    """Return the method, with fine-tuning if finetune.epochs > 0."""
-    method = part(cfg, "algorithm")
+    """Return the method; if finetune.epochs > 0, wrapped in `FineTuned`, which fine-tunes the deployed models."""
+    method = component(cfg, "algorithm")
     refuse_old_names(method, OLD_NAMES)  # which a constructor may have set
     tune = cfg.finetune
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
@@ -236,7 +236,7 @@ def engine(
         arrays: The data set.
         split: Its partition over the clients.
         stored: The executor plan of a resumed run.  None: the fastest plan is chosen.
-        method: The method.  It is checked against the other components before executors are timed.
+        method: The method.  It is checked against the other components before executors are timed.  None: no check.
 
     Raises:
         ConfigError: The components do not fit each other.
@@ -282,8 +282,16 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
 
 
 def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat: FlatModel, plan: Plan) -> Engine:
-    """Assemble an engine from its components and an executor plan."""
-    rows, optimizer = _rows(cfg, training), part(cfg, "optimizer")
+    """Return the engine of a run.
+
+    Args:
+        cfg: The checked configuration.
+        clients: The federation of all clients, new ones included.
+        training: The federation of the training clients.
+        flat: The model.
+        plan: The executor plan.
+    """
+    rows, optimizer = _rows(cfg, training), component(cfg, "optimizer")
     optimizer.check(training.num_clients)
     eval_batch, shared_batch = _evaluation_batches(cfg, training)
     return Engine(
@@ -317,7 +325,11 @@ def _rows(cfg: DictConfig, training: Federation) -> RowStore:
 
 
 def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int]:
-    """Return the samples per evaluation batch: per client, and of all clients together if they share one model."""
+    """Return the numbers of samples that an evaluation computes at once.
+
+    Returns:
+        The number for each client, and the number of all clients together if they share one model.
+    """
     if cfg.eval.batch_size:
         return cfg.eval.batch_size, cfg.eval.batch_size
     outputs = training.outputs_per_sample
@@ -327,7 +339,14 @@ def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int
 
 
 def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) -> list[Plan]:
-    """Return the executor plans to choose from, for this process's clients of a cohort."""
+    """Return the executor plans to choose from.
+
+    Args:
+        cfg: The checked configuration.
+        cohort: The number of clients per round, which the processes of the run divide.
+        flat: The model.
+        device: The compute device.
+    """
     hardware, ranks = cfg.hardware, processes.current()
     return executors.candidate_plans(
         hardware.executor,
@@ -348,7 +367,7 @@ def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
 
 def server_rule(cfg: DictConfig) -> ServerRule | None:
     """Return the server rule; None with server=average."""
-    rule = part(cfg, "server")
+    rule = component(cfg, "server")
     return None if type(rule) is Average else rule
 
 
@@ -363,7 +382,7 @@ def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compressio
     Raises:
         ConfigError: The compressor reads training losses, which privacy does not protect.
     """
-    compressor, options = part(cfg, "compression"), cfg.get("privacy")
+    compressor, options = component(cfg, "compression"), cfg.get("privacy")
     if type(compressor) is NoCompression:
         return None
     require(
@@ -418,7 +437,10 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine
     Args:
         engine: The engine.
         plans: The plans to time.
-        steps: The number of local steps.
+        steps: The number of local steps to time.
+
+    Returns:
+        A copy of the engine with the plan.
     """
     ranks = engine.executor.ranks
     ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)

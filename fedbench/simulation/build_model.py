@@ -21,7 +21,7 @@ from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.batched_layers import find_batched_layers
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import BatchedModule
-from fedbench.simulation.instantiate import make, part, target_of
+from fedbench.simulation.instantiate import component, make, target_of
 from fedbench.simulation.output_checks import check_parameters
 
 RESERVED = ("columns", "freeze")  # keys of the group that are not passed to the constructor
@@ -43,7 +43,7 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     Raises:
         ConfigError: The model cannot be built, or does not support the adapter.
     """
-    adapter = part(cfg, "adapter")
+    adapter = component(cfg, "adapter")
 
     def draw(*number: str | int) -> tuple[torch.nn.Module, list[str]]:
         module = build_module(cfg, federation, *number)
@@ -108,6 +108,13 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
 
 
 def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> Any:
+    """Call the constructor of the model, with random numbers that depend on the seed and the number.
+
+    Args:
+        cfg: The checked configuration.
+        given: Further arguments of the constructor.
+        *number: The number of the random initialization, if there are several.
+    """
     with seeded(cfg, "init", *number):
         return make(cfg.model, RESERVED, key="model", **given)
 
@@ -121,7 +128,7 @@ def seeded(cfg: DictConfig, *parts: str | int) -> Iterator[None]:
 
 
 def _parameters(target: Any) -> tuple[set[str], bool]:
-    """Return the parameters of a class or function, and whether it accepts any others.
+    """Return the names of the parameters of a class or function, and whether it also accepts any other keyword.
 
     If a constructor has **kwargs, the parameters of the base class are included.
     """
@@ -142,6 +149,6 @@ def _constructors(target: Any) -> list[Any]:
 
 
 def reads_inputs(cfg: DictConfig) -> bool:
-    """Return whether the model has a frozen encoder, such as an image encoder."""
+    """Return whether the model is a `FrozenEncoder`, which turns the inputs into features once, before round 1."""
     target = target_of(cfg, "model")
     return inspect.isclass(target) and issubclass(target, FrozenEncoder)

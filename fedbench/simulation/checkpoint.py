@@ -48,7 +48,7 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
 
 
 def dump(state: dict[str, Any], file: IO[bytes]) -> None:
-    """Call torch.save, but raise the OSError of a full disk instead of torch's unclear RuntimeError."""
+    """Write a state into a file by torch.save, but raise the OSError of a full disk instead of torch's RuntimeError."""
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -58,14 +58,14 @@ def dump(state: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """Copy the tensors in nested dicts to host memory."""
+    """Return nested dicts with their tensors in host memory.  Tensors that are there already are not copied."""
     if isinstance(value, Mapping):
         return {name: on_host(item) for name, item in value.items()}
     return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def _arrays(value: Any) -> Any:
-    """Replace each tensor in nested dicts by its type, shape and bytes."""
+    """Return nested dicts in which each tensor is replaced by its type, shape and bytes, for a digest."""
     if isinstance(value, Mapping):
         return {name: _arrays(item) for name, item in value.items()}
     if isinstance(value, Tensor):
@@ -99,10 +99,13 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
             problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
             if path != paths[-1]:
                 log.warning("%s cannot be used (%s); trying the previous one", path, problems[-1].partition(": ")[2])
-    raise ConfigError(f"resume={run_dir}: no checkpoint can be read ({'; '.join(problems)})")
+    raise ConfigError(
+        f"resume={run_dir}: no checkpoint can be read ({'; '.join(problems)}): restore the files, or start a new run"
+    )
 
 
 def _check(path: Path, state: Any) -> None:
+    """Raise ConfigError unless the content of a file is a checkpoint with the digest that was stored in it."""
     require(isinstance(state, dict) and state.keys() >= PARTS, "not a checkpoint of fedbench")
     if "digest" in state:
         content = {name: value for name, value in state.items() if name != "digest"}

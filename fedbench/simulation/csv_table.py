@@ -63,6 +63,7 @@ class CsvTable:
         self._file.flush()
 
     def _write(self, lines: Iterable[str]) -> None:
+        """Append lines, each with its line end, and update the checksum of the file."""
         unwritten = iter(lines)
         while data := "".join(islice(unwritten, ROWS)).encode():
             self._file.write(data)
@@ -75,7 +76,10 @@ class CsvTable:
             self._write([",".join(self.columns) + "\n"])
         unknown = ", ".join(name for name in names if name not in self.columns)
         if unknown:
-            raise ValueError(f"{self.path.name} has no column {unknown}; its first line determined the columns")
+            raise ValueError(
+                f"{self.path.name} has no column {unknown}; its columns are those of the first line that was written, "
+                f"{', '.join(self.columns)}"
+            )
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
@@ -87,7 +91,7 @@ class CsvTable:
 
 
 def _texts(values: np.ndarray) -> Iterable[str]:
-    """Return the values [n] of a column as text."""
+    """Return the values [n] of a column as text: floats by repr, strings quoted if necessary, others as integers."""
     array = np.asarray(values)
     if array.dtype.kind == "f":
         return map(repr, array.tolist())
@@ -134,10 +138,10 @@ def truncate_rounds(path: Path, last_round: int) -> list[str]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         header = file.readline()
-        whole = header.endswith("\n")
+        has_header = header.endswith("\n")  # else the process was killed while it wrote the first line
         rows = (line for line in file if line.endswith("\n") and int(line.split(",", 1)[0]) <= last_round)
-        replace_text(path, (header, *rows) if whole else ())
-    return header.strip().split(",") if whole else []
+        replace_text(path, (header, *rows) if has_header else ())
+    return header.strip().split(",") if has_header else []
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

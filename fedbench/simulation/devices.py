@@ -39,11 +39,14 @@ def device_of(cfg: DictConfig) -> torch.device:
         f"hardware.device={name}: this machine has no usable CUDA device "
         f"(torch {torch.__version__}); use hardware.device=cpu or auto",
     )
-    require(name != "mps" or torch.backends.mps.is_available(), "hardware.device=mps: not available here; use cpu")
+    require(
+        name != "mps" or torch.backends.mps.is_available(),
+        "hardware.device=mps: this machine has no usable MPS device; use hardware.device=cpu",
+    )
     device = torch.device(name)
     require(
         device.index is None or device.index < torch.cuda.device_count(),
-        f"hardware.device={name}: there are {torch.cuda.device_count()} CUDA devices",
+        f"hardware.device={name}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0",
     )
     return device
 
@@ -52,7 +55,8 @@ def set_precision(name: str) -> None:
     """Set the precision of matrix products of this process.
 
     Args:
-        name: "tf32" allows tensor cores for float32 products.  "float32" and "bf16" do not; the model handles bf16.
+        name: The option hardware.precision.  "tf32" allows tensor cores for float32 products.  "float32" and "bf16" do
+            not: with bf16, the model itself casts to bfloat16.
     """
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = name == "tf32"
@@ -89,15 +93,17 @@ def cuda_graphs(setting: bool | str, device: torch.device) -> bool | None:
 
 
 def evaluation_batch(device: torch.device) -> int:
-    """Return the samples per evaluation batch and client."""
+    """Return the number of samples of a client that an evaluation computes at once on this device."""
     return 128 if device.type == "cpu" else 512  # a compromise between CPUs with small and large caches
 
 
 def smaller_for_masks(batch: int, outputs: int) -> int:
-    """Return a smaller evaluation batch if each pixel has outputs, so that activations stay in a few hundred MB.
+    """Return a smaller evaluation batch for models with outputs for each pixel, else the same.
+
+    Activations then stay in a few hundred MB.
 
     Args:
-        batch: The samples per batch otherwise.
+        batch: The number of samples of a batch for other models.
         outputs: The number of outputs per sample.
     """
     return max(1, min(batch, MOST_OUTPUTS // outputs)) if outputs > MANY_OUTPUTS else batch

@@ -37,6 +37,9 @@ class EarlyStopping:
             round: The evaluated round, from 1.
             best_round: The round with the best validation score, from 1.
             every: Rounds between evaluations.
+
+        Returns:
+            Whether there were `patience` evaluations since the best one.
         """
         return -(-(round - best_round) // every) >= self.patience
 
@@ -51,7 +54,11 @@ class EarlyStopping:
 
 
 def require_validation(patience: int, split: Split) -> None:
-    """Require validation samples.
+    """Check that some client has validation samples.
+
+    Args:
+        patience: The option stop.patience, for the message.
+        split: The partition of the data over the clients.
 
     Raises:
         ConfigError: No client has any.
@@ -64,7 +71,10 @@ def require_validation(patience: int, split: Split) -> None:
 
 
 def state_of(algorithm: Algorithm, engine: Engine) -> dict[str, Any]:
-    """Return the state of server and clients.  Tensors are not copied."""
+    """Return the state of server and clients: tensors of the method, of the compressor, and the rows of clients.
+
+    Tensors are not copied.
+    """
     return {
         "algorithm": algorithm.state_dict(),
         "compression": engine.compression.compressor.state_dict() if engine.compression else {},

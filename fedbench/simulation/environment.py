@@ -56,7 +56,10 @@ def peak_memory(device: torch.device) -> float:
 
 @functools.cache
 def describe_environment() -> dict[str, Any]:
-    """Return commit, versions and machine for summary.json."""
+    """Return the entries commit, dirty, versions and machine of summary.json.
+
+    commit and dirty (whether tracked files have uncommitted changes) are None if fedbench is an installed package.
+    """
     in_checkout = (CHECKOUT / ".git").exists() and shutil.which("git") is not None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -79,6 +82,7 @@ def _git(*args: str) -> str | None:
 
 
 def _processor() -> str:
+    """Return the model name of the processor, or its architecture if the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

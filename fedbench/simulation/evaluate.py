@@ -75,7 +75,18 @@ def personal_and_global(
 def deployed(
     algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
 ) -> Iterator[tuple[Cohort, Any]]:
-    """Yield slices of the clients as cohorts, with the rows that they deploy."""
+    """Yield slices of the clients as cohorts, with the rows that they deploy.
+
+    Args:
+        algorithm: The method.
+        engine: The engine of the run.
+        ids: The clients to evaluate [n].
+        round: The round after which to evaluate, from 0.
+        final: Whether it is the last round of the run.
+
+    Yields:
+        A cohort of K clients; and one row per client [K, ...], one row that all share [P], or a dict of these.
+    """
     for slice_ids in slices(engine, ids):
         cohort = Cohort(engine, slice_ids, round, "evaluation")
         with torch.no_grad():
@@ -90,7 +101,13 @@ def _concatenated(metrics: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]
 
 
 def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
-    """Raise RunError unless the rows are one shared row [P] or have one row per client."""
+    """Raise RunError unless the rows are one shared row [P] or have one row per client.
+
+    Args:
+        algorithm: The method, for the message.
+        rows: The result of `Algorithm.personalized`: a tensor, or a dict of tensors.
+        clients: The number of clients.
+    """
     for found in rows.values() if isinstance(rows, dict) else [rows]:
         if isinstance(found, Tensor) and found.dim() > 1 and len(found) != clients:
             raise RunError(
@@ -117,7 +134,9 @@ def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, split: str 
 
 
 def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.ndarray]:
-    """Return the metrics of the clients' rows.  If several processes share the run, each computes some clients.
+    """Return the metrics of the clients' rows.
+
+    If several processes share the run, each computes some clients, and all get the metrics of all.
 
     Args:
         cohort: The clients.
@@ -146,7 +165,10 @@ def _rows_at(rows: Any, positions: np.ndarray, device: torch.device) -> Any:
 
 
 def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.ndarray]:
-    """Compute the task's scores in groups of clients whose sample statistics fit in STATISTICS_BYTES."""
+    """Compute the task's scores in this process, in groups of clients whose statistics fit in STATISTICS_BYTES.
+
+    Arguments and results are those of `score`.
+    """
     sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
     groups = _groups(sizes, STATISTICS_BYTES // (8 * (cohort.federation.num_classes + 4)))
     metrics = []  # one entry per group
@@ -166,6 +188,13 @@ def _groups(sizes: np.ndarray, max_samples: int) -> list[np.ndarray]:
     """Group the positions of consecutive clients.
 
     A group has at most max_samples samples, or a single client with more.
+
+    Args:
+        sizes: The number of samples of each client [K].
+        max_samples: The largest number of samples of a group.
+
+    Returns:
+        The positions of each group, ascending.
     """
     before = np.append(0, np.cumsum(sizes)[:-1])  # samples of earlier clients [K]
     starts = [0]

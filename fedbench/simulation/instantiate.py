@@ -44,7 +44,7 @@ def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: st
         group: The group's node: `_target_` and its arguments.
         reserved: Keys that are not passed to the target.
         key: The name of the group, for error messages.
-        **extra: More arguments.
+        **extra: Further arguments of the target.
 
     Returns:
         The object.
@@ -64,12 +64,15 @@ def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: st
         raise ConfigError(f"{name}={values['_target_']} cannot be built: {describe_error(cause)}") from cause
 
 
-def part(cfg: DictConfig, group: str) -> Any:
-    """Build the object of a group, and check its type.
+def component(cfg: DictConfig, group: str) -> Any:
+    """Build the object of a group, such as the optimizer, and check its type.
 
     Args:
         cfg: The checked configuration.
         group: The name of the group, a key of KINDS.
+
+    Returns:
+        The object.
 
     Raises:
         ConfigError: The object cannot be built or has another type.

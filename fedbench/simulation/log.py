@@ -35,7 +35,7 @@ class LogFile(logging.FileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do not print a traceback."""
+        """Ignore an error of writing a line, for which logging would print a traceback."""
 
     def close(self) -> None:
         """Close the file, even if the disk is full."""

@@ -92,6 +92,18 @@ def adapt(
 def _adapt(
     engine: Engine, ids: np.ndarray, row: Tensor, epochs: int, pause: Callable[[], None]
 ) -> dict[str, np.ndarray]:
+    """Train and evaluate one slice of the new clients.
+
+    Args:
+        engine: The engine, with the optimizer of the adaptation.
+        ids: The clients [k].
+        row: The row [P] from which all start, or one per client [k, P].
+        epochs: The number of local epochs.
+        pause: Called before each epoch.  It may raise to stop.
+
+    Returns:
+        Test metrics by name, [epochs + 1, k] each.
+    """
     curve: list[dict[str, np.ndarray]] = []
     for epoch in range(epochs + 1):
         pause()
@@ -103,7 +115,11 @@ def _adapt(
 
 
 def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
-    """Train for one epoch from a row [P] or rows [k, P], and return the rows [k, P]."""
+    """Train for one epoch from a row [P] or rows [k, P], and return the trained rows [k, P].
+
+    Raises:
+        RunError: The training diverged.  The message names new_clients.lr, which is the learning rate here.
+    """
     try:
         return cohort.train(row, how=LocalTraining(epochs=1, key="new clients")).theta
     except RunError as error:
@@ -122,8 +138,8 @@ def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dic
     """
     table = CsvTable(path, -1)
     for epoch in range(len(next(iter(curves.values())))):
-        columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in curves.items()}}
-        table.append({"epoch": epoch, **{name: c[i] for name, c in columns.items()}} for i in range(len(ids)))
+        columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in curves.items()}}  # [M] each
+        table.append({"epoch": epoch, **{name: columns[name][i] for name in columns}} for i in range(len(ids)))
     table.close()
 
 

@@ -107,6 +107,12 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
         train: Whether to compute in training mode.
         failing: The beginning of the error message.
         watch: Called with the copy of the module before its forward pass.
+
+    Returns:
+        The output of the module, which may be anything.
+
+    Raises:
+        ConfigError: The module raised an exception.
     """
     module: Any = model.module
     try:
@@ -133,29 +139,35 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
     Args:
         module: The module, called once after this.
         x: The inputs [B, ...].
-        largest: The largest token of each input.
+        largest: The largest token of each input in the whole data set, by the name of the input.
         name: The name of the model for error messages.
     """
     inputs = wrap_inputs(x)
 
-    def check(where: str, table: nn.Embedding, tokens: Any) -> None:
-        for key, most in largest.items():
+    def check(layer: str, table: nn.Embedding, tokens: Any) -> None:
+        for key, max_token in largest.items():
             require(
-                tokens is not inputs.get(key) or most < table.num_embeddings,
-                f"{name} has an embedding of {table.num_embeddings:,} tokens ({where}), but the data set's {key} has "
-                f"tokens up to {most:,}: use at least {most + 1:,} (model.vocab, if the model has that option)",
+                tokens is not inputs.get(key) or max_token < table.num_embeddings,  # the table reads this input itself
+                f"{name} has an embedding of {table.num_embeddings:,} tokens ({layer}), but the data set's {key} has "
+                f"tokens up to {max_token:,}: use at least {max_token + 1:,} (model.vocab, if the model has that "
+                "option)",
             )
 
-    def watch(where: str, table: nn.Embedding) -> None:
-        table.register_forward_pre_hook(lambda _, given: check(where, table, given[0] if given else None))
+    def watch(layer: str, table: nn.Embedding) -> None:
+        table.register_forward_pre_hook(lambda _, args: check(layer, table, args[0] if args else None))
 
-    for where, table in module.named_modules():
+    for layer, table in module.named_modules():
         if isinstance(table, nn.Embedding):
-            watch(where, table)
+            watch(layer, table)
 
 
 def _logits(out: Any, name: str) -> Any:
-    """Return the logits of an output that may be (logits, extra loss [B]), and check the extra loss."""
+    """Return the logits of an output that may be (logits, extra loss [B]), and check the extra loss.
+
+    Args:
+        out: The output of the model.  One that is not a pair of tensors is returned unchanged.
+        name: The name of the model for error messages.
+    """
     if not (isinstance(out, tuple) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
         return out
     logits, extra = out
@@ -169,7 +181,13 @@ def _logits(out: Any, name: str) -> Any:
 
 
 def _check_shape(out: Any, expected: tuple[int, ...], name: str) -> None:
-    """Check that an output is a float32 tensor of the expected shape [B, C, ...]."""
+    """Raise ConfigError unless an output is a float32 tensor of the expected shape.
+
+    Args:
+        out: The output of the model.
+        expected: The expected shape, [B, C, ...].
+        name: The name of the model for error messages.
+    """
     require(
         isinstance(out, Tensor),
         f"{name} returns {_describe(out)}: its forward pass must return logits {list(expected)}, or a tuple of "
@@ -205,22 +223,23 @@ def _describe(out: Any) -> str:
 
 
 def _check_values(out: Tensor, model: FlatModel, name: str) -> None:
-    """Check that the outputs [B, ...] are finite."""
-    finite = out.isfinite().flatten(1).all(1)  # [B]
-    if finite.all():
+    """Raise ConfigError unless all outputs [B, ...] of a model are finite.  The message names a bad parameter."""
+    is_finite = out.isfinite().flatten(1).all(1)  # [B]
+    if is_finite.all():
         return
     bad = [n for n, t in model.module.named_parameters() if not t.isfinite().all()]
     why = f"its parameter {bad[0]} is not finite" if bad else "all its parameters are finite, so check its forward pass"
     raise ConfigError(
-        f"{name} returns NaN or infinite outputs for {int((~finite).sum())} of {len(out)} training samples before any "
-        f"training: {why}"
+        f"{name} returns NaN or infinite outputs for {int((~is_finite).sum())} of {len(out)} training samples before "
+        f"any training: {why}"
     )
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type without "torch.", as in "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def _shape(x: Inputs) -> str:
-    """Return the shape of a sample as text, without the batch axis."""
+    """Return the shape of a sample as text, without the batch axis; a dict of shapes for several inputs."""
     return str(map_inputs(lambda t: tuple(t.shape[1:]), x))

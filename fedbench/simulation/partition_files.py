@@ -32,7 +32,7 @@ def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
 
 
 def rewrite_damaged_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
-    """Write the partition's files again if they were changed or damaged.
+    """Write partition.npz and partition.json of a resumed run again, after a warning, if they were changed or damaged.
 
     Args:
         split: The partition.

@@ -46,6 +46,7 @@ def value_in(summary: Summary | None, entry: str, column: str) -> float:
 
 
 def _values_of(summary: Summary | None, entry: str) -> Mapping[str, Any]:
+    """Return the metrics of "last", "best" or "best_val" by name; {} if the summary does not have them."""
     values = (summary or {}).get(entry)
     if isinstance(values, dict) and entry != "last":
         values = values.get("values")

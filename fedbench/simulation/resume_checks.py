@@ -55,7 +55,8 @@ def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
     )
     require(
         type(done) is int and 1 <= done <= rounds_before,
-        f"resume={run_dir}: the checkpoint is damaged, because its round is {done} of {rounds_before}",
+        f"resume={run_dir}: the checkpoint is damaged, because its round is {done} of {rounds_before}: restore the "
+        "checkpoint, or start a new run",
     )
     check_rounds(run_dir, values, rounds_before, cfg.rounds)
 
@@ -72,17 +73,17 @@ def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: i
     Raises:
         ConfigError: There are fewer rounds, or more although the learning rates depend on the number of rounds.
     """
-    require(rounds >= before, f"resume={folder}: rounds={rounds} is less than the run's {before}")
+    require(rounds >= before, f"resume={folder}: rounds={rounds} is less than the run's {before}: leave it out")
     schedule = (stored["optimizer"].get("schedule") or {}).get("name", "constant")
     require(
         rounds == before or schedule in ("constant", "exponential"),
         f"resume={folder}: rounds={rounds} cannot replace {before}, because the learning rates of "
-        f"optimizer.schedule.name={schedule} depend on the number of rounds",
+        f"optimizer.schedule.name={schedule} depend on the number of rounds; leave it out, or start a new run",
     )
 
 
 def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values differ, as "key=value (was: value)".
+    """Return the keys whose values differ, as "key=value (was: value)".  Keys that may change are not compared.
 
     Args:
         stored: The configuration in the checkpoint by dotted key; empty if the checkpoint has none.
@@ -110,7 +111,8 @@ def _earlier_rounds(folder: Path) -> Iterator[int]:
             overrides = yaml.safe_load(path.read_text(encoding="utf-8")) or []
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(
-                f"{path} cannot be read ({str(error).splitlines()[0]}): it has the rounds of an earlier resume="
+                f"{path} cannot be read ({str(error).splitlines()[0]}): it has the number of rounds of an earlier "
+                "resume=; restore it, or start a new run"
             ) from error
         for text in overrides if isinstance(overrides, list) else ():
             match = re.fullmatch(r"\+*rounds=(\d+)", str(text))

@@ -39,7 +39,8 @@ def remove_leftovers(folder: Path) -> None:
 def stored_config(folder: Path) -> dict[str, Any] | None:
     """Return the configuration of the run in a folder; None if there is no run.
 
-    If the configuration cannot be read, the files are set aside.
+    If the configuration cannot be read, the files of the folder are moved to a new one (`set_aside`), and the result
+    is None.
     """
     path = folder / "config.yaml"
     try:
@@ -56,11 +57,20 @@ def set_aside(folder: Path) -> None:
     contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
     for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # config.yaml last: it marks a run
         path.rename(old / path.name)
-    print(f"{folder} had a run with another or an unreadable configuration: moved to {old.name}", flush=True)
+    print(
+        f"{folder} had a run with another or an unreadable configuration: its files were moved to {old.name}",
+        flush=True,
+    )
 
 
 def save_request(config: Mapping[str, Any], hydra: DictConfig, folder: Path) -> None:
-    """Write config.yaml, and the files in .hydra, which record the first command of the run."""
+    """Write config.yaml, and the files in .hydra, which record the first command of the run.
+
+    Args:
+        config: The checked configuration.
+        hydra: Hydra's node of the composed configuration.
+        folder: The run folder.
+    """
     inner = folder / ".hydra"
     inner.mkdir(exist_ok=True)
     OmegaConf.save(OmegaConf.create({"hydra": hydra}), inner / "hydra.yaml")
@@ -135,7 +145,12 @@ def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
 
 
 def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the current digest of a run's data; None if they cannot be read."""
+    """Return the current digest of a run's data; None, after a notice to the user, if they cannot be read.
+
+    Args:
+        folder: The run folder, for the notice.
+        config: The checked configuration.
+    """
     from fedbench.data import _stored_digest as stored_digest
 
     def load() -> Any:

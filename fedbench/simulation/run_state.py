@@ -49,7 +49,7 @@ class Simulation:
         is_sound: Whether checkpoint.pt is intact, so that it may become the previous checkpoint.
         ranks_differ: Whether a difference between processes was reported.
         reported_counts: Metrics whose number of clients was logged.
-        origin: Entries for summary.json about the command (see ``simulator.run``).
+        command_entries: Entries for summary.json about the command (see ``simulator.run``).
         started: The time at which this process began the run, ISO 8601.
         early_stopping: Decides when to stop, with stop.patience; else None.
         cost: Totals over the rounds, in seconds, steps, samples and bytes.
@@ -72,7 +72,7 @@ class Simulation:
     is_sound: bool = True
     ranks_differ: bool = False
     reported_counts: set[str] = field(default_factory=set)
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    command_entries: Mapping[str, Any] = field(default_factory=dict)
     started: str = field(default_factory=now)
     early_stopping: EarlyStopping | None = None
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
@@ -139,9 +139,13 @@ class Simulation:
             self._load(state)
         except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            raise ConfigError(f"resume={self.run_dir}: the checkpoint does not fit the run ({why})") from error
+            raise ConfigError(
+                f"resume={self.run_dir}: the checkpoint does not fit the run ({why}): restore the checkpoint, or start "
+                "a new run"
+            ) from error
 
     def _load(self, state: dict[str, Any]) -> None:
+        """Do what `load` describes, without checks of the data and with any exception of a state that does not fit."""
         buffers = [name for name in state["rows"] if name.startswith("optimizer/")]  # optimizer/<rows>/<buffer>
         widths: dict[str, int] = {}  # number of parameters per kind of rows: the widest buffer (a step count is 1 wide)
         for name in buffers:
@@ -172,7 +176,7 @@ class Simulation:
         return self.early_stopping is not None and self.early_stopping.stopped_at is not None
 
     def keep_best_state(self) -> None:
-        """Store the state of server and clients, if this round has the best validation score so far."""
+        """With stop.patience, store the state of server and clients if this round has the best validation score."""
         if self.early_stopping is not None and self.best_val is not None and self.best_val["round"] == self.done:
             self.early_stopping.best_state = copied(state_of(self.algorithm, self.engine))
 
@@ -195,11 +199,15 @@ class Simulation:
         return True
 
     def record_metrics(self, values: dict[str, float]) -> None:
-        """Store the metrics of an evaluation as the last ones and, if they are, as the best ones."""
+        """Store the metrics of an evaluation, by name, as the last ones.
+
+        They are also stored as the best ones by test score or by validation score, if that score is better than all
+        earlier ones.
+        """
         self.last = values
         nan, test, validation = float("nan"), self.primary, f"val/{self.engine.task.primary}"
         score, best = (v.get(test, nan) for v in (values, self.best["values"] if self.best else {}))
-        if scores.is_better(test, score, best) or best != best:
+        if scores.is_better(test, score, best) or best != best:  # NaN: there was no score so far
             self.best = {"metric": test, "round": self.done, "values": values}
         score, best = (v.get(validation, nan) for v in (values, self.best_val["values"] if self.best_val else {}))
         if scores.is_better(validation, score, best):
@@ -237,7 +245,8 @@ class Simulation:
 def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
     """Check that the stored state of a method fits its initial state.
 
-    The stored state may have more tensors.  The first axis of a matrix may have grown (APPLE's downloaded cores).
+    The stored state may have more tensors.  The first axis of a tensor with several axes may have another length
+    (APPLE's downloaded cores).
 
     Args:
         fresh: The initial tensors by name.
@@ -248,8 +257,8 @@ def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) 
         KeyError: A tensor is missing.
     """
     for name, tensor in fresh.items():
-        other = stored[name]
-        grown = other.dim() > 1 and other.shape[1:] == tensor.shape[1:]
-        if other.dtype != tensor.dtype or not (grown or other.shape == tensor.shape):
+        found = stored[name]
+        fits = found.shape == tensor.shape or (found.dim() > 1 and found.shape[1:] == tensor.shape[1:])
+        if found.dtype != tensor.dtype or not fits:
             expected = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(f"{name} is {other.dtype} {tuple(other.shape)}, expected {expected}")
+            raise ValueError(f"{name} is {found.dtype} {tuple(found.shape)}, expected {expected}")

@@ -78,29 +78,34 @@ def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
     Raises:
         ConfigError: system.slow rounds to no client.
     """
-    slow = cfg.system.slow
-    if not slow:
+    slow_share = cfg.system.slow
+    if not slow_share:
         return None
-    count = int(num_clients * slow + 0.5 + 1e-9)  # to the nearest integer, halves up
+    count = int(num_clients * slow_share + 0.5 + 1e-9)  # to the nearest integer, halves up
     require(
         count > 0,
-        f"system.slow={slow:g} of {num_clients} clients rounds to no client: use 0, or at least "
+        f"system.slow={slow_share:g} of {num_clients} clients rounds to no client: use 0, or at least "
         f"{0.5 / num_clients:.2g}",
     )
-    each = np.ones(num_clients)
-    each[rng.generator(int(cfg.seed), "slow").choice(num_clients, count, replace=False)] = cfg.system.slow_steps
-    return each
+    fractions = np.ones(num_clients)
+    slow_clients = rng.generator(int(cfg.seed), "slow").choice(num_clients, count, replace=False)
+    fractions[slow_clients] = cfg.system.slow_steps
+    return fractions
 
 
 def epochs(cfg: DictConfig, num_clients: int) -> float | np.ndarray:
     """Return local.epochs: one number for all clients, or an array [N] with one per client.
 
+    Args:
+        cfg: The checked configuration.
+        num_clients: N.
+
     Raises:
         ConfigError: The list in local.epochs does not have N entries.
     """
-    each = cfg.local.epochs
-    check_each("local.epochs", each, num_clients, "numbers")
-    return each if isinstance(each, int | float) else np.array(list(each))
+    option = cfg.local.epochs
+    check_each("local.epochs", option, num_clients, "numbers")
+    return option if isinstance(option, int | float) else np.array(list(option))
 
 
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:

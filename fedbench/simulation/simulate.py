@@ -78,7 +78,17 @@ def start(
 
 
 def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple[str, Mapping[str, Any]]:
-    """Return the action for a run folder ("begin", "resume" or "skip") and the configuration to run."""
+    """Decide what to do in a run folder, and prepare the folder for it.
+
+    Args:
+        config: The checked configuration.
+        folder: The run folder.
+        hydra: Hydra's node of the composed configuration.
+
+    Returns:
+        "begin", "resume" or "skip" (the run is finished); and the configuration to run, which in a resumed run has the
+        hardware options with which it began.
+    """
     stored = stored_config(folder)
     if stored is not None and not _is_same_run(stored, config):
         set_aside(folder)
@@ -140,8 +150,8 @@ def simulate(
         from fedbench.simulation.simulator import run  # torch
 
         broadcast_run((config, folder, resume))
-        origin = {"command": command, "classes": named_classes(config)}
-        summary = run(cfg, folder, resume, origin, output)
+        command_entries = {"command": command, "classes": named_classes(config)}
+        summary = run(cfg, folder, resume, command_entries, output)
     write_status(folder, "finished", score_of(summary))
     return summary
 
@@ -177,7 +187,10 @@ def recorded(folder: Path) -> Iterator[None]:
 
 
 def _is_same_run(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether two configurations describe the same run; False if the stored one is truncated."""
+    """Return whether two configurations have the same hash, so that they are of one run.
+
+    Return False if the stored one lacks keys, because its file was truncated.
+    """
     try:
         return config_hash(stored) == config_hash(config)
     except (KeyError, TypeError, AttributeError):

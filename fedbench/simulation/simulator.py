@@ -44,7 +44,7 @@ def run(
     cfg: DictConfig,
     run_dir: Path,
     resume: bool = False,
-    origin: Mapping[str, Any] | None = None,
+    command_entries: Mapping[str, Any] | None = None,
     output: Output = "lines",
 ) -> dict[str, Any]:
     """Run or resume an experiment, and return its summary.
@@ -55,8 +55,8 @@ def run(
         cfg: The checked configuration.
         run_dir: The run folder.
         resume: Whether to resume from the checkpoint.
-        origin: Entries for summary.json about the command: `command`, as typed, and `classes`, a dict from group to
-            a class that was given in place of an option.
+        command_entries: Entries for summary.json about the command: `command`, as typed, and `classes`, a dict from
+            group to a class that was given in place of an option.
         output: What the run prints: "lines", "bar" or "warnings".
 
     Returns:
@@ -69,7 +69,7 @@ def run(
     """
     try:
         with torch_settings.preserved():
-            return _run(cfg, run_dir, resume, origin or {}, output)
+            return _run(cfg, run_dir, resume, command_entries or {}, output)
     except PeerLost:
         raise
     except (Exception, SystemExit) as error:
@@ -77,12 +77,15 @@ def run(
         raise
 
 
-def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], output: Output) -> dict[str, Any]:
+def _run(
+    cfg: DictConfig, run_dir: Path, resume: bool, command_entries: Mapping[str, Any], output: Output
+) -> dict[str, Any]:
+    """Do what `run` describes, without restoring torch's settings and reporting failures to other processes."""
     began, is_rank_0 = time.monotonic(), processes.current().is_first
     saved = checkpoint.load(run_dir) if resume else None
     callbacks = build_callbacks(cfg, output) if is_rank_0 else []
     sim = prepare(cfg, run_dir, saved, write=is_rank_0)
-    sim.origin = origin
+    sim.command_entries = command_entries
     log_components(sim)
     with closing(sim.engine.executor):
         started: list[Callback] = []
@@ -100,7 +103,13 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
 
 
 def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[str, Any]:
-    """Call ``on_end`` of every callback, even if one raises, and return the summary."""
+    """Call ``on_end`` of every callback, even if one raises, and return the content of summary.json.
+
+    Args:
+        sim: The run.
+        callbacks: The callbacks that were started, in calling order.
+        status: finished, failed or interrupted.
+    """
     result = summary(sim, status)
     with ExitStack() as stack:
         for callback in reversed(callbacks):  # an ExitStack calls in reverse order
@@ -178,7 +187,15 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
 
 
 def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float]:
-    """Train one round, evaluate it if it is due, and return its line of costs.csv."""
+    """Train one round, and evaluate it every eval.every rounds and after the last round.
+
+    Args:
+        sim: The run, whose number of finished rounds increases.
+        callbacks: The callbacks, which get the scores of an evaluated round.
+
+    Returns:
+        The values of the round's line in costs.csv, by column.
+    """
     engine, cfg = sim.engine, sim.cfg
     federation = engine.federation
     began = time.perf_counter()
@@ -213,7 +230,11 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
 def check_used(sim: Simulation, cost: RoundCost) -> None:
     """Check after the first round that the options `client_weights`, `server` and `compression` had an effect.
 
-    A round without local steps may send nothing.  Then compression is checked after the next round.
+    A round without local steps may send nothing.  Then `server` and `compression` are checked after the next round.
+
+    Args:
+        sim: The run.
+        cost: The cost of the round.
 
     Raises:
         ConfigError: An option had no effect.
@@ -224,7 +245,7 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
     require(
         engine.client_weights == "samples" or sim.takes_means,
         f"client_weights={engine.client_weights} has no effect: algorithm={choices.algorithm} does not "
-        "average clients by number of samples; remove client_weights",
+        "average clients by number of samples; use client_weights=samples",
     )
     require(
         engine.server is None or cost.takes_server_steps or check_later,
@@ -234,7 +255,7 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
     require(
         engine.compression is None or engine.compression.acted or check_later,
         f"compression={choices.compression} has no effect: algorithm={choices.algorithm} sends no float32 tensor with "
-        f"{TINY} or more numbers per client; remove compression",
+        f"{TINY} or more numbers per client; use compression=none",
     )
 
 
@@ -252,7 +273,7 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
         cost: The cost of the round.
 
     Returns:
-        The metrics over clients, by name, and the columns of clients.csv [n].
+        The metrics over clients, by name; and the columns of clients.csv by name, [n] each, for n evaluated clients.
     """
     engine, ids, round = sim.engine, _evaluated(sim), sim.done - 1
     final = sim.done == sim.cfg.rounds or sim.is_stopped_early
@@ -266,13 +287,15 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():
         part = "val" if scope == "val" else "test"
-        values |= {f"{scope}/{n}": v for n, v in scores.summarize_clients(per_client, sizes[part]).items()}
-        columns |= {f"{scope}/{n}": v for n, v in per_client.items()}
+        values |= {
+            f"{scope}/{name}": value for name, value in scores.summarize_clients(per_client, sizes[part]).items()
+        }
+        columns |= {f"{scope}/{name}": per_client[name] for name in per_client}
     return values, columns
 
 
 def log_return(sim: Simulation) -> None:
-    """Log that the run returned to the round with the best validation score."""
+    """Log why the run ends, and that its model is that of the round with the best validation score."""
     if not sim.engine.executor.ranks.is_first:
         return
     best, metric = sim.best_val["round"], f"val/{sim.engine.task.primary}"  # type: ignore[index]
@@ -286,7 +309,13 @@ def log_return(sim: Simulation) -> None:
 
 
 def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:
-    """Log once for each metric that is undefined for some clients, which its mean then omits."""
+    """Log once for each metric that is undefined for some clients, which its mean then omits.
+
+    Args:
+        sim: The run.
+        values: The metrics over clients, by name, with the numbers of clients (scores.COUNT_SUFFIX).
+        clients: The number of evaluated clients.
+    """
     new = {name: n for name, n in scores.defined_counts(values).items() if name not in sim.reported_counts}
     sim.reported_counts.update(new)
     if not sim.engine.executor.ranks.is_first:
@@ -304,7 +333,7 @@ def check_ranks_agree(sim: Simulation) -> None:
     ranks = sim.engine.executor.ranks
     state = sim.algorithm.state_dict() if ranks.is_distributed else {}
     sums = ranks.gather("comparison", [float(t.double().sum()) for t in state.values()])
-    differ = any(repr(other) != repr(sums[0]) for other in sums)  # repr: NaN equals NaN
+    differ = any(repr(other) != repr(sums[0]) for other in sums)  # as text, so that NaN equals NaN
     if ranks.is_first and differ and not sim.ranks_differ:
         sim.ranks_differ = True
         log.warning(
@@ -333,4 +362,5 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 
 def _evaluated(sim: Simulation) -> np.ndarray:
+    """Return the ids of the clients that the run evaluates.  # [n]"""
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)

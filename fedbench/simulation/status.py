@@ -71,7 +71,12 @@ def interrupted(folder: Path) -> str:
 
 
 def sentence_of(error: BaseException, folder: Path) -> str:
-    """Return one line about an error."""
+    """Return one line about an error: what happened, and how to resume the run if that may help.
+
+    Args:
+        error: The exception that ended the run.
+        folder: The run folder.
+    """
     if isinstance(error, PeerLost):
         return f"{error}; up to its last checkpoint the run is {how_to_resume(folder)}"
     if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
@@ -124,7 +129,10 @@ def started_by() -> str:
 
 
 def _try_to_write(path: Path, text: str) -> bool:
-    """Replace a file, and return whether that worked: a full disk must not hide the run's error."""
+    """Replace a text file, and return whether that worked.
+
+    An error is not raised, because a full disk must not hide the run's error.
+    """
     try:
         replace_text(path, [text], durable=False)
     except OSError:

@@ -17,6 +17,9 @@ class StopSignals:
     """Context manager that records stop signals (core/signals.py), for a stop after the current round.
 
     A second signal raises KeyboardInterrupt at once, unless the first was a scheduler's advance warning.
+
+    Attributes:
+        received: Whether this process received a signal.
     """
 
     def __enter__(self) -> StopSignals:
@@ -35,6 +38,7 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: Any) -> None:
+        """Record a signal; raise KeyboardInterrupt if it is the second one.  Called by Python as a signal handler."""
         if self._is_last:
             raise KeyboardInterrupt
         self.received, self._is_last = True, not signals.is_warning(number)

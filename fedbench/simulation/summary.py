@@ -97,7 +97,12 @@ def log_components(sim: Simulation) -> None:
 
 
 def _client_names(names: Sequence[str] | None, count: int) -> str:
-    """Return the first few client names, in parentheses; "" if clients have no names."""
+    """Return the first few client names, in parentheses; "" if clients have no names.
+
+    Args:
+        names: The names of the clients, new ones included, or None.
+        count: The number of training clients, which are the first ones.
+    """
     if names is None:
         return ""
     shown = [name[:LONGEST_NAME] for name in names[: min(count, MOST_NAMES)]]
@@ -105,7 +110,7 @@ def _client_names(names: Sequence[str] | None, count: int) -> str:
 
 
 def task_line(federation: Federation) -> str:
-    """Return one line with the task, its number of classes, and the training samples of each class."""
+    """Return one line with the task, its number of classes, and the training samples of the first few classes."""
     task, count = federation.task, federation.num_classes
     text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
     index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)
@@ -135,7 +140,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         "name": name_of(cfg),
         "rounds_done": sim.done,
         **{group: choices[group] for group in ("algorithm", "dataset", "partition", "model", "experiment")},
-        **({"classes": sim.origin["classes"]} if sim.origin.get("classes") else {}),
+        **({"classes": sim.command_entries["classes"]} if sim.command_entries.get("classes") else {}),
         "seed": cfg.seed,
         "rounds": cfg.rounds,
         "num_clients": engine.federation.num_clients,
@@ -160,14 +165,14 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         "cost": cost,
         "executor": {**engine.executor.state(), "ranks": engine.executor.ranks.world_size},
         **describe_environment(),
-        "command": sim.origin.get("command"),
+        "command": sim.command_entries.get("command"),
         "started": sim.started,
         "finished": now() if status == "finished" else None,
     }
 
 
 def seal(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary as JSON values, with a digest of all of them."""
+    """Return the summary as JSON values, with the additional entry "digest" of all others."""
     values = json_values(values)
     return {**values, "digest": digest(values)}
 

@@ -33,7 +33,12 @@ def ending(summary: dict[str, Any], run_dir: Path) -> None:
 
 
 def ending_line(summary: dict[str, Any], run_dir: Path) -> str:
-    """Return one line with the scores of a finished run of a sweep."""
+    """Return one line with the scores of a finished run of a sweep.
+
+    Args:
+        summary: The content of summary.json.
+        run_dir: The run folder.
+    """
     name = primary_of(summary)
     last, best = last_and_best(summary["last"], summary.get("best_val") or {"values": {}}, f"personal/{name}")
     scores = f"{last} last, {best} best by validation" if summary.get("best_val") else f"{last} last"
@@ -43,7 +48,7 @@ def ending_line(summary: dict[str, Any], run_dir: Path) -> str:
 
 
 def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
-    """Return the lines that `ending` prints."""
+    """Return the lines that `ending` prints.  Arguments as in `ending`."""
     s, cost = summary, summary["cost"]
     last, best, name = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}, primary_of(s)
     table = [
@@ -56,7 +61,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         (f"global {name}", *last_and_best(last, best, f"global/{name}")),
     ]
     width = max(len(row[0]) for row in table)
-    shown = [f"  {label:<{width}}  {a:>8}  {b:>8}" for label, a, b in table]
+    shown = [f"  {label:<{width}}  {of_last:>8}  {of_best:>8}" for label, of_last, of_best in table]
     shown[-1] += global_note(s)
     return [
         f"{s['name']} on {s['dataset']}, {s['partition']} partition: {s['num_clients']} clients, "
@@ -81,13 +86,25 @@ def megabytes(cost: dict[str, float], direction: str) -> str:
 
 
 def last_and_best(last: dict[str, float], best: dict[str, Any], name: str) -> tuple[str, str]:
-    """Return a metric of the last and of the best round as text, "-" if it is undefined."""
+    """Return a metric of the last and of the best round as text with 4 decimals, "-" if it is undefined.
+
+    Args:
+        last: Metrics of the last evaluation, by name.
+        best: The entry of the best round in summary.json, whose "values" are metrics by name.
+        name: The metric.
+    """
     values = (last.get(name), best["values"].get(name))
     return tuple("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)  # type: ignore[return-value]
 
 
 def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -> str:
-    """Return the number of clients in a mean, as in "3 of 6"; "" if it includes all clients."""
+    """Return the number of clients in a mean, as in "3 of 6"; "" if it includes all clients.
+
+    Args:
+        summary: The content of summary.json.
+        values: Metrics of an evaluation, by name.
+        metric: The metric.
+    """
     from fedbench.tasks.scores import COUNT_SUFFIX  # NumPy
 
     num_clients = summary.get("num_clients")
@@ -98,18 +115,30 @@ def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -
 def _client_row(
     summary: dict[str, Any], last: dict[str, float], best: dict[str, float], metric: str
 ) -> list[tuple[str, str, str]]:
-    """Return a table row with the number of clients in the means, if some clients are omitted."""
+    """Return a table row with the number of clients in the means, as a list; [] if no client is omitted.
+
+    Args:
+        summary: The content of summary.json.
+        last: Metrics of the last evaluation, by name.
+        best: Metrics of the best evaluation, by name.
+        metric: The metric whose clients are counted.
+    """
     counts = [clients_of(summary, values, metric) for values in (last, best)]
     return [("  clients in these means", counts[0] or "all", counts[1] or "all")] if any(counts) else []
 
 
 def kib(total: int, s: dict[str, Any]) -> str:
-    """Return the bytes of a run per client and round, in KiB."""
+    """Return the bytes of a run per sampled client and round as text, in KiB.
+
+    Args:
+        total: The bytes of all clients and rounds.
+        s: The content of summary.json.
+    """
     return f"{total / max(1, s['rounds_done'] * s['cohort']) / 1024:,.1f} KiB"
 
 
 def global_note(summary: dict[str, Any]) -> str:
-    """Return a note on the global score, if there is none or if it equals the personal one."""
+    """Return a note on the global score if there is none, or if it equals the personal one; else ""."""
     if f"global/{primary_of(summary)}" not in summary["last"]:
         return "  none: this method has no global model"
     same = summary.get("personal_is_global")

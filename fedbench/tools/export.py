@@ -22,7 +22,7 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
-from fedbench.simulation.instantiate import part
+from fedbench.simulation.instantiate import component
 from fedbench.simulation.simulator import Simulation, prepare
 from fedbench.tools import _export_formats
 
@@ -186,7 +186,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
         raise ConfigError("--peft needs safetensors: pip install safetensors") from error
     folder = Path(folder)
     state, bare = _row_state(sim, client), _bare_module(sim)
-    adapted, adapter = _run_module_with(sim, state), part(sim.cfg, "adapter")
+    adapted, adapter = _run_module_with(sim, state), component(sim.cfg, "adapter")
     config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
     base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # safetensors refuses shared memory
     check_folder("--peft", folder)

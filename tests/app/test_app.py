@@ -42,7 +42,7 @@ from fedbench.core.options import ConfigError
 class RunError(ConfigError):
     pass
 
-def run(cfg, run_dir, resume=False, origin=None, progress=True):
+def run(cfg, run_dir, resume=False, command_entries=None, progress=True):
     with open(run_dir / "calls.txt", "a") as file:
         file.write(f"resume={resume} rounds={cfg.rounds} seed={cfg.seed} project={cfg.tracking.project}\\n")
     with open(run_dir / "executors.txt", "a") as file:

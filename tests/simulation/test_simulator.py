@@ -538,7 +538,7 @@ def test_the_summary_names_the_classes_that_ran(whole: Path, tmp_path: Path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "classes" not in json.loads((whole / "summary.json").read_text())
     cfg = config("algorithm._target_=ones_method.Mine", "rounds=1", "tracking=disabled")
-    found = run(cfg, tmp_path, origin={"classes": named_classes(to_dict(cfg))})
+    found = run(cfg, tmp_path, command_entries={"classes": named_classes(to_dict(cfg))})
     assert (found["name"], found["algorithm"], found["model"]) == ("Mine", "Mine", cfg.choices.model)
     assert found["classes"] == {"algorithm": "ones_method.Mine"}
 

@@ -39,6 +39,7 @@ def group_callbacks(cfg: DictConfig) -> list[Callback]:
 
 
 def _build_one(cfg: DictConfig, name: str) -> Callback:
+    """Build the callback of this name in the group ``callbacks``; raise ConfigError if it is not a Callback."""
     key = f"callbacks.{name}"
     callback = make(cfg.callbacks[name], key=key)
     require(

@@ -54,7 +54,15 @@ class Guarded(Callback):
         self._call("on_end", run, status, summary)
 
     def _call(self, hook: str, *args: Any) -> str | None:
-        """Call a hook, and return its result as JSON."""
+        """Call a hook, unless an earlier one failed.
+
+        Args:
+            hook: The name of the hook.
+            *args: Its arguments.
+
+        Returns:
+            Its result as JSON; None if it returns nothing or fails.
+        """
         if self.failed:
             return None
         try:

@@ -86,12 +86,13 @@ class MatrixLog:
             self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
 
     def _record(self, round: int, matrices: dict[str, np.ndarray]) -> None:
+        """Keep the matrices [N, N] of a round, by name, and their digest."""
         self.rounds.append(round)
         self.recorded.append(matrices)
         self.digests[str(round)] = digest(matrices)
 
     def save(self) -> None:
-        """Replace the file."""
+        """Replace matrices.npz by all matrices recorded so far."""
         if self.active:
             stacked = {name: np.stack([r[name] for r in self.recorded]) for name in self.recorded[0]}
             write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
@@ -120,4 +121,5 @@ class MatrixLog:
             )
 
     def _is_recorded(self, round: int) -> bool:
+        """Return whether the matrices of this round are recorded: at equal intervals, and after the last round."""
         return round % self.step == 0 or round == self.last

@@ -59,6 +59,7 @@ class MLflow(Callback):
             raise ConfigError(f"callbacks.mlflow.uri={uri} cannot be used: {first}") from error
 
     def _exists(self, id: str) -> bool:
+        """Return whether MLflow has a run of this id that was not deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -67,6 +68,7 @@ class MLflow(Callback):
             return False
 
     def _create(self, run: Simulation) -> str:
+        """Create a run in MLflow, with the configuration as its parameters, and return its id."""
         from mlflow.entities import Param
 
         names = run_names(run.cfg, run.run_dir)

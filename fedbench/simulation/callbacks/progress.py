@@ -75,6 +75,12 @@ class Progress(Callback):
             print(self._text(round, fields), flush=True)
 
     def _text(self, round: int, fields: dict[str, str]) -> str:
+        """Return the line of a round.
+
+        Args:
+            round: The finished round, from 1.
+            fields: "score" and "speed" (images/s) as text.
+        """
         seconds_left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
         return (
             f"round {round:>{len(str(self.total))}}/{self.total}  {self.primary} {fields['score']:>6}  "
@@ -98,7 +104,12 @@ class NotebookLine:
         self._display, self._handle, self._shown = display, None, -math.inf
 
     def show(self, text: str, last: bool = False) -> None:
-        """Replace the line, unless the previous update was less than REDRAWN ago and this is not the last one."""
+        """Replace the line, unless the previous update was less than REDRAWN seconds ago.
+
+        Args:
+            text: The line.
+            last: Whether this is the last update, which is always shown.
+        """
         now = time.monotonic()
         if not last and now - self._shown < REDRAWN:
             return
@@ -118,6 +129,14 @@ def notebook_line() -> NotebookLine | None:
 
 
 def _bar(total: int, start: int, primary: str, transient: bool) -> Any:
+    """Show a progress bar of rich, and return it.
+
+    Args:
+        total: The number of rounds of the run.
+        start: The number of finished rounds.
+        primary: The name of the score.
+        transient: Whether the bar disappears at the end.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 

@@ -45,6 +45,7 @@ class TensorBoard(Callback):
         self._write(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _write(self, round: int, values: Mapping[str, float]) -> None:
+        """Write values of a round as scalars, by name."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
 

@@ -77,6 +77,7 @@ class Wandb(Callback):
         self.run = None
 
     def _send(self, round: int, values: Mapping[str, Any]) -> None:
+        """Send values of a round to W&B, by name, without those that are None.  Does nothing if not connected."""
         if self.run is not None:
             defined = {name: value for name, value in values.items() if value is not None}
             self._try("sending", lambda: self.run.log({"round": round, **defined}, step=round))
@@ -97,6 +98,13 @@ class Wandb(Callback):
             self.mode = "offline"
 
     def _record(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Record the whole run offline, from its tables.
+
+        Args:
+            status: finished or failed.
+            summary: The content of summary.json, as JSON values.
+        """
+
         def record() -> None:
             self.run = self._init("offline")
             self._replay()
@@ -106,6 +114,12 @@ class Wandb(Callback):
             self._try("finishing", lambda: self._finish(status, summary))
 
     def _init(self, mode: str, **options: Any) -> Any:
+        """Call wandb.init, and return the run of W&B.
+
+        Args:
+            mode: "online" or "offline".
+            **options: Further arguments of wandb.init.
+        """
         import wandb
 
         run = wandb.init(
@@ -132,6 +146,12 @@ class Wandb(Callback):
             self.run.log({"round": round, **rounds[round]}, step=round)
 
     def _finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Send the table of clients and the summary, and end the run of W&B.
+
+        Args:
+            status: finished or failed.
+            summary: The content of summary.json, as JSON values.
+        """
         import wandb
 
         rows = last_rows(self.run_dir / "clients.csv")
@@ -150,7 +170,12 @@ class Wandb(Callback):
             self.notice(f"W&B: recorded offline; to upload it: wandb sync {shlex.quote(str(record))}")
 
     def _try(self, doing: str, action: Callable[[], None]) -> None:
-        """Call a function that uses W&B.  On an error, log one line and continue without W&B."""
+        """Call a function that uses W&B.  On an error, log one line and continue without W&B.
+
+        Args:
+            doing: What the function does, for that line, such as "sending".
+            action: The function.
+        """
         try:
             action()
         except Exception as error:  # of any kind
@@ -160,7 +185,12 @@ class Wandb(Callback):
 
 
 def _settings(mode: str, supported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the installed version of W&B supports."""
+    """Return the settings of a run in W&B: short waits, no output, no recording of the console.
+
+    Args:
+        mode: "online" or "offline".
+        supported: The settings of the installed version.  Others are omitted.
+    """
     settings = {
         "init_timeout": SECONDS_TO_CONNECT,
         "finish_timeout": SECONDS_TO_UPLOAD,

@@ -99,7 +99,7 @@ def folder_in_sweep(cfg: DictConfig, run_dir: Path) -> str:
 
 
 def shortened(text: str, max_length: int) -> str:
-    """Shorten a text to a maximum length, replacing its end by a hash."""
+    """Return a text; if it is longer than max_length, its end is replaced by a hash of the whole text."""
     if len(text) <= max_length:
         return text
     return f"{text[: max_length - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

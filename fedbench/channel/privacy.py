@@ -127,7 +127,7 @@ class Privacy:
         require(
             value.is_floating_point(),
             f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, but the method uploads {name!r} as "
-            f"{str(value.dtype).removeprefix('torch.')}",
+            f"{str(value.dtype).removeprefix('torch.')}; use another method, or privacy.epsilon=null",
         )
         if self.calibration == "analytic" and self.clip is not None:
             value = clipped_towards(value, reference, self.clip)

@@ -18,6 +18,7 @@ class _Descriptor(io.FileIO):
     """A descriptor that discards output once its reader is gone."""
 
     def write(self, data: Any) -> int:
+        """Write bytes and return their number.  The first error of a lost reader redirects all output to /dev/null."""
         try:
             return super().write(data)
         except OSError as error:

@@ -24,7 +24,7 @@ def check_file(flag: str, path: Path | None) -> None:
     """
     if path is None:
         return
-    require(path != Path(), f'{flag} must name a file, but is empty or "."')
+    require(path != Path(), f'{flag} must name a file, but is empty or ".": name a new file')
     with _os_errors_explained(f"{flag} {path} cannot be written"):
         require(not path.is_dir(), f"{flag} {path} is a folder: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)

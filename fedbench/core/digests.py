@@ -71,7 +71,10 @@ def _lines(where: str, value: Any) -> Iterator[str]:
     elif value is None or isinstance(value, bool | int | float | str):
         yield f"{where} {value!r}"
     else:
-        raise ValueError(f"it contains a {type(value).__name__}")
+        raise ValueError(
+            f"it contains a {type(value).__name__}, which has no digest: use numbers, text, None, "
+            "arrays, lists and mappings"
+        )
 
 
 def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]) -> str:

@@ -261,7 +261,8 @@ def clients_to_train(num_clients: int, num_new: int) -> int:
     """
     require(
         num_new < num_clients,
-        f"new_clients.count={num_new} must be less than the number of clients, {num_clients}",
+        f"new_clients.count={num_new} must be less than the number of clients, {num_clients}: "
+        "lower it, or raise partition.num_clients",
     )
     return num_clients - num_new
 
@@ -270,5 +271,6 @@ def check_cohort(clients_per_round: int | None, num_clients: int) -> None:
     """Raise ConfigError if clients_per_round exceeds the number of clients."""
     require(
         clients_per_round is None or clients_per_round <= num_clients,
-        f"clients_per_round={clients_per_round} must be at most the number of training clients, {num_clients}",
+        f"clients_per_round={clients_per_round} must be at most the number of training clients, {num_clients}: "
+        "lower it",
     )

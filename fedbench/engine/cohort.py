@@ -68,7 +68,13 @@ class Cohort:
             engine.rows.setting_up = False
 
     def _context(self, ids: np.ndarray, round: int, mode: Mode) -> RoundContext:
-        """Return the context of clients ids [K] in a round, with their numbers of samples and weights."""
+        """Return the context of clients in a round, with their numbers of samples and weights.
+
+        Args:
+            ids: The clients, ascending.  # [K]
+            round: Index of the round, from 0.
+            mode: What the cohort is used for.
+        """
         num_samples = self.federation.num_samples[ids]
         by_samples = self.engine.client_weights == "samples"
         return RoundContext(

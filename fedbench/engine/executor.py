@@ -203,6 +203,7 @@ class Executor:
         errors: list[BaseException] = []
 
         def run(start: int, stop: int) -> None:
+            """Run one chunk.  Its error is stored and stops the other chunks."""
             try:
                 self.raise_if_stopped()
                 self._run_within_memory(job, start, stop)
@@ -247,7 +248,7 @@ class Executor:
             half = (stop - start + 1) // 2
         # from here on, the exception and its references to tensors of the chunk no longer exist
         self.chunk = min(self.chunk or half, half)
-        log.warning("out of memory with %d clients at once: going on with %d", stop - start, half)
+        log.warning("out of memory with %d clients at once: the run goes on with %d at a time", stop - start, half)
         self.gradients.free_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

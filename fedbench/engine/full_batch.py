@@ -51,6 +51,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
     losses = torch.zeros(len(context), device=context.device)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
+        """Compute gradients and losses of the clients at positions index [k], from their blocks of samples."""
         theta = rows[index]  # [k, P]
         total_gradient = torch.zeros_like(theta)
         total_loss = losses.new_zeros(len(theta))
@@ -118,6 +119,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
     losses = torch.zeros(len(context), device=context.device)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
+        """Compute the losses of the clients at positions index [k], from their blocks of samples."""
         theta, total_loss = rows[index], losses.new_zeros(len(index))
         for block in blocks:
             logits = engine.model.predict(theta[: len(block.weight)], block.x)
@@ -152,6 +154,7 @@ def map_samples(
     sizes = samples.sizes_of(context.ids)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
+        """Compute the results of the clients at positions index [k], from their blocks of samples."""
         positions = index.tolist()
         slots = _SampleSlots(sizes[positions], context.device)
         outputs: SampleStatistics = {}  # for all samples of the chunk, because small tensors would fragment memory
@@ -233,6 +236,7 @@ def _map_samples_with_shared_row(
     outputs: SampleStatistics = {}  # for all samples, because small tensors would fragment memory
 
     def compute_block(start: int, stop: int) -> None:
+        """Compute the results of this rank's block number start.  Chunks have one block, so that stop is unused."""
         block = blocks[my_blocks[start]]
         fetched = engine.federation.fetch(samples.indices[None, block])
         x, y = engine.federation.gather(index[None, block], fetched=fetched)

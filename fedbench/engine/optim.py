@@ -302,7 +302,7 @@ class SGD(Optimizer):
         self.is_plain_sgd = not momentum and not weight_decay and clip is None
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
-        """Update rows in place, with g' = g + weight_decay theta.
+        """Update rows in place, with g' = g + weight_decay theta.  Arguments as in `Optimizer.update`.
 
         v <- momentum v + g';  theta <- theta - lr v, or with Nesterov momentum theta <- theta - lr (g' + momentum v).
         """
@@ -396,7 +396,10 @@ class Adam(Optimizer):
         lr: Rate,
         index: ParameterIndex | None = None,
     ) -> None:
-        """Update columns of rows in place.  Bias correction uses the number of steps of each parameter."""
+        """Update columns of rows in place.  Arguments as in `Optimizer.step`; index is required.
+
+        Bias correction uses the number of steps of each parameter.
+        """
         assert index is not None
         b1, b2 = self.betas
         count = state["count"]  # [k, S]

@@ -524,6 +524,7 @@ def default_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:
     """
 
     def step(s: Step, batch: Batch) -> None:
+        """Take one local step of the clients with one batch of each."""
         gradient = s.grad(batch)
         if extra_grad is not None:
             extra = extra_grad(s)  # [k, P]

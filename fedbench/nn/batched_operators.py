@@ -117,7 +117,11 @@ class _BatchedLinear(torch.autograd.Function):
 
 
 def _linear(layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Linear: x [k, B, ..., in] -> [k, B, ..., out], without k if not batched."""
+    """Compute nn.Linear: x [k, B, ..., in] -> [k, B, ..., out], without k if not batched.
+
+    params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
+    context.frozen, because all clients share it.
+    """
     weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
     if not batched:
         return F.linear(x, weight, bias)
@@ -135,7 +139,11 @@ def _linear(layer: nn.Module, name: str, params: Params, x: Tensor, batched: boo
 
 
 def _conv2d(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Conv2d: x [k, B, C, H, W] -> [k, B, out, H', W'], without k if not batched."""
+    """Compute nn.Conv2d: x [k, B, C, H, W] -> [k, B, out, H', W'], without k if not batched.
+
+    params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
+    context.frozen, because all clients share it.
+    """
     weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
     if not batched:
         if x.device.type == "cpu":
@@ -166,7 +174,11 @@ def _conv2d(layer: Any, name: str, params: Params, x: Tensor, batched: bool, con
 def _conv_transpose2d(
     layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
 ) -> Tensor:
-    """Compute nn.ConvTranspose2d: x [k, B, C, H, W] -> [k, B, out, H', W'], without k if not batched."""
+    """Compute nn.ConvTranspose2d: x [k, B, C, H, W] -> [k, B, out, H', W'], without k if not batched.
+
+    params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
+    context.frozen, because all clients share it.
+    """
     weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")  # [in, out / groups, kh, kw]
 
     def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
@@ -263,7 +275,9 @@ def _write_back(reshaped: Tensor, statistic: Tensor) -> None:
 def _batch_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     """Compute nn.BatchNorm1d or 2d of x [k, B, C, ...], without k if not batched.
 
-    In training mode, the running statistics in params are updated in place.
+    params has the parameters and running statistics of all layers by name: [k, ...] each, or [...] if not batched, or
+    if the name is in context.frozen, because all clients share it.  In training mode, the running statistics are
+    updated in place.
     """
     mean, var = params.get(f"{name}.running_mean"), params.get(f"{name}.running_var")
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")

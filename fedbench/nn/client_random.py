@@ -353,7 +353,10 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Compute F.embedding with a dense gradient.  torch.vmap ignores padding_idx, so that it is implemented here."""
+    """Compute F.embedding with a dense gradient.  Arguments after func are those of F.embedding.
+
+    torch.vmap ignores padding_idx, so that it is implemented here: vectors of this token have no gradient.
+    """
     if not mode.vmapped:
         return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, False)
     if max_norm is not None or scale_grad_by_freq:

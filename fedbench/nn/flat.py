@@ -69,7 +69,7 @@ class FlatModel(RowLayout):
         self.forward_pass = ForwardPass(module, self._eval_layers, self.device)
         self.has_dropout = self.uses_vmap or any(isinstance(m, nn.Dropout) for m in module.modules())
         self._set_layout()
-        norms = {n: m for n, m in module.named_modules() if isinstance(m, BatchNorm)}
+        norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
         require(
             all(m.track_running_stats and m.momentum is not None for m in norms.values()),
             "the model's batch norm must have running statistics with a momentum; construct it with "

@@ -111,7 +111,8 @@ class ForwardPass:
         for pattern in patterns:
             require(
                 bool(fnmatch.filter(names, pattern)),
-                f"the model has no layer named {pattern!r}; its layers are {listed(names)}",
+                f"the model has no layer named {pattern!r} and none that matches it as a pattern; its layers are "
+                f"{listed(names)}",
             )
         return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 

@@ -29,8 +29,8 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
     for pattern in patterns:
         require(
             any(fnmatch.fnmatch(n, pattern) for n in names),
-            f"model.freeze={list(patterns)}: the pattern {pattern!r} matches none of the model's parameters: "
-            f"{listed(n for n, _ in module.named_parameters())}",
+            f"model.freeze={list(patterns)}: the pattern {pattern!r} matches none of the model's parameters, "
+            f"which are {listed(n for n, _ in module.named_parameters())}",
         )
     for name, p in module.named_parameters():
         if is_frozen_by_name(name, patterns):

@@ -93,7 +93,7 @@ class Linear(Layer):
         self.bias = f"{name}.bias" if module.bias is not None else None
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs."""
+        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         w = params[self.weight]
         if not batched and weight_goes_first(w, x):
             y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
@@ -108,7 +108,10 @@ class Linear(Layer):
     def backward(
         self, params: Params, x: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
+        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed.
+
+        Arguments as in `Layer.backward`.
+        """
         if self.weight in out:
             torch.matmul(grad.transpose(-2, -1), x, out=out[self.weight])
         if self.bias in out:
@@ -126,7 +129,7 @@ class Conv2d(Layer):
         self.groups = module.groups
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs."""
+        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         w, b = params[self.weight], params[self.bias] if self.bias else None
         k = len(x) if batched else 1
         if batched:
@@ -139,7 +142,10 @@ class Conv2d(Layer):
     def backward(
         self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed."""
+        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed.
+
+        Arguments as in `Layer.backward`.
+        """
         x, w, k = saved
         if batched:
             grad = grad.transpose(0, 1).flatten(1, 2)
@@ -157,7 +163,7 @@ class ReLU(Layer):
     """max(x, 0)."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs."""
+        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         y = x.relu()
         return y, y
 
@@ -172,7 +178,7 @@ class Flatten(Layer):
     """Flattens all axes after those of clients and samples."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs."""
+        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         return x.flatten(2 if batched else 1), x.shape
 
     def backward(
@@ -198,7 +204,7 @@ class MaxPool2d(Layer):
         )
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs."""
+        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         flat = x.flatten(0, 1) if batched else x
         y, indices = aten.max_pool2d_with_indices(flat, *self.options)
         return (y.unflatten(0, x.shape[:2]) if batched else y), (flat, indices)
@@ -206,7 +212,10 @@ class MaxPool2d(Layer):
     def backward(
         self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Return the gradient of the input, or None if it is not needed.  There are no parameters."""
+        """Return the gradient of the input, or None if it is not needed.  There are no parameters.
+
+        Arguments as in `Layer.backward`.
+        """
         if not needs_input_grad:
             return None
         flat, indices = saved

@@ -87,6 +87,7 @@ class _Tracer(fx.Tracer):
         self.output_of: dict[fx.Node, list[str]] = {}
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
+        """Trace a call of a module (see fx.Tracer), and note its name at the node of its output."""
         name, num_nodes_before = self.path_of_module(m), len(self.graph.nodes)
         out = super().call_module(m, forward, args, kwargs)
         if isinstance(out, fx.Proxy) and not out.node.users and out.node in list(self.graph.nodes)[num_nodes_before:]:

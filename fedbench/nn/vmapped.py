@@ -57,6 +57,7 @@ class VmappedModule:
         def run_client(
             client_params: Params, x: Tensor | dict[str, Tensor], key: Tensor | None
         ) -> tuple[Any, dict[str, Tensor]]:
+            """Return output and recorded activations of one client, with inputs x [B, ...] and its key for dropout."""
             for dropout in self._local.dropouts:
                 dropout.key = key
             module_params = {n: p for n, p in client_params.items() if n in self._names}

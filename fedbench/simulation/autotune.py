@@ -309,7 +309,7 @@ class Trial:
     def log_seconds(self) -> None:
         """Log the time of a local step by each plan."""
         if not self.is_affordable:
-            log.info("executor not timed: a step of one client takes %.2g s", self.step_seconds)
+            log.info("executors are not timed, because a local step of one client takes %.2g s", self.step_seconds)
             return
         log.info(
             "executors timed: %s",

@@ -145,6 +145,7 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
     inputs = wrap_inputs(x)
 
     def check(layer: str, table: nn.Embedding, tokens: Any) -> None:
+        """Raise ConfigError if the input of an embedding is an input of the model whose largest token it lacks."""
         for key, max_token in largest.items():
             require(
                 tokens is not inputs.get(key) or max_token < table.num_embeddings,  # the table reads this input itself
@@ -176,7 +177,10 @@ def _logits(out: Any, name: str) -> Any:
         f"{name} returns logits {list(logits.shape)} and an extra loss {list(extra.shape)} of "
         f"{_dtype_name(extra.dtype)}: the extra loss must be one float32 number per sample, {list(logits.shape[:1])}",
     )
-    require(bool(extra.isfinite().all()), f"{name} returns an extra loss that is NaN or infinite before any training")
+    require(
+        bool(extra.isfinite().all()),
+        f"{name} returns an extra loss that is NaN or infinite before any training; check its forward pass",
+    )
     return logits
 
 
@@ -223,7 +227,13 @@ def _describe(out: Any) -> str:
 
 
 def _check_values(out: Tensor, model: FlatModel, name: str) -> None:
-    """Raise ConfigError unless all outputs [B, ...] of a model are finite.  The message names a bad parameter."""
+    """Raise ConfigError unless all outputs of a model are finite.  The message names a parameter that is not.
+
+    Args:
+        out: The outputs.  # [B, ...]
+        model: The model.
+        name: The name of the model for error messages.
+    """
     is_finite = out.isfinite().flatten(1).all(1)  # [B]
     if is_finite.all():
         return

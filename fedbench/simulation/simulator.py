@@ -80,7 +80,10 @@ def run(
 def _run(
     cfg: DictConfig, run_dir: Path, resume: bool, command_entries: Mapping[str, Any], output: Output
 ) -> dict[str, Any]:
-    """Do what `run` describes, without restoring torch's settings and reporting failures to other processes."""
+    """Do what `run` describes, without restoring torch's settings and reporting failures to other processes.
+
+    Arguments and result are those of `run`.
+    """
     began, is_rank_0 = time.monotonic(), processes.current().is_first
     saved = checkpoint.load(run_dir) if resume else None
     callbacks = build_callbacks(cfg, output) if is_rank_0 else []

@@ -61,7 +61,7 @@ def test_out_of_memory_divides_the_chunk(
     e = make(plan=plan)
     close(work(e), expected)
     assert failed and e.executor.chunk == 1
-    assert "going on with 1" in caplog.text
+    assert "the run goes on with 1 at a time" in caplog.text
     assert Plan.from_state(e.executor.state()).chunk == 1  # a resumed run starts there
 
 
@@ -232,7 +232,10 @@ def test_skipped_timing_is_logged(caplog, monkeypatch: pytest.MonkeyPatch) -> No
     Clock.steady(monkeypatch, 30.0)
     e = make()
     e = build.choose_executor(e, candidate_plans("auto", None, 2, CPU, 6))
-    assert e.executor.plan.name == "threads" and "executor not timed: a step of one client takes 30 s" in caplog.text
+    assert (
+        e.executor.plan.name == "threads"
+        and "executors are not timed, because a local step of one client takes 30 s" in caplog.text
+    )
 
 
 def test_an_executor_sets_the_threads_before_it_runs_anything():

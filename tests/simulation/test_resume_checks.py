@@ -96,7 +96,7 @@ def test_a_checkpoint_of_an_older_version_is_known_by_the_rounds_that_were_asked
 def test_overrides_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra/overrides.resume-1.yaml").write_text("[rounds=6")
-    with pytest.raises(ConfigError, match=r"overrides\.resume-1\.yaml cannot be read .* has the rounds"):
+    with pytest.raises(ConfigError, match=r"overrides\.resume-1\.yaml cannot be read .* has the number of rounds"):
         requested_rounds(tmp_path)
 
 

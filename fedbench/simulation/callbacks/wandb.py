@@ -65,7 +65,13 @@ class Wandb(Callback):
         self._send(run.done, {f"cost/{name}": value for name, value in costs.items()})
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Finish the record.  An offline run is recorded now, unless it was interrupted."""
+        """Finish the record in W&B.  An offline run is recorded now, unless it was interrupted.
+
+        Args:
+            run: The run.
+            status: finished, failed or interrupted.
+            summary: The content of summary.json.
+        """
         values = json_values(dict(summary))
         if self.mode == "offline" and status != "interrupted":
             # A thread has its own short stack.  With a deep stack, CPython 3.11 may map and unmap memory at each call.

@@ -226,7 +226,7 @@ def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:
-    """Write an uncompressed npz atomically."""
+    """Write arrays by their names to an uncompressed npz; the file is never seen incomplete."""
     with written_atomically(path) as partial, open(partial, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
@@ -257,7 +257,7 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
 
 
 def store(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write converted data as an npz, or log a warning if that is impossible."""
+    """Write arrays to an npz in the cache, or log a warning if it cannot be written."""
     try:
         write_npz(path, **arrays)
     except OSError as error:

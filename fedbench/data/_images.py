@@ -57,7 +57,10 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
     """Return pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]; name is theirs, for messages."""
     if images.ndim == 3:
         return images[:, None]
-    require(images.ndim == 4, f"{name} has shape {images.shape}, expected images [n, H, W] or [n, H, W, C]")
+    require(
+        images.ndim == 4,
+        f"{name} has shape {images.shape}, expected [n, H, W], [n, H, W, C] or [n, C, H, W]: add or remove axes",
+    )
     return images if channel_axis(images.shape, name) == 1 else images.transpose(0, 3, 1, 2)
 
 
@@ -94,7 +97,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
 
 
 def fill(images: Iterable[np.ndarray], n: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Copy n images, one at a time, to an array [n, *shape] uint8."""
+    """Return n images of a shape as one array [n, *shape] uint8; they are copied to it one at a time."""
     out = np.empty((n, *shape), np.uint8)
     for i, image in enumerate(images):
         out[i] = image
@@ -267,7 +270,7 @@ def open_picture(
 
 @contextmanager
 def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
-    """Open a picture file of one page with Pillow; raise ConfigError if it is not such a file."""
+    """Yield the picture that Pillow opens; raise ConfigError if the file is no picture or has several pages."""
     try:
         with Image.open(path) as image:
             pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
@@ -276,11 +279,13 @@ def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
     except ConfigError:
         raise
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{path} cannot be read as a picture ({error or type(error).__name__})") from error
+        raise ConfigError(
+            f"{path} cannot be read as a picture ({error or type(error).__name__}): replace or remove it"
+        ) from error
 
 
 def _upright(image: Any) -> Any:
-    """Return the picture rotated and mirrored by its EXIF orientation."""
+    """Return a picture of Pillow, rotated and mirrored by its EXIF orientation; unchanged if it has none."""
     try:
         is_turned = image.getexif().get(ORIENTATION, 1) != 1
     except (ValueError, KeyError, SyntaxError, struct.error):  # damaged EXIF data

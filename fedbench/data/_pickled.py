@@ -38,7 +38,7 @@ class NotPlainError(Exception):
 
 
 class _Call:
-    """A recorded call of an allowed name, with the state that the pickle sets on its result."""
+    """A recorded call of an allowed function in a pickle, with the state that the pickle sets on its result."""
 
     __slots__ = ("args", "name", "state")
 
@@ -52,7 +52,7 @@ class _Call:
 
 
 class _Name:
-    """An allowed name.  A call is recorded and not made."""
+    """An allowed function that a pickle names.  A call of it returns a record of the call, and nothing is run."""
 
     __slots__ = ("name",)
 
@@ -139,7 +139,9 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
     except NotPlainError as refused:
         raise ConfigError(not_plain(f"{key}: {path}", refused, trust)) from None
     except Exception as error:  # of zip files, zlib, NumPy and pickles: all mean the same to the user
-        raise ConfigError(f"{key}: {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{key}: {path} cannot be read: {type(error).__name__}: {error}; write the file again"
+        ) from error
 
 
 def not_plain(file: str, refused: NotPlainError, trust: str) -> str:

@@ -212,7 +212,7 @@ class Arrays:
             return
         require(
             self.domain.dtype == np.int64 and int(self.domain.min()) >= 0,
-            f"domain must be int64 >= 0, got {self.domain.dtype} from {self.domain.min()}",
+            f"domain must be int64 >= 0, got {self.domain.dtype} from {self.domain.min()}: number the clients from 0",
         )
         names, mask = self.domain_names, self.class_mask
         require(
@@ -232,8 +232,11 @@ class Arrays:
 
 
 class Source(Protocol):
-    """A data source, constructed from its YAML."""
+    """A data set that a user can choose: a class whose constructor takes the options of its YAML."""
 
     def load(self) -> Arrays:
-        """Read, download, convert or generate the data set; raise ConfigError if that fails."""
+        """Return the data set, read, downloaded, converted or generated; raise ConfigError if that fails.
+
+        Implementations should return ``Arrays(...).check()``.
+        """
         ...

@@ -52,6 +52,6 @@ def add_extra(
 
 
 def count_extra(split: "Split", arrays: Arrays) -> np.ndarray:
-    """Return the number of extra training samples of each client.  # [N]"""
+    """Return the number of extra training samples (see this module) of each client.  # [N]"""
     clients = split.train.owners()[arrays.split[split.train.indices] == EXTRA]
     return np.bincount(clients, minlength=split.num_clients)

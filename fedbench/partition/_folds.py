@@ -41,7 +41,7 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
         ConfigError: The fold does not exist, there already are validation parts, or a client would not have training
             samples.
     """
-    require(fold < folds, f"fold={fold} must be one of the {folds} folds, 0 to {folds - 1}")
+    require(fold < folds, f"fold={fold} must be one of the {folds} folds, 0 to {folds - 1}: lower fold or raise folds")
     require(
         len(split.val.indices) == 0,
         f"folds={folds} divides the training parts, but there already are validation parts: set "

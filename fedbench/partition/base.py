@@ -180,7 +180,7 @@ def build_split(
         unit = "samples" if split == "merged" else f"{part} samples"
         require(
             num_clients <= len(pool),
-            f"partition.num_clients={num_clients:,} must be at most the number of {unit}, {len(pool):,}",
+            f"partition.num_clients={num_clients:,} must be at most the number of {unit}, {len(pool):,}: lower it",
         )
     assigned = [_as_ragged(lists) for lists in partition.assign(labels, pools, num_clients, rng, arrays.domain)]
     if split == "merged":
@@ -394,7 +394,7 @@ def _advice(partition: Partition) -> str:
 
 
 def _require_two(lists: Ragged, partition: Partition) -> None:
-    """Require two samples of each client: one for training and one for testing."""
+    """Raise ConfigError if a client has fewer than two samples: one for training and one for testing."""
     small = np.flatnonzero(lists.sizes < 2)
     if len(small):
         raise ConfigError(

@@ -74,7 +74,18 @@ class ClassDisjoint:
         return assigned
 
     def _assign_classes(self, num_classes: int, num_clients: int) -> np.ndarray:
-        """Return the client of each class.  # [C]"""
+        """Return the client of each class: round(C / N) classes each in random order, the last client the remaining.
+
+        Args:
+            num_classes: C.
+            num_clients: N.
+
+        Returns:
+            Clients, [C] int64.
+
+        Raises:
+            ConfigError: A client would have no classes.
+        """
         per_client = round(num_classes / num_clients)
         require(
             per_client >= 1 and (num_clients - 1) * per_client < num_classes,

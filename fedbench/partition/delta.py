@@ -44,7 +44,7 @@ class Delta:
         )
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N if partition.num_clients is null: the length of counts, or 5."""
+        """Return N if partition.num_clients is null: the length of counts, or 5 (pFedNet's number) without counts."""
         return 5 if self.counts is None else len(self.counts)
 
     def assign(

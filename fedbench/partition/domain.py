@@ -87,7 +87,17 @@ class Domain:
     def _divide_site(
         self, labels: np.ndarray, pools: list[np.ndarray], site: int, rng: np.random.RandomState
     ) -> list[Ragged]:
-        """Divide the samples of one client site, a part of each pool, among its clients: for each pool, their lists."""
+        """Divide the samples of one client site among its clients.
+
+        Args:
+            labels: Label of each sample of the data set, [n].
+            pools: The samples of the site in each pool.
+            site: The index of the site, for messages.
+            rng: Random numbers.
+
+        Returns:
+            For each pool, the sample indices of each client of the site.
+        """
         try:
             return self.site_partition.assign(labels, pools, self.clients_per_domain, rng)
         except ConfigError as error:

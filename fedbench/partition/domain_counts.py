@@ -31,7 +31,7 @@ class DomainCounts:
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N if partition.num_clients is null: the rows of the table."""
+        """Return N if partition.num_clients is null: the number of rows of the table."""
         return self.counts.shape[1]
 
     def assign(

@@ -69,7 +69,7 @@ class File:
         self.trust = trust
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return the number of clients in the file."""
+        """Return N if partition.num_clients is null: the number of clients in the file."""
         return len(next(iter(self.content.lists.values())))
 
     def predefined_split(self, arrays: Arrays) -> Split | None:
@@ -119,12 +119,12 @@ class File:
         return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the clients in the file."""
+        """Return the names of the clients in the file; None if it has none."""
         return self.content.names
 
     @cached_property
     def content(self) -> Content:
-        """The content of the file."""
+        """The content of the file, read at first use; ConfigError if it has none of the formats of this module."""
         readers: dict[str, Callable[[Path], Content]] = {
             ".npz": _read_npz,
             ".json": lambda path: _parse(json.loads(path.read_text(encoding="utf-8"))),
@@ -136,7 +136,7 @@ class File:
         reader = readers.get(self.path.suffix.lower())
         if reader is None:
             raise ConfigError(f"{option} must end in {', '.join(readers)}")
-        require(self.path.is_file(), f"{option} does not exist or is not a file")
+        require(self.path.is_file(), f"{option} does not exist or is a folder: set it to a file of sample indices")
         try:
             content = reader(self.path)
         except ConfigError:
@@ -157,7 +157,7 @@ class File:
         return content
 
     def _check_run(self, arrays: Arrays) -> None:
-        """Refuse the partition of a run on other data, if the file is in the folder of a run."""
+        """Raise ConfigError if the file is in the folder of a run on other data."""
         run_hash = read_json(self.path.parent / "summary.json").get("data_hash") if self.path.suffix == ".npz" else None
         require(
             run_hash in (None, arrays.digest),
@@ -228,7 +228,9 @@ def _read_csv(path: Path) -> Content:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"index", "client"} <= rows[0].keys():
-        raise ConfigError(f"partition.path={path} needs the columns index and client, and part if there are parts")
+        raise ConfigError(
+            f"partition.path={path} needs the columns index and client, and part if there are parts: add them"
+        )
     names = _sorted_names(list(dict.fromkeys(row["client"] for row in rows)))
     client_index = {name: i for i, name in enumerate(names)}
     index = _indices([int(row["index"]) for row in rows])

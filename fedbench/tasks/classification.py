@@ -129,7 +129,7 @@ class Classification(Task):
         return loss.view(y.shape), (grad.t() if transposed else grad).view(logits.shape)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return logits and targets: the ROC AUC needs the logits of all samples of a client."""
+        """Return "logits" [k, B, C] and targets "y" [k, B]: the ROC AUC needs the logits of all samples of a client."""
         return {"logits": mask_logits(logits, class_mask), "y": y}
 
     def scores(
@@ -201,9 +201,12 @@ def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
     Raises:
         ConfigError: The targets have another type or shape, a label is out of range, or there are fewer than 2 classes.
     """
-    require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
-    require(targets.dtype == np.int64, f"targets have dtype {targets.dtype}, expected int64")
-    require(targets.ndim == 1, f"targets of {kind} have shape {targets.shape}, expected 1 dimension(s)")
+    require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2: check its labels")
+    require(targets.dtype == np.int64, f"targets have dtype {targets.dtype}, expected int64: convert them by astype")
+    require(
+        targets.ndim == 1,
+        f"targets of {kind} have shape {targets.shape}, expected 1 dimension(s), [n]: give one label per sample",
+    )
     require(
         int(targets.min()) >= 0 and int(targets.max()) < num_classes,
         f"labels span {int(targets.min())} to {int(targets.max())}, expected 0 to {num_classes - 1}: number the "

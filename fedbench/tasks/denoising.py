@@ -81,7 +81,7 @@ class Schedule:
         return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * x
 
     def to(self, device: torch.device | str) -> Schedule:
-        """Return the schedule on a device."""
+        """Return a copy of the schedule on a device."""
         return Schedule(self.alpha_bar.to(device))
 
     def _alpha_bar_at(self, t: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Denoising(Task):
         self.white = torch.ones(1, 1, 1)  # in the normalized inputs, [C, 1, 1]
 
     def for_targets(self, kind: str) -> Task:
-        """Return this task for images with one class each."""
+        """Return this task for images with one class each (kind classification); raise ConfigError for others."""
         require(
             kind in ("classification", self.kind),
             f"task=denoising is for images with one class each, and the data set's targets are of {kind}: "
@@ -127,11 +127,11 @@ class Denoising(Task):
         return targets
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return one-hot classes of images y [n].  # [n, classes]"""
+        """Return the one-hot class of each image, from the classes y [n].  # [n, classes]"""
         return F.one_hot(y, num_classes)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the number of images of each class.  # [classes]"""
+        """Return the number of images of each class, from the classes y [n].  # [classes]"""
         return torch.bincount(y, minlength=num_classes)
 
     def setup(self, federation: TrainingData) -> None:
@@ -154,7 +154,7 @@ class Denoising(Task):
 
     @property
     def schedule(self) -> Schedule:
-        """The noise schedule."""
+        """The noise schedule, on the device of the training data after `setup`."""
         return Schedule(self.alpha_bar)
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:

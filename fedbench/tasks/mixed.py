@@ -42,7 +42,7 @@ class Mixed(Task):
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
         """Require int64 targets [n, 1 + L] as the class describes, with at most one answer to a question."""
-        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
+        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2: check its labels")
         fits = targets.ndim == 2 and targets.shape[1] >= 2 and targets.dtype == np.int64
         require(fits, f"targets of mixed are {targets.dtype} {targets.shape}, expected int64 [n, 1 + L], L >= 1")
         sample_kind, true = targets[:, 0], targets[:, 1:]
@@ -51,7 +51,10 @@ class Mixed(Task):
             "targets of mixed: column 0 must be 0 (labels), 1 (open question) or 2 (closed question)",
         )
         low, high = int(true.min()), int(true.max())
-        require(low >= -1 and high < num_classes, f"classes span {low} to {high}, expected -1 to {num_classes - 1}")
+        require(
+            low >= -1 and high < num_classes,
+            f"classes span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} classes from 0",
+        )
         require(
             bool((true[sample_kind > LABELS, 1:] == -1).all()),
             "targets of mixed: a question must have one answer at most, so columns 2 and higher must be -1",

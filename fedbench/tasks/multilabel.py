@@ -48,7 +48,10 @@ class MultiLabel(Task):
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
         """Require float32 targets [n, C]."""
-        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
+        require(
+            num_classes >= 2,
+            f"the data set has {num_classes} class(es), expected at least 2: for one label, use task=classification",
+        )
         fits = targets.ndim == 2 and targets.shape[1] == num_classes and targets.dtype == np.float32
         require(fits, f"multi-label targets are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]")
 
@@ -71,7 +74,7 @@ class MultiLabel(Task):
         return total if self.loss_name == "bce_sum" else total / mask.sum(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return losses, logits and targets: the ROC AUC needs the logits of all samples of a client."""
+        """Return "loss" [k, B], and "logits" and targets "y" [k, B, C]: the ROC AUC needs all logits of a client."""
         return {"loss": self.loss(logits, y, class_mask), "logits": logits, "y": y}
 
     def scores(

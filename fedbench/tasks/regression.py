@@ -51,7 +51,10 @@ class Regression(Task):
             targets.dtype == np.float32 and shape == (num_classes,),
             f"targets of {self.kind} are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]",
         )
-        require(bool(np.isfinite(targets).all()), "targets must be finite, but some are NaN or infinite")
+        require(
+            bool(np.isfinite(targets).all()),
+            "targets must be finite, but some are NaN or infinite: replace them, or remove their samples",
+        )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         """Return the interval, 0 to BINS - 1, of the first target of each sample between its quantiles.  # [n] int64"""

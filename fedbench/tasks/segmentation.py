@@ -58,15 +58,23 @@ class Segmentation(Task):
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
         """Require masks [n, H, W], uint8 or int64, with classes 0 to C - 1, -1 or 255."""
-        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
+        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2: check its masks")
         is_integer = targets.dtype in (np.uint8, np.int64)
-        require(is_integer, f"targets have dtype {targets.dtype}, expected uint8 or int64")
-        require(targets.ndim == 3, f"targets of {self.kind} have shape {targets.shape}, expected 3 dimension(s)")
+        require(is_integer, f"targets have dtype {targets.dtype}, expected uint8 or int64: convert them by astype")
+        require(
+            targets.ndim == 3,
+            f"targets of {self.kind} have shape {targets.shape}, expected 3 dimension(s), [n, height, width]: give one "
+            "mask per sample",
+        )
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= num_classes:
             present = [int(label) for label in np.unique(targets) if label not in VOID_LABELS]
             low, high = (present[0], present[-1]) if present else (0, 0)
-        require(low >= 0 and high < num_classes, f"labels span {low} to {high}, expected 0 to {num_classes - 1}")
+        require(
+            low >= 0 and high < num_classes,
+            f"labels span {low} to {high}, expected 0 to {num_classes - 1}: number the {num_classes} classes from 0, "
+            "and pixels without a class 255",
+        )
         require(
             self.ignore is None or self.ignore < num_classes,
             f"task.ignore={self.ignore} must be a class of the data set, 0 to {num_classes - 1}, or null",
@@ -88,7 +96,7 @@ class Segmentation(Task):
             self.fractions = type(self).fractions | set(names)
 
     def _classes(self, num_classes: int) -> list[int]:
-        """Return the classes that are not ignored."""
+        """Return the classes from 0 to num_classes - 1 without the ignored one."""
         return [c for c in range(num_classes) if c != self.ignore]
 
     def _is_valid(self, y: Tensor, num_classes: int) -> Tensor:

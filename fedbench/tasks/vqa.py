@@ -48,22 +48,26 @@ class VQA(Task):
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
         """Require int64 targets [n, 2]: an answer from -1 to C - 1, and 1 for a closed question, else 0."""
-        require(num_classes >= 2, f"the data set has {num_classes} answer(s), expected at least 2")
+        require(num_classes >= 2, f"the data set has {num_classes} answer(s), expected at least 2: check its answers")
         fits = targets.ndim == 2 and targets.shape[1:] == (2,) and targets.dtype == np.int64
         require(fits, f"targets of vqa are {targets.dtype} {targets.shape}, expected int64 [n, 2]")
         low, high = int(targets[:, 0].min()), int(targets[:, 0].max())
-        require(low >= -1 and high < num_classes, f"answers span {low} to {high}, expected -1 to {num_classes - 1}")
+        require(
+            low >= -1 and high < num_classes,
+            f"answers span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} answers of each "
+            "list from 0",
+        )
         require(
             bool(np.isin(targets[:, 1], (0, 1)).all()),
             "targets of vqa: column 1 (1 for a closed question, else 0) must be 0 or 1",
         )
 
     def setup(self, federation: TrainingData) -> None:
-        """Store the length of the longest list of answers."""
+        """Store the number of classes, which is the length of a client's list of answers without class masks."""
         self.num_answers = federation.num_classes
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the answers, and 0 for answers that are not in the list."""
+        """Return the index of each answer, and 0 for an answer that is not in the client's list.  # [n] int64"""
         return targets[:, 0].clip(0)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:

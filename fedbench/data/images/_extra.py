@@ -74,7 +74,10 @@ def _indices(extra: list[str] | None, names: list[str] | None, what: str, source
         ConfigError: There are no names, or one is not in the data set.
     """
     if extra is None or names is None:
-        raise ConfigError(f"dataset.extra={source} needs the {what} of each picture, there and in the data set")
+        raise ConfigError(
+            f"dataset.extra={source} needs the name of the {what} of each picture, there and in the data set: use a "
+            "data set with natural clients, or set it to null"
+        )
     unknown = [name for name in extra if name not in names]
     require(
         not unknown,

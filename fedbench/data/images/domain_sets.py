@@ -250,7 +250,9 @@ def read_list(path: Path) -> tuple[list[str], list[str]]:
     except NotPlainError as error:
         raise ConfigError(f"{path} is not a pickled pair of paths and class names: it contains {error}") from None
     except Exception as error:  # a damaged pickle may raise any exception
-        raise ConfigError(f"{path} is not a pickled pair of paths and class names ({error})") from error
+        raise ConfigError(
+            f"{path} is not a pickled pair of paths and class names ({error}): use FedBN's list"
+        ) from error
     fits = len(files) == len(classes) > 0
     require(
         fits,

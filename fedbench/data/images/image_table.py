@@ -235,7 +235,10 @@ class Table(CsvTable):
         names = FIELD.findall(pattern) or [pattern]
         for name in names:
             for line, cell in zip(self.lines, self.columns[name]):
-                require(cell != "", f"{self.path}, line {line}: {name} is empty, expected a value")
+                require(
+                    cell != "",
+                    f"{self.path}, line {line}: {name} is empty, expected a value: complete it or remove the line",
+                )
         if names == [pattern]:
             return self.columns[pattern]
         rows = [{name: self.columns[name][i] for name in names} for i in range(len(self))]

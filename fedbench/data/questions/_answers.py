@@ -54,7 +54,7 @@ class AnswerRule:
         return self.selection == "top100_drop"
 
     def normalize(self, answer: object) -> str:
-        """Return an answer in the form in which answers are compared."""
+        """Return an answer in the form in which answers are compared, by ``normalizer``."""
         return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
 
     def classes(self, answers: Iterable[str]) -> list[str]:

@@ -53,7 +53,11 @@ class FedPIAMixed(QuestionOptions):
         twice = [name for name in self.labelled if name in self.sets]
         require(not twice, f"dataset.labelled and dataset.sets name {', '.join(twice)}: remove it from one of them")
         few = [name for name, count in self.labelled.items() if count is not None and count < 2]
-        require(not few, f"dataset.labelled must be null or at least 2 for {', '.join(few)}, so that it can be split")
+        require(
+            not few,
+            f"dataset.labelled must be null (all pairs) or at least 2 for {', '.join(few)}, so that there are training "
+            "and test pairs",
+        )
         unknown = [name for name in self.paths or {} if name not in names]
         require(
             not unknown,

@@ -54,7 +54,7 @@ class Atlas:
 
 
 def mni152() -> Atlas:
-    """Return the template; raise ConfigError if nilearn is not installed."""
+    """Return the MNI152 template that nilearn contains; raise ConfigError if nilearn is not installed."""
     try:
         from nilearn import datasets  # type: ignore[import-not-found]
     except ImportError as error:

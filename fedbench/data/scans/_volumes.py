@@ -73,7 +73,11 @@ def read_mhd(path: Path) -> Volume:
         spacing = np.array([float(x) for x in header.get("ElementSpacing", "1 1 1").split()])
         origin = np.array([float(x) for x in header.get("Offset", header.get("Position", "0 0 0")).split()])
         matrix = np.array([float(x) for x in header.get("TransformMatrix", "1 0 0 0 1 0 0 0 1").split()])
-        require(len(shape) == 3 and min(shape) > 0, f"{path}: DimSize must be three numbers >= 1, not {shape[::-1]}")
+        require(
+            len(shape) == 3 and min(shape) > 0,
+            f"{path}: DimSize must be three numbers >= 1, not {shape[::-1]}: replace the file by a three-dimensional "
+            "scan",
+        )
         is_packed = header.get("CompressedData", "False") == "True"
         raw = _raw(path.parent / header["ElementDataFile"], math.prod(shape) * dtype.itemsize, is_packed)
         values = np.frombuffer(raw, dtype).reshape(shape)

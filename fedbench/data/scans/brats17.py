@@ -70,8 +70,11 @@ class Scan(NamedTuple):
         for path, image in zip(self.images, images):
             shape = image.voxels.shape
             fits = len(shape) == ndim and (ndim == 3 or shape[3] == len(MODALITIES))
-            require(fits, f"{path} has shape {shape}, expected {expected}")
-        require(mask.voxels.ndim == 3, f"{self.mask} has shape {mask.voxels.shape}, expected [H, W, D]")
+            require(fits, f"{path} has shape {shape}, expected {expected}: use the published file, or remove the scan")
+        require(
+            mask.voxels.ndim == 3,
+            f"{self.mask} has shape {mask.voxels.shape}, expected [H, W, D]: use the published file or remove the scan",
+        )
         for path, image in zip(self.images, images):
             require_one_space(path, image, self.mask, mask)
         voxels = images[0].voxels if len(images) == 1 else np.stack([image.voxels for image in images], -1)
@@ -234,6 +237,6 @@ def _scans(folder: Path) -> list[Scan]:
 
 
 def _brats_scan(mask: Path) -> Scan:
-    """Return the files of the scan of a mask <scan>_seg.nii.gz."""
+    """Return the files of the scan whose mask is <scan>_seg.nii.gz: those of the four modalities are next to it."""
     scan, _, ending = mask.name.rpartition("_seg")
     return Scan([mask.with_name(f"{scan}_{name}{ending}") for name in SUFFIXES], mask)

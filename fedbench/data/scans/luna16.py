@@ -175,7 +175,10 @@ def _candidates(table: Path, scans: dict[str, Path]) -> tuple[np.ndarray, np.nda
         positions = np.array([[float(v) for v in row[1:4]] for row in rows])
         labels = np.array([int(row[4]) for row in rows], np.int64)
     except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"{table} must have the columns {', '.join(COLUMNS)}, with numbers ({error})") from error
+        raise ConfigError(
+            f"{table} must have the columns {', '.join(COLUMNS)}, with numbers except for seriesuid ({error}): use the "
+            "challenge's file"
+        ) from error
     require(len(rows) > 0, f"{table}: no candidate has a scan <seriesuid>.mhd in {table.parent}: add scans")
     require(
         set(labels.tolist()) <= {0, 1},

@@ -50,7 +50,7 @@ class CsvTable:
                 self.header = [name.strip() for name in next(reader, [])]
                 rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} cannot be read as a CSV file ({error})") from error
+            raise ConfigError(f"{path} cannot be read as a CSV file in UTF-8 ({error}): save it as one") from error
         rows = [(line, row) for line, row in rows if any(row)]
         require(bool(rows), f"{path} has no rows below the line of column names: add one row for each sample")
         duplicate = next((name for name in self.header if self.header.count(name) > 1), None)
@@ -121,7 +121,11 @@ class Column:
     def require_values(self) -> list[str]:
         """Return all cells [n]; raise ConfigError if one has no value."""
         for line, cell, value in zip(self.lines, self.cells, self.values, strict=True):
-            require(value is not None, f"{self.path}, line {line}: {self.name} is {cell!r}, expected a value")
+            require(
+                value is not None,
+                f"{self.path}, line {line}: {self.name} is {cell!r}, expected a value: complete the cell or remove "
+                "the line",
+            )
         return self.cells
 
     def categories(self) -> list[str]:
@@ -202,5 +206,5 @@ def split_codes(cells: Sequence[str], where: str) -> np.ndarray:
         ConfigError: A cell has another value.
     """
     unknown = next((cell for cell in cells if cell.lower() not in PARTS), None)
-    require(unknown is None, f"{where} is {unknown}, expected train, val or test")
+    require(unknown is None, f"{where} is {unknown}, expected train, val or test: correct the cell")
     return np.array([PARTS[cell.lower()] for cell in cells], np.int8)

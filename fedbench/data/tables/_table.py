@@ -168,7 +168,10 @@ class TableFit:
         return np.asarray(local.transform(raw[samples]))
 
     def _listed(self, raw: np.ndarray) -> np.ndarray:
-        """Return raw columns with NaN for unlisted categories, so that they do not affect fill values."""
+        """Return raw columns [n, columns] with NaN for categories that are not listed.
+
+        They thus do not count as the most frequent category, which fills missing values.
+        """
         return np.where(raw < np.where(self.categories, self.categories, np.inf), raw, np.nan)
 
 

@@ -49,7 +49,10 @@ def join_lines(lines: list[str]) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return the text without accents, typographic quotes and dashes, and Project Gutenberg's header and footer."""
+    """Return the text without Project Gutenberg's header and footer, and with plain letters, quotes and hyphens.
+
+    Accents are removed, and typographic quotes and dashes are replaced.
+    """
     text = re.sub(r"\A.*?^\*\*\* ?START OF TH[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^\*\*\* ?END OF TH.*\Z", "", text, flags=re.DOTALL | re.MULTILINE)
     decomposed = unicodedata.normalize("NFKD", text.translate(ASCII))

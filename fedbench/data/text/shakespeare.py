@@ -174,4 +174,7 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
                 if data["y"]:
                     yield user, data
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file} is not one of LEAF's files with users and user_data: {error!r}") from error
+            raise ConfigError(
+                f"{file} is not one of LEAF's files with users and user_data: {error!r}; replace it, or set dataset.path to "
+                f"{EXPECTED}"
+            ) from error

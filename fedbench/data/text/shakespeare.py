@@ -175,6 +175,6 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield user, data
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{file} is not one of LEAF's files with users and user_data: {error!r}; replace it, or set dataset.path to "
-                f"{EXPECTED}"
+                f"{file} is not one of LEAF's files with users and user_data: {error!r}; replace it, or set "
+                f"dataset.path to {EXPECTED}"
             ) from error

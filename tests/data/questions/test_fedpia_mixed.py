@@ -142,7 +142,7 @@ def test_a_run(folders: Path, tmp_path: Path) -> None:
     [
         ({"labelled": {}}, r"dataset\.labelled is empty, but must name at least one data set"),
         ({"labelled": {"slake": None}}, r"dataset\.labelled and dataset\.sets name slake"),
-        ({"labelled": {"open_i": 1}}, r"dataset\.labelled must be null or at least 2 for open_i"),
+        ({"labelled": {"open_i": 1}}, r"dataset\.labelled must be null \(all pairs\) or at least 2 for open_i"),
         ({"paths": {"mimic": "x"}}, r"dataset\.paths names mimic, but .*: slake, open_i"),
     ],
 )

@@ -38,7 +38,7 @@ class APFL(Algorithm):
         """Start w and all v_i from one initial model."""
         self.w = model.init_row()  # [P]
         self.v = rows("v", default=self.w)  # lazy [N, P]
-        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # lazy [N, 1]
+        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # lazy [N, 1]; of new clients: mean
         if isinstance(self.alpha, PerClient):
             all_ids = np.arange(federation.num_clients)
             self.a[all_ids] = self.alpha.of(all_ids, self.w.device)
@@ -66,7 +66,7 @@ class APFL(Algorithm):
             slope = dot(g_vbar, s.state.v - s.theta)[:, None]  # [k, 1]
         s.descend(g_w)
         s.descend(g_vbar.mul_(s.state.a), name="v", uploaded=False)
-        self.buffers.view(s.state.v).copy_(self.buffers.take(vbar))  # into v
+        self.buffers.view(s.state.v).copy_(self.buffers.take(vbar))  # v gets the mixture's running statistics
         if self.adaptive and s.t == 0:
             s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))
 

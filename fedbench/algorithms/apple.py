@@ -106,7 +106,7 @@ class APPLE(Algorithm):
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 1: download cores, train c_i and d_i, and upload c_i."""
-        i, d = cohort.index[:, None], self.d[cohort.ids]  # [K, 1], [K, N]
+        i, d = cohort.index[:, None], self.d[cohort.ids]  # client indices [K, 1], d_i [K, N]
         versions, cores = self.exchange.download(cohort, d), self.exchange.cores  # [K, N], [V, P]
         on_server = cores[self.exchange.newest[cohort.index]]  # c_i as the server has it  [K, P]
         # a client that has trained uses its local core, without the noise and compression of its upload
@@ -115,7 +115,7 @@ class APPLE(Algorithm):
         eta2 = self.eta2 * cohort.engine.optimizer.schedule(cohort.round, cohort.rounds)
         pull = self.mu * (2 * self.strength(cohort.round, cohort.rounds))
 
-        def step(s: Step, batch: Batch) -> None:
+        def step(s: Step, batch: Batch) -> None:  # s.theta is c_i
             g = s.grad(batch, s.state.personal)  # G [k, P]
             grad_d = (g @ cores.T).gather(1, s.state.versions)  # <G, c_j>  [k, N]
             grad_d.scatter_(1, s.state.i, dot(g, s.theta)[:, None])  # <G, c_i> with the current c_i
@@ -130,7 +130,7 @@ class APPLE(Algorithm):
         self.d[cohort.ids], self.theta[cohort.ids] = out.d, out.personal
         core = self.columns.put(out.personal, self.columns.take(out.theta))  # with w_i's BatchNorm buffers
         self.core[cohort.ids] = core
-        up = cohort.upload(core=core, previous={"core": on_server})
+        up = cohort.upload(core=core, previous={"core": on_server})  # the change of the server's c_i is sent
         self.exchange.publish(cohort, versions, up.core)
 
     def mix(self, into: Tensor, core: Tensor, d: Tensor, cores: Tensor, versions: Tensor, i: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class APPLE(Algorithm):
         return into
 
     def strength(self, round: int, rounds: int) -> float:
-        """Return lambda(r), in [0, 1]."""
+        """Return lambda(r), in [0, 1], in round r = `round` (0 is the first) of `rounds`."""
         L = int(self.fraction * rounds + 1e-9)  # as in the paper, lambda is 0 from round L on
         if round >= L:
             return 0.0

@@ -34,8 +34,8 @@ from fedbench.algorithms.base import (
 )
 from fedbench.core.options import Count, Fraction, NonNegative
 
-WINDOW, LARGEST_DEVIATION = 10, 0.1  # losses that must agree before the first pass ends, and how well
-MOST_PASSES = 100
+WINDOW, LARGEST_DEVIATION = 10, 0.1  # a client's first learning ends if its last 10 losses deviate by less than 0.1
+MOST_PASSES = 100  # maximum number of passes of the first learning
 
 
 class FedALA(Algorithm):
@@ -107,12 +107,12 @@ class FedALA(Algorithm):
         return self.h.put(w.expand(len(cohort), -1), self.h.take(theta) + D * A), A, differs
 
     def learn(self, cohort: Cohort, w: Tensor, A: Tensor, D: Tensor, learns: np.ndarray, passes: int) -> Tensor:
-        """Train the weights of some clients until they converge, for at most so many passes.
+        """Train the weights A_i of some clients, until their losses are constant or all passes are done.
 
         Args:
             cohort: The clients.
             w: The server's model.  # [P]
-            A: The weights before.  # [K, |h|]
+            A: The weights from which training starts.  # [K, |h|]
             D: w - theta_i in h.  # [K, |h|]
             learns: Which clients learn.  # [K] bool, host
             passes: Largest number of passes.
@@ -121,14 +121,14 @@ class FedALA(Algorithm):
             The weights.  # [K, |h|]
         """
         A, learns = A.clone(), learns.copy()
-        part = cohort.subsample("train", self.fraction, key="ala")
+        subset = cohort.subsample("train", self.fraction, key="ala")
         losses = np.zeros((len(cohort), 0))  # of the last batch of each pass  [K, passes]
         for n in range(passes):
             if not learns.any():
                 break
             where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)
             how = LocalTraining(
-                epochs=1, drop_last=False, split=part, key=f"ala/{n}", uploaded=False, throughput_weight=0.0
+                epochs=1, drop_last=False, split=subset, key=f"ala/{n}", uploaded=False, throughput_weight=0.0
             )
             out = cohort.subset(learns).train(
                 w,
@@ -149,14 +149,14 @@ class FedALA(Algorithm):
     def step(self, s: Step, batch: Batch) -> None:
         """Take one gradient step on A.  s.theta is w, and h of the model is theta_i + D A = w - D (1 - A)."""
         A, D = s.state.A, s.state.D  # [k, |h|]
-        before = s.summed_loss.clone()
+        loss_before = s.summed_loss.clone()
         mixed = self.h.put(s.theta, self.h.take(s.theta) - D * (1 - A))  # [k, P]
         g = self.h.take(s.grad(batch, rows=mixed))  # [k, |h|]
         A.copy_((A - self.eta_A * g * D).clamp(0, 1))
-        s.state.last_loss.copy_(s.summed_loss - before)
+        s.state.last_loss.copy_(s.summed_loss - loss_before)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the models from which the clients would start, given the server's new model."""
+        """Return the models from which the clients would start, given the server's new model.  # [K, P]"""
         return self.initialize(cohort, cohort.broadcast(w=self.w).w)[0]
 
     def global_row(self) -> Tensor:

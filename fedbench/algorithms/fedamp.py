@@ -83,7 +83,7 @@ class FedAMP(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start all clients from one initial model."""
-        read = 8 * rows.most * model.size  # bytes; models are read twice, to compare and to mix
+        read = 8 * rows.most * model.size  # bytes; models of 4 bytes per number are read twice, to compare and to mix
         if read >= 1 << 30:
             log.info(
                 "algorithm=%s: every round compares its %d clients with all earlier participants (up to %s) and "
@@ -109,7 +109,7 @@ class FedAMP(Algorithm):
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, previous=previous).w
 
     def alpha(self, round: int) -> float:
-        """Return alpha_k in a round."""
+        """Return alpha_k in a round (0 is the first)."""
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
@@ -118,7 +118,7 @@ class FedAMP(Algorithm):
         Args:
             cohort: The clients i.
             w_i: Their models as last uploaded.  # [K, P]
-            alpha: Step size of the server.
+            alpha: Step size alpha_k of the server in this round.
 
         Returns:
             The mixtures u_i.  # [K, P]
@@ -145,7 +145,16 @@ class FedAMP(Algorithm):
         return squared_distances(w_i, w_j)
 
     def attention(self, distances: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """Return X_ij where j != i (is_other), and 0 elsewhere.  # [K, M]"""
+        """Return the weights X_ij of the other clients' models.
+
+        Args:
+            distances: Output of `compare` for clients i and j.  # [K, M]
+            is_other: Whether j != i.  # [K, M] bool
+            alpha: Step size alpha_k of the server in this round.
+
+        Returns:
+            X_ij, and 0 where j = i.  # [K, M]
+        """
         sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)
         X = torch.where(is_other, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
@@ -156,6 +165,6 @@ class FedAMP(Algorithm):
 
 
 def median_distance(distances: Tensor) -> float:
-    """Return the median of the positive distances, or 1 if there are none, since the value then has no effect."""
+    """Return the median of the positive distances.  If none is positive, no scale has an effect, and it is 1."""
     positive = distances[distances > 0]
     return float(positive.median()) if len(positive) else 1.0

@@ -84,8 +84,8 @@ class FedAS(Algorithm):
         up = cohort.upload(
             theta=theta,
             t=self.trace(cohort, theta),
-            relative_to={"theta": "w"},
-            previous={"t": None},
+            relative_to={"theta": "w"},  # theta - w is sent
+            previous={"t": None},  # None: t is sent as it is
             uncompressed=["t"],
         )
         t = up.t.clamp_min(1e-12)  # noise may make it negative  [K]
@@ -93,15 +93,20 @@ class FedAS(Algorithm):
         self.theta[cohort.ids] = theta
 
     def aligned(self, cohort: Cohort, w: Tensor, theta: Tensor) -> Tensor:
-        """Return theta_i with the aligned base of w.  # [K, P]"""
+        """Align the base of the received w [P] with the features of theta_i [K, P].
+
+        Returns:
+            The clients' models: the aligned base, with the other columns of theta_i.  # [K, P]
+        """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k]
             z = s.features(rows, batch)  # [k, B, F]
             client = torch.arange(s.k, device=z.device)[:, None]
             distance = (z - s.state.mu[client, batch.y]).square().mean(2)  # [k, B]
             classes = torch.arange(self.num_classes, device=z.device)
-            hot = (batch.y[..., None] == classes) & batch.real[..., None] & s.state.has[:, None]  # [k, B, C]
-            share = (hot / hot.sum(1, keepdim=True).clamp_min(1)).sum(2)  # 1 / samples of its class  [k, B]
+            # samples of classes without a mean, and padding, have zeros only
+            one_hot = (batch.y[..., None] == classes) & batch.real[..., None] & s.state.has_mean[:, None]  # [k, B, C]
+            share = (one_hot / one_hot.sum(1, keepdim=True).clamp_min(1)).sum(2)  # 1 / samples of its class  [k, B]
             return (share * distance).sum(1)
 
         how = LocalTraining(
@@ -112,17 +117,17 @@ class FedAS(Algorithm):
             throughput_weight=0,
         )
         old = self.statistics(cohort, theta)
-        aligned = cohort.train(w, loss=loss, columns=self.base, how=how, mu=old.means, has=old.counts > 0).theta
+        aligned = cohort.train(w, loss=loss, columns=self.base, how=how, mu=old.means, has_mean=old.counts > 0).theta
         return self.base.put(theta, self.base.take(aligned))
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return the class means mu_c of the features under theta_i."""
+        """Return the class means mu_c of the features under theta_i [K, P], and the class counts."""
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def trace(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Return t_i, the sum of squared norms of the gradients of all batches.  # [K]"""
+        """Return t_i, the sum over all batches of |gradient at theta_i [K, P]|^2.  # [K]"""
 
-        def step(s: Step, batch: Batch) -> None:
+        def step(s: Step, batch: Batch) -> None:  # only adds up t_i; theta_i does not move
             s.state.t.add_(s.grad(batch).square().sum(1))
 
         how = LocalTraining(

@@ -82,27 +82,43 @@ class FedDAT(Algorithm):
         self.A1 = cohort.mean(up.A1, updates="A1")  # the new A1, by the run's server rule
 
     def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
-        """Join the clients' heads with first and second bottlenecks, [A] or [K, A].  # [K, P]"""
+        """Join the clients' heads with first and second bottlenecks, each [A] for all or [K, A].  # [K, P]"""
         row = self.rest.put(self.initial.expand(len(cohort), -1), self.head[cohort.ids])
         return self.second.put(self.first.put(row, first), second)
 
     def step(self, s: Step, batch: Batch, A2: Tensor) -> None:
-        """Take a step on A1 and the head, then one on A0 and the head."""
-        a, b = self.first, self.second
+        """Take a step on A1 and the head, then one on A0 and the head.
 
-        def mixture() -> Tensor:
-            return b.put(a.put(s.theta, a.take(s.state.A0)), A2)  # [k, P]
+        Args:
+            s: The step.  s.theta has A1 in its first bottlenecks, s.state.A0 has A0 there.
+            batch: One batch of every client.
+            A2: The received shared adapter, which is not trained.  # [A]
+        """
+        first, second = self.first, self.second
 
-        z: dict[str, Tensor] = {}  # filled with f(x; A1)
+        def mixture() -> Tensor:  # the model with A0 and A2, whose outputs are averaged
+            return second.put(first.put(s.theta, first.take(s.state.A0)), A2)  # [k, P]
+
+        outputs: dict[str, Tensor] = {}  # filled with f(x; A1)
         z_T = s.forward(mixture(), batch).detach()
-        g = s.grad(batch, rows=b.put(s.theta, a.take(s.theta)), loss=self.distillation(z_T, z))  # [k, P]
-        s.descend(a.put(g, a.take(g) + b.take(g)), columns=a | self.rest)
-        g = s.grad(batch, rows=mixture(), loss=self.distillation(z["student"]))
-        s.descend(g, name="A0", columns=a, uploaded=False)
+        with_A1 = second.put(s.theta, first.take(s.theta))  # A1 in both bottlenecks  [k, P]
+        g = s.grad(batch, rows=with_A1, loss=self.distillation(z_T, outputs))  # [k, P]
+        # the gradient of A1 is the sum of those of its two copies
+        s.descend(first.put(g, first.take(g) + second.take(g)), columns=first | self.rest)
+        g = s.grad(batch, rows=mixture(), loss=self.distillation(outputs["student"]))
+        s.descend(g, name="A0", columns=first, uploaded=False)
         s.descend(g, columns=self.rest, uploaded=False)
 
     def distillation(self, teacher: Tensor, outputs: dict[str, Tensor] | None = None) -> Loss:
-        """Return the loss 1/2 [ loss(z, y) + KL(teacher -> z) ], [k, B].  It stores z as outputs["student"]."""
+        """Return a loss function for 1/2 [ loss(z, y) + KL(teacher -> z) ], where z are the logits of its rows.
+
+        Args:
+            teacher: Logits of the teacher.  # [k, B, C, ...]
+            outputs: A dict in which the loss function stores z, detached, as "student"; None: z is not stored.
+
+        Returns:
+            A function of the step, rows [k, P] and the batch, which returns the losses [k, B].
+        """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             z = s.forward(rows, batch)  # [k, B, C, ...]
@@ -113,7 +129,7 @@ class FedDAT(Algorithm):
         return loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the client's head with A0 and A2; A1 replaces both for a client that never took part."""
+        """Return the client's head with A0 and A2; for a client that never took part, with A1 as both.  # [K, P]"""
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         took_part = self.A0.has(cohort.ids)[:, None]  # [K, 1]
         A0, A2 = (torch.where(took_part, rows[cohort.ids], A1) for rows in (self.A0, self.A2))  # [K, A]

@@ -48,7 +48,7 @@ class FedDyn(Algorithm):
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.state.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # over all N
+        self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # mean over all N clients
         mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort.context))  # [P]
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 

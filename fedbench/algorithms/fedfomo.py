@@ -68,6 +68,7 @@ class FedFomo(Algorithm):
         if self.reference == "aggregated":
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
+        # previous: the change since the server's version is sent
         up = cohort.upload(theta=out.theta, previous={"theta": self.on_server(cohort)})
         if self.uploaded is not None:
             self.uploaded[cohort.ids] = up.theta
@@ -98,6 +99,7 @@ class FedFomo(Algorithm):
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
+        # None: omega is sent as it is, because the server has no version
         uploaded = cohort.upload(omega=omega, previous={"omega": None}, uncompressed=["omega"]).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
         mixture = (omega[:, None] @ others)[:, 0]  # [K, P]
@@ -121,7 +123,11 @@ class FedFomo(Algorithm):
         return gain.clamp_min(0) / (distance + 1e-5)
 
     def choose(self, cohort: Cohort) -> Tensor:
-        """Select the M models that each client downloads, as positions in the last cohort.  # [K, M]"""
+        """Select the M models that each client downloads: those of largest Pref, or random ones (epsilon).
+
+        Returns:
+            Positions in the last cohort.  # [K, M]
+        """
         draws, is_self = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [i = j]  [K, K']
         order = by_preference(self.pref[cohort.ids][:, self.prev] + is_self, draws)  # Pref[i, j] = self.pref + [i = j]
         M = min(self.models, len(self.prev))
@@ -133,7 +139,10 @@ class FedFomo(Algorithm):
 
 
 def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
-    """Return the positions of each row of pref [K, K'] in descending order, ties in random order.  # [K, K']"""
+    """Return the positions that sort each row of pref [K, K'] in descending order; ties are in random order.
+
+    # [K, K']
+    """
     shuffled = draws.uniform(pref.shape[1]).argsort(1)
     best = pref.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)  # stable: ties stay shuffled
     return shuffled.gather(1, best)  # back to positions
@@ -148,7 +157,7 @@ def explored(order: Tensor, epsilon: float, M: int, draws: RowRandom) -> Tensor:
         order: Positions by preference.  # [K, K']
         epsilon: Probability of a random download.
         M: Number of downloads.
-        draws: Random numbers of each client.
+        draws: Random number generator of each client.
 
     Returns:
         Positions, of which the first M are downloaded.  # [K, K']

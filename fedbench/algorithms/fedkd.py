@@ -61,7 +61,7 @@ class FedKD(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start all students and teachers from one initial model, and all W_i from one draw."""
         self.w = self.g = model.init_row()  # [P]
-        self.numbers = torch.tensor([self.g.numel()], device=self.g.device)
+        self.numbers = torch.tensor([self.g.numel()], device=self.g.device)  # not truncated yet
         self.theta = rows("theta", default=self.g)  # lazy [N, P]
         size = num_features(model)
         initial_W = model.seeded(lambda: nn.Linear(size, size, bias=False), "fedkd").weight.detach()
@@ -82,6 +82,7 @@ class FedKD(Algorithm):
         self.theta[cohort.ids], self.W[cohort.ids] = out.teacher, out.W
         T = self.T_start + (self.T_end - self.T_start) * cohort.round / max(cohort.rounds - 1, 1)
         low_rank, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
+        # the change of g is sent; num_values counts the numbers of the factors, which determine its size in bytes
         up = cohort.upload(g=low_rank, relative_to={"g": "g"}, num_values={"g": numbers})
         self.w = cohort.mean(up.g, weights="uniform", updates="g")  # the new g, by the run's server rule
         (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
@@ -95,7 +96,7 @@ class FedKD(Algorithm):
         s.descend(at_g, lr=self.student_lr)
 
     def teacher_loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return L as a function of theta_i, and store its gradient in W_i.  # [k]"""
+        """Return L as a function of theta_i, and store the gradient of L in W_i in the state slope.  # [k]"""
         of_theta = features_and_logits(s, theta, batch)
         with torch.no_grad():
             of_g = features_and_logits(s, s.theta, batch)
@@ -116,7 +117,7 @@ class FedKD(Algorithm):
         batch: Batch,
         stores_slope: bool = False,
     ) -> Tensor:
-        """Return L.
+        """Return L (module docstring).
 
         Args:
             s: The step.
@@ -135,7 +136,7 @@ class FedKD(Algorithm):
         log_theta, log_g = log_probabilities(logits_theta, batch), log_probabilities(logits_g, batch)
         divergence = kl(log_g, log_theta, "mean") + kl(log_theta, log_g, "mean")  # [k, B]
         c = self.mean(s.task_loss(logits_theta, batch) + s.task_loss(logits_g, batch), batch)  # [k]
-        if stores_slope:
+        if stores_slope:  # d/dW of 2 mean of error^2 / c, by hand, because W_i is not part of the differentiated rows
             weighted = error * batch.weight[..., None]  # [k, B, F]
             slope = weighted.mT @ z_g * (-4 / error.shape[2] / c)[:, None, None]  # [k, F, F]
             s.state.slope.copy_(slope.detach().flatten(1))
@@ -146,7 +147,7 @@ class FedKD(Algorithm):
         return (values * batch.weight).sum(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i."""
+        """Return theta_i.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
@@ -155,15 +156,15 @@ class FedKD(Algorithm):
 
 
 def truncated(model: FlatModel, rows: Tensor, T: float) -> tuple[Tensor, Tensor]:
-    """Truncate the singular values of all trained matrices.
+    """Set the smallest singular values of all trained matrices to 0.
 
     Args:
         model: The model.
         rows: Rows.  # [K, P]
-        T: Fraction of the sum of squared singular values that the kept ones exceed.
+        T: Fraction of the sum of squared singular values that the remaining ones must exceed.
 
     Returns:
-        The rows [K, P], and how many numbers represent each [K].
+        The truncated rows [K, P], and how many numbers represent each row, matrices as singular values and vectors [K].
     """
     rows = rows.clone()
     numbers = torch.full((len(rows),), rows.shape[1], device=rows.device)

@@ -75,8 +75,8 @@ class FedNova(FedAvg):
         up = cohort.upload(
             theta=out.theta,
             **counts,
-            relative_to={"theta": "w"},
-            previous=dict.fromkeys(counts),
+            relative_to={"theta": "w"},  # theta - w is sent
+            previous=dict.fromkeys(counts),  # None for each: a and T are sent as they are
             uncompressed=[*counts],
         )
         tau_eff = cohort.mean(up.T if self.mu else up.a)  # []
@@ -89,7 +89,15 @@ class FedNova(FedAvg):
         self.w = statistics.put(self.w - G, statistics.take(cohort.mean(up.theta)))
 
     def accumulation(self, steps: Tensor, lr: float | Tensor) -> Tensor:
-        """Return a_i after T_i steps at learning rate eta.  # [K]"""
+        """Return the norm a_i of each client's accumulation vector (module docstring).
+
+        Args:
+            steps: Numbers T_i of local steps.  # [K]
+            lr: Learning rate eta, a number or one per client.  # [K, 1]
+
+        Returns:
+            a_i.  # [K]
+        """
         T = steps.long().cpu().numpy()
         eta = np.broadcast_to(torch.as_tensor(lr).double().cpu().numpy().reshape(-1), T.shape)
         a, c = np.zeros(len(T)), np.zeros(len(T))

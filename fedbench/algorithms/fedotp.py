@@ -67,6 +67,7 @@ class FedOTP(Algorithm):
         start = self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_prompt))
         self.p_l[cohort.ids] = self.local_prompt.take(out.theta)
+        # the change of p_g is sent, and the run's server rule computes the new p_g
         up = cohort.upload(p_g=self.global_prompt.take(out.theta), relative_to={"p_g": "p_g"})  # [K, l d]
         self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 
@@ -83,12 +84,12 @@ class FedOTP(Algorithm):
         return clip.scale * self.transported(similarities(F, T))
 
     def transported(self, sim: Tensor) -> Tensor:
-        """Return <sg(T*), sim> of similarities sim [k, 2, C, B, M].  # [k, B, C]"""
+        """Return <sg(T*), sim> of similarities sim [k, 2, C, B, M], without a gradient through T*.  # [k, B, C]"""
         plan = _transport.plan(sim, self.eps, self.gamma)
         return (plan * sim).sum((1, 4)).transpose(1, 2)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return [p_g, p_l]."""
+        """Return rows with the prompts p_g and p_l.  # [K, P]"""
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g
         return self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])
 

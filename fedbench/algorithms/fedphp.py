@@ -60,12 +60,12 @@ class FedPHP(FedAvg):
         self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return (1 - lam) CE + lam MMD(z, z_p); every sample counts the MMD of its batch.  # [k, B]"""
+        """Return (1 - lam) CE + lam MMD(z, z_p), where every sample gets the MMD of its batch.  # [k, B]"""
         z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
         z_p = frozen_features(s, s.state.theta_p, batch)  # [k, B, F]
         lam, discrepancy = s.value(self.lam), mmd(z.flatten(2).float(), z_p.flatten(2).float(), batch.weight)  # [k]
         return (1 - lam) * s.task_loss(logits, batch) + lam * discrepancy[:, None]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_p."""
+        """Return theta_p.  # [K, P]"""
         return self.theta_p[cohort.ids]

@@ -82,14 +82,14 @@ class FedPIA(Algorithm):
         combine: Literal["weight_frozen", "output_sum"] = "weight_frozen",
         init: Literal["common", "per_client"] = "common",
     ):
-        summed = combine == "output_sum"
+        adds_outputs = combine == "output_sum"
         require(
-            not summed or client != "none",
+            not adds_outputs or client != "none",
             "algorithm.client=none has no personal adapter, which algorithm.combine=output_sum needs: use "
             "algorithm.client=align or identity",
         )
         require(
-            not summed or lam == 0.5,
+            not adds_outputs or lam == 0.5,
             f"algorithm.lam={lam} must be 0.5 with algorithm.combine=output_sum, which averages two adapters' outputs",
         )
         self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
@@ -105,13 +105,13 @@ class FedPIA(Algorithm):
         )
         require(
             self.combine != "output_sum" or bool(columns_of_pairs(model)[1]),
-            "algorithm.combine=output_sum needs two adapters in each layer: use adapter.twin=true",
+            "algorithm.combine=output_sum needs two adapters in each layer: set adapter.twin=true",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Start from one initial adapter, or from one for each client (init="per_client")."""
-        nothing = (Columns([]), Columns([]))
-        self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else nothing
+        no_pairs = (Columns([]), Columns([]))
+        self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else no_pairs
         self.shared = (model.columns["head"] | self.second).rest(model.size)
         self.head = model.columns["head"]
         w = self.initial = model.init_row()  # [P]
@@ -193,6 +193,16 @@ class FedPIA(Algorithm):
         return [activations for group in passes for activations in self._activations_at(cohort, rows, group)]
 
     def _activations_at(self, cohort: Cohort, rows: Tensor, bottlenecks: list[alignment.Bottleneck]) -> list[Tensor]:
+        """Compute the activations of some bottlenecks by one pass over the samples.
+
+        Args:
+            cohort: The clients.
+            rows: Rows of the clients.  # [K, P]
+            bottlenecks: The bottlenecks; a single one if its layer is computed once for all samples.
+
+        Returns:
+            As `unit_activations`, for these bottlenecks.  # [K, m, d] each
+        """
         layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
@@ -214,6 +224,7 @@ class FedPIA(Algorithm):
         ]
 
     def _is_computed_once(self, model: FlatModel, bottleneck: alignment.Bottleneck) -> bool:
+        """Return whether the layer does not depend on the samples, like those of a text tower of class names."""
         return any(fnmatch.fnmatch(bottleneck.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
     def _over_tokens(self, output: Tensor) -> Tensor:
@@ -231,21 +242,22 @@ class FedPIA(Algorithm):
         Returns:
             The output of `cohort.train`, and the adapters w_k to store and upload.  # [K, A]
         """
-        a = self.shared
-        if self.combine == "output_sum":  # parameters outside bottlenecks start from the server's
-            out = self.trained(cohort, self.first.put(self.in_both(a.put(personal, Gk)), self.first.take(personal)))
-            return out, a.take(out.theta)
+        shared = self.shared
+        if self.combine == "output_sum":  # G~ in the second bottlenecks; parameters outside start from the server's
+            start = self.first.put(self.in_both(shared.put(personal, Gk)), self.first.take(personal))
+            out = self.trained(cohort, start)
+            return out, shared.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
-            g = s.grad(batch, rows=a.put(s.theta, a.take(s.theta).lerp(s.state.Gk, self.lam)))
-            s.descend(a.put(g, (1 - self.lam) * a.take(g)))
+            g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
+            s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
             s.record("loss_sum", s.summed_loss)
 
         out = cohort.train(personal, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
-        return out, a.take(out.theta).lerp(Gk, self.lam)
+        return out, shared.take(out.theta).lerp(Gk, self.lam)
 
     def trained(self, cohort: Cohort, start: Tensor) -> SimpleNamespace:
-        """Train from rows start [K, P] with second bottlenecks frozen."""
+        """Train from rows start [K, P] with second bottlenecks frozen, and return the output of `cohort.train`."""
         columns = self.second.rest(cohort.model.size)
         return cohort.train(start, step=recorded, columns=columns, how=self.how, loss_sum=cohort.step_record())
 
@@ -255,12 +267,13 @@ class FedPIA(Algorithm):
 
     # -- server ------------------------------------------------------------------------------------------
     def merged(self, cohort: Cohort, up: Tensor) -> Tensor:
-        """Compute G from the uploaded adapters [K, A].  # [A]"""
-        K, a = len(cohort), self.shared
+        """Compute G from the uploaded adapters `up` [K, A].  # [A]"""
+        K, shared = len(cohort), self.shared
         G0 = cohort.mean(up)  # [A]
         if self.server == "average":
             return G0
-        rows, anchor = a.put(self.initial.expand(K, -1), up), a.put(self.initial, G0)  # [K, P], [P]
+        # alignment needs rows of the model; columns that are not shared do not matter
+        rows, anchor = shared.put(self.initial.expand(K, -1), up), shared.put(self.initial, G0)  # [K, P], [P]
         cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
         self._note_alignment("server", cohort, aligned)
@@ -272,7 +285,7 @@ class FedPIA(Algorithm):
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
         self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))
-        return a.take(G)
+        return shared.take(G)
 
     def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, bottleneck: alignment.Bottleneck) -> Tensor:
         """Return the distances of incoming weights of units: mover [K, P], anchor [K or 1, P].  # [K, m, m]"""
@@ -325,6 +338,6 @@ class FedPIA(Algorithm):
 
 
 def recorded(s: Step, batch: Batch) -> None:
-    """Take a plain step, and record the loss."""
+    """Take a gradient step, and record the sum of the losses so far as loss_sum."""
     s.descend(s.grad(batch))
     s.record("loss_sum", s.summed_loss)

@@ -33,5 +33,6 @@ class FedProx(FedAvg):
         w = cohort.broadcast(w=self.w).w  # [P]
         has_gradient = self.mu and not self.official_noop
         prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
-        up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta, relative_to={"theta": "w"})
+        theta = cohort.train(w, extra_grad=prox).theta  # [K, P]
+        up = cohort.upload(theta=theta, relative_to={"theta": "w"})  # theta - w is sent
         self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule

@@ -61,7 +61,7 @@ class FedSLD(FedAvg):
         self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def prior(self, cohort: Cohort) -> Tensor:
-        """Return Pt.  In the first round, all clients upload their counts and download Pt.  # [C]"""
+        """Return Pt; in the first round, after all clients have uploaded their counts, as they download it.  # [C]"""
         is_first_round = self.counts_of is None
         if is_first_round:
             self.counts_of = self.upload_counts(cohort.all_clients())
@@ -72,11 +72,21 @@ class FedSLD(FedAvg):
     def upload_counts(self, clients: Cohort) -> Tensor:
         """Upload the label counts of all clients.  Negative values, from privacy noise, become 0.  # [N, C]"""
         counts = torch.from_numpy(self.true_counts).to(self.w)
+        # None: the counts are sent as they are, because the server has no version
         up = clients.upload(counts=counts, previous={"counts": None}, uncompressed=["counts"])
         return up.counts.clamp_min(0)
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:
-        """Return the weight Pt(y) / pb(y) of every sample, 0 for padding.  # [k, B]"""
+        """Return the weight Pt(y) / pb(y) of every sample, 0 for padding, as the options scale it.
+
+        Args:
+            batch: One batch of every client.
+            prior: Pt, the federation's class shares.  # [C]
+
+        Returns:
+            Factors of the samples' weights: renormalize divides by their mean, reduction="sum" multiplies by the number
+            of samples.  # [k, B]
+        """
         real = batch.weight > 0
         pb = batch.weight.new_zeros(len(batch.y), len(prior)).scatter_add(1, batch.y, batch.weight)  # [k, C]
         ratio = torch.where(real, prior[batch.y] / pb.gather(1, batch.y), 0)

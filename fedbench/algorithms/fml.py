@@ -94,7 +94,7 @@ class FML(Algorithm):
         s.descend(at_g)
 
     def loss(self, s: Step, rows: Tensor, others: Tensor, batch: Batch, a: float | Tensor, b: float | Tensor) -> Tensor:
-        """Return a CE(rows) + (1 - a) KL(p_others || p_rows), with live targets + (1 - b) KL(p_rows || p_others).
+        """Return a CE(rows) + (1 - a) KL(p_others || p_rows); targets="live" adds (1 - b) KL(p_rows || p_others).
 
         Args:
             s: The step.

@@ -51,6 +51,9 @@ class HeurFedAMP(FedAMP):
         return products(w_i, w_j) / lengths.clamp_min(1e-12)
 
     def attention(self, cosines: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """Return X_ij where j != i (is_other), and 0 elsewhere.  # [K, M]"""
+        """Return the weights X_ij of the other clients' models, by a softmax of cosines [K, M].
+
+        X_ij is 0 where j = i (not is_other [K, M]).  alpha has no effect.  # [K, M]
+        """
         scores = (cosines * float(self.sigma)).masked_fill(~is_other, float("-inf"))
         return (1 - self.X_ii) * scores.softmax(1).nan_to_num(0)  # without other clients: 0

@@ -57,7 +57,8 @@ class FPFC(Algorithm):
     ):
         require(
             a > 1 + 1 / rho,
-            f"algorithm.a={a:g} must be more than 1 + 1 / rho = {1 + 1 / rho:g}, so that SCAD has a unique minimum",
+            f"algorithm.a={a:g} must be more than 1 + 1 / algorithm.rho = {1 + 1 / rho:g}, so that SCAD has a unique "
+            "minimum",
         )
         require(lam == 0 or 0 < xi <= lam, f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}")
         self.lam, self.rho, self.a, self.xi, self.merge = lam, rho, a, xi, merge
@@ -88,7 +89,7 @@ class FPFC(Algorithm):
         """Run one round of Algorithm 1."""
         if self.merge is not None:
             self.n = torch.from_numpy(cohort.all_clients().client_weights)
-            cohort.cost.takes_means = True  # `personalized` averages clusters with these weights
+            cohort.cost.takes_means = True  # recorded with the run: `personalized` averages clusters by these weights
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 
@@ -98,7 +99,7 @@ class FPFC(Algorithm):
 
         out = cohort.train(self.personal[cohort.ids], extra_grad=pull, zeta=zeta)
         self.personal[cohort.ids] = out.theta
-        w = cohort.upload(w=columns.take(out.theta), previous={"w": self.W[cohort.index]}).w
+        w = cohort.upload(w=columns.take(out.theta), previous={"w": self.W[cohort.index]}).w  # its change is sent
         self.W = self.W.index_copy(0, cohort.index, w)
         self.fuse(cohort.ids)
 
@@ -118,7 +119,7 @@ class FPFC(Algorithm):
         return self.W.mean(0) + total / len(self.W)
 
     def fuse(self, ids: np.ndarray) -> None:
-        """Update delta and s of every pair with at least one of these clients."""
+        """Update delta and s of every pair with at least one of the clients `ids` of this round."""
         if self.one_s and len(ids) == len(self.W):
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # [M]
@@ -130,28 +131,28 @@ class FPFC(Algorithm):
     def fuse_pairs(self, ids: np.ndarray, delta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         """Compute delta and s after the update of pairs with at least one of these clients.
 
-        The pairs of one client at a time stay in the processor's cache.
+        Pairs are updated client by client, because the pairs of one client stay in the processor's cache.
 
         Args:
-            ids: The clients.
-            delta: delta of all pairs.  # [M, p]
-            s: Factors of all pairs.  # [M]
+            ids: The clients of this round.
+            delta: delta of all pairs before.  # [M, p]
+            s: Factors of all pairs before.  # [M]
 
         Returns:
-            The new delta [M, p] and s [M].
+            The new delta [M, p] and s [M]; pairs without any of these clients are unchanged.
         """
         new = torch.empty_like(delta) if len(ids) == len(self.W) else delta.clone()
-        dual, n = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho dual delta; n = -1: pair is not updated
+        dual, length = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho dual delta; -1: pair is not updated
         for i, later, at in self.pairs(ids):
             target = new[at]  # [m, p]: a view of consecutive pairs, else a copy
-            n[at] = torch.sub(self.W[i], self.W[later], out=target).addcmul_(delta[at], dual[at]).norm(dim=1)
+            length[at] = torch.sub(self.W[i], self.W[later], out=target).addcmul_(delta[at], dual[at]).norm(dim=1)
             if not isinstance(at, slice):
                 new[at] = target
-        return new, torch.where(n < 0, s, self.scad(n))
+        return new, torch.where(length < 0, s, self.scad(length))
 
     @property
     def one_s(self) -> bool:
-        """Whether `delta` stores D [N, p] instead of all pairs."""
+        """Whether `delta` stores D [N, p] instead of all pairs, because all pairs have the same s."""
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
@@ -164,7 +165,16 @@ class FPFC(Algorithm):
         return delta
 
     def scad(self, n: Tensor) -> Tensor:
-        """Return s such that theta = s delta minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), n = ||delta||."""
+        """Return s such that theta = s delta minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), with n = ||delta||.
+
+        Yu et al., 2022, the proximal operator of SCAD, smoothed by a quadratic for ||theta|| <= xi.
+
+        Args:
+            n: Norms of delta.  # [M]
+
+        Returns:
+            Factors of the pairs, in [0, 1].  # [M]
+        """
         lam, rho, a, xi = self.lam, self.rho, self.a, self.xi
         if lam == 0:
             return torch.ones_like(n)
@@ -178,13 +188,14 @@ class FPFC(Algorithm):
         """Iterate over the pairs (i, j), client by client.
 
         Args:
-            ids: Only pairs with at least one of these clients; None is all pairs.
+            ids: Iterate only over pairs with at least one of these clients; None: over all pairs.
 
         Yields:
-            i, the indices of the clients j > i, and the positions of these pairs among all M.
+            i, the indices of the clients j > i, and the positions of these pairs among all M.  Both are slices
+            if i is one of `ids`, and tensors if only some j are.
         """
-        n, first = len(self.W), 0
-        subset = None if ids is None or len(ids) == n else torch.from_numpy(ids).to(self.W.device)
+        n, first = len(self.W), 0  # first: position of the pair (i, i + 1)
+        subset = None if ids is None or len(ids) == n else torch.from_numpy(ids).to(self.W.device)  # None: all
         members = set(range(n)) if subset is None or ids is None else set(ids.tolist())
         for i in range(n - 1):
             if i in members:
@@ -194,7 +205,7 @@ class FPFC(Algorithm):
             first += n - 1 - i
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w_i; with merge, after the last round, the mean of the client's cluster."""
+        """Return w_i; after the last round with algorithm.merge, the mean of the client's cluster.  # [K, P]"""
         rows = self.personal[cohort.ids]
         if self.merge is None or not final:
             return rows
@@ -211,17 +222,27 @@ class FPFC(Algorithm):
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:
-        """Return the mean of the last uploads of every cluster, weighted by n.  # [clusters, p]"""
+        """Return the mean of the last uploads of every cluster, weighted by n.
+
+        Args:
+            label: Cluster of each client, counted from 0.  # [N]
+
+        Returns:
+            The means.  # [clusters, p]
+        """
         n, clusters = torch.as_tensor(self.n).to(self.W), int(label.max()) + 1
         sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * n[:, None])
         return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the mean of all last uploads, for new clients that cannot select a cluster.  # [P]"""
+        """Return the mean of all last uploads, for new clients without samples to select a cluster.  # [P]"""
         return self.columns.put(self.personal.default, self.W.mean(0))
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the cluster mean with the lowest loss on each new client's training samples.  # [n, P]"""
+        """Return the cluster mean with the lowest loss on each new client's training samples.
+
+        Without algorithm.merge, clusters are the pairs within algorithm.xi.  # [n, P]
+        """
         means = self.means(self.clusters(self.xi if self.merge is None else self.merge))
         rows = self.columns.put(self.personal.default.expand(len(means), -1), means)  # [clusters, P]
         losses = torch.stack([new_clients.loss(row) for row in rows], 1)  # [n, clusters]

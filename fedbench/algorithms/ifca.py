@@ -55,13 +55,14 @@ class IFCA(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of Algorithm 1."""
         theta = cohort.broadcast(theta=self.theta).theta  # [M, P]
-        pick = self.nearest(cohort, theta)  # k_i  [K]
-        out = cohort.train(theta[pick])
-        chosen = one_hot(pick, self.clusters).to(theta)  # [K, M]
-        choice = cohort.upload(k=chosen, previous={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
-        change = out.theta - theta[pick]  # [K, P]
+        chosen = self.nearest(cohort, theta)  # k_i  [K]
+        out = cohort.train(theta[chosen])
+        # k_i is uploaded as a vector with one 1, as it is (None); argmax, because privacy noise may change it
+        vectors = one_hot(chosen, self.clusters).to(theta)  # [K, M]
+        received = cohort.upload(k=vectors, previous={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
+        change = out.theta - theta[chosen]  # [K, P]
         change = cohort.upload(change=change, relative_to={"change": None}).change  # change is already a difference
-        step = cohort.mean(change, groups=one_hot(choice, self.clusters).T)  # [M, P], 0 for a cluster without clients
+        step = cohort.mean(change, groups=one_hot(received, self.clusters).T)  # [M, P], 0 for a cluster without clients
         if self.shared_body:
             step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))
         self.theta = self.theta + step
@@ -78,7 +79,7 @@ class IFCA(Algorithm):
         return theta[self.nearest(cohort, theta)]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the mean of the cluster models, for new clients that cannot select one.  # [P]"""
+        """Return the mean of the cluster models, for new clients without samples to select one.  # [P]"""
         return self.theta.mean(0)
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:

@@ -66,7 +66,12 @@ class KNNPer(FedAvg):
         self.num_classes = federation.num_classes
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return w, the stored features [K, m, F] and classes [K, m] (-1 is padding), and lam_i [K, 1]."""
+        """Return what the clients deploy.
+
+        Returns:
+            theta, the server's model [P]; z [K, m, F] and y [K, m], features and classes of the stored samples, where
+            class -1 is padding; lam, the weights lam_i [K, 1].
+        """
         w, federation = cohort.broadcast(w=self.w).w, cohort.federation
         samples = federation.splits["train"]
         if self.capacity < 1:
@@ -82,10 +87,18 @@ class KNNPer(FedAvg):
         return {**rows, "lam": torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(len(cohort), 1)}
 
     def chosen(self, cohort: Cohort, rows: dict[str, Tensor]) -> Tensor:
-        """Return the lam_i of highest accuracy on the validation samples.  # [K, 1]"""
+        """Return the lam_i of highest accuracy on the validation samples, 0.5 for a client without any.
+
+        Args:
+            cohort: The clients.
+            rows: theta, z and y of `personalized`.
+
+        Returns:
+            lam_i.  # [K, 1]
+        """
 
         def both(model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-            return torch.stack(self.probabilities(model, rows, inputs), 2)  # [k, b, 2, C]
+            return torch.stack(self.probabilities(model, rows, inputs), 2)  # p_knn, then the softmax  [k, b, 2, C]
 
         split, grid = cohort.federation.splits["val"], torch.linspace(0, 1, GRID, device=cohort.device)
         lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)

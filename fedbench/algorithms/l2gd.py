@@ -54,14 +54,14 @@ class L2GD(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run local steps, then the averaging step (1 - c) x_i + c xbar."""
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
-        members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # on the host
+        members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # which clients take part, on the host  [N]
         members[torch.from_numpy(cohort.ids)] = True
         have_mean = bool(members.all()) if self.knows is None else torch.equal(self.knows, members)
         needs_download = how.steps != 0 or not have_mean
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
         uploaded = self.uploaded[cohort.ids]  # [K, P]
         if how.steps != 0:
-            uploaded = cohort.upload(x=x, previous={"x": uploaded}).x
+            uploaded = cohort.upload(x=x, previous={"x": uploaded}).x  # the change since the last upload is sent
         xbar = cohort.sum(uploaded) / len(cohort)  # [P]
         if needs_download:
             received = cohort.broadcast(xbar=xbar).xbar  # differs from xbar if the download is lossy
@@ -71,8 +71,8 @@ class L2GD(Algorithm):
 
     def run_length(self, cohort: Cohort) -> int:
         """Draw the number T of local steps, P(T = t) = pr (1 - pr)^t, at most `cohort.max_local_steps`."""
-        before = int(cohort.generator("l2gd").geometric(self.pr)) - 1
-        return min(before, cohort.max_local_steps)
+        num_steps = int(cohort.generator("l2gd").geometric(self.pr)) - 1  # before the first averaging step
+        return min(num_steps, cohort.max_local_steps)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return x_i."""

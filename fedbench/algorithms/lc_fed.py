@@ -41,7 +41,7 @@ from fedbench.algorithms.base import (
     RowStore,
     Step,
 )
-from fedbench.core.options import NonNegativeInt, require
+from fedbench.core.options import NonNegativeInt, listed, require
 from fedbench.nn.columns import Columns
 
 REDUCTION = 16  # ratio of input to hidden channels of F
@@ -78,8 +78,11 @@ class LCFed(Algorithm):
         names = {name for name, _ in model.module.named_modules()}
         require(
             self.place in names or (self.place is None and bool({"bottleneck", "body"} & names)),
-            f"algorithm.place={self.place}: the model has no layer of that name"
-            + ("; set it to the layer whose outputs are calibrated" if self.place is None else ""),
+            "algorithm.place=null needs a layer named bottleneck or body, which the model does not have: set "
+            "algorithm.place to the name of the layer whose outputs PCS calibrates"
+            if self.place is None
+            else f"algorithm.place={self.place}: the model has no layer of that name; its layers are "
+            f"{listed(sorted(names - {''}))}",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
@@ -118,8 +121,8 @@ class LCFed(Algorithm):
         up = cohort.upload(
             body=self.body.take(out.theta),
             head=head,
-            relative_to={"body": "body"},
-            previous={"head": self.heads[cohort.index]},
+            relative_to={"body": "body"},  # the change of the received body is sent
+            previous={"head": self.heads[cohort.index]},  # the change since the last uploaded head is sent
         )
         self.w = self.body.put(self.w, cohort.sum(up.body) / len(cohort))
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
@@ -132,11 +135,17 @@ class LCFed(Algorithm):
         return self.hc_columns.put(self.head_columns.put(theta, self.head[cohort.ids]), self.hc[cohort.ids])
 
     def step(self, s: Step, batch: Batch, heads: Tensor) -> None:
-        """Take a step on the head or the body, then one on HC."""
+        """Take a step on the head (first head_iter batches) or the body, then one on HC.
+
+        Args:
+            s: The step.
+            batch: One batch of every client.
+            heads: Last uploaded heads of all clients.  # [N, |head|]
+        """
         columns = self.head_columns if s.t < self.head_iter else self.body & s.model.trained
         s.descend(s.grad(batch, columns=columns), columns=columns)
 
-        def hc_loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+        def hc_loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
             z = s.features(rows, batch).detach()
             return s.task_loss(self.calibrated_logits(s.model, rows, z, heads), batch)
 
@@ -144,7 +153,9 @@ class LCFed(Algorithm):
         s.descend(gradient, columns=self.hc_columns, uploaded=False)
 
     def calibrated_logits(self, model: FlatModel, rows: Tensor, z: Tensor, heads: Tensor) -> Tensor:
-        """Compute HC's logits.  The head's outputs are detached.
+        """Compute HC's logits V [A(U_c) z + z, A(sigmoid(head(z)_c)) z + z for every c] (module docstring).
+
+        No gradient passes through the head's outputs, because a step on HC trains HC alone.
 
         Args:
             model: The model.
@@ -155,15 +166,15 @@ class LCFed(Algorithm):
         Returns:
             Logits.  # [k, B, C] or [k, B, C, H, W]
         """
-        flat = z.dim() == 3
-        z = z[..., None, None] if flat else z
+        is_vector = z.dim() == 3
+        z = z[..., None, None] if is_vector else z  # a feature vector is an image of one pixel
         named = {name: t for name, t in model.named(rows).items() if name.startswith(("head.", "hc.", "client"))}
         names = [name for name in named if name.startswith("head.")]
         shapes = [named[name].shape[1:] for name in names]
         flat_heads = heads.split([shape.numel() for shape in shapes], 1)
         all_heads = {name: t.view(-1, *shape) for name, t, shape in zip(names, flat_heads, shapes, strict=True)}
 
-        def of_one(row: dict[str, Tensor], z: Tensor) -> Tensor:
+        def of_one_client(row: dict[str, Tensor], z: Tensor) -> Tensor:  # z [B, F, H, W] -> [B, C, H, W]
             prediction = torch.sigmoid(pixelwise(row["head.weight"], row.get("head.bias"), z)).detach()
             U = self.uncertainty(outputs_of(all_heads, z), row["client"])  # [B, C, H, W]
             maps = torch.stack([self.attention(a, row) for a in (U, prediction)], 2)  # [B, C, 2, H, W]
@@ -171,15 +182,23 @@ class LCFed(Algorithm):
             V = row["hc.out.weight"]
             return F.conv2d(weighted.flatten(1, 3), V, row["hc.out.bias"], padding=V.shape[-1] // 2)
 
-        logits = torch.vmap(of_one)(named, z)
-        return logits[..., 0, 0] if flat else logits
+        logits = torch.vmap(of_one_client)(named, z)
+        return logits[..., 0, 0] if is_vector else logits
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
         """Return V, from 2 x classes x features channels to one channel per class."""
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
-        """Return U of all heads' outputs [N, B, C, H, W]; client [N] is the one-hot index i.  # [B, C, H, W]"""
+        """Return the map U of one client i (module docstring).
+
+        Args:
+            outputs: sigmoid(head_j(z)) of all heads j.  # [N, B, C, H, W]
+            client: One-hot index of client i.  # [N]
+
+        Returns:
+            U for each class.  # [B, C, H, W]
+        """
         of_client = torch.einsum("n,nbchw->bchw", client, outputs)  # p_i
         u = ((outputs - of_client).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
         largest = u.amax((-1, -2), keepdim=True)
@@ -188,7 +207,7 @@ class LCFed(Algorithm):
         return (is_peak & (u > MIN_PEAK)).to(u)
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
-        """Return K * a for a [B, C, H, W]."""
+        """Return A(a) = K * a for a [B, C, H, W]; `row` is not needed for the fixed K.  # [B, C, H, W]"""
         offset = torch.arange(KERNEL, device=a.device) - KERNEL // 2
         bell = torch.exp(-(offset**2) / (2 * SIGMA**2))[None, None]  # K is separable  [1, 1, KERNEL]
         images = a.flatten(0, 1)[:, None]
@@ -196,12 +215,12 @@ class LCFed(Algorithm):
         return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return the averaged body with each client's head and HC, and the heads of all clients."""
+        """Return theta, the averaged body with each client's head and HC [K, P], and all heads [K, N, |head|]."""
         server = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
         return {"theta": self.rows_of(cohort, server.body), "heads": server.heads.expand(len(cohort), -1, -1)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of HC, or with calibrate_head=false those of the head."""
+        """Return the logits of HC, or with calibrate_head=false those of the head.  # [k, b, C, ...]"""
         if not self.calibrate_head:
             return model.forward(rows["theta"], inputs)
         return self.calibrated_logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["heads"][0])
@@ -218,7 +237,15 @@ def pcs_layers(clients: int, channels: int) -> nn.Module:
 
 
 def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
-    """Apply PCS to one client's features x [B, C] or [B, C, H, W]."""
+    """Apply PCS to one client's features: x <- h x + x (module docstring).
+
+    Args:
+        x: Outputs of the calibrated layer.  # [B, C] or [B, C, H, W]
+        row: The client's parameters by name, with its one-hot index "client" [N].
+
+    Returns:
+        Calibrated features, as x.
+    """
     embedded = F.linear(row["client"], row["pcs.embed1.weight"]).relu()
     m = F.linear(embedded, row["pcs.embed2.weight"]).expand(x.shape[:2])  # [B, C]
     pixels = x.flatten(2) if x.dim() > 2 else x[..., None]  # [B, C, H W]
@@ -237,7 +264,7 @@ def pixelwise(weight: Tensor, bias: Tensor | None, z: Tensor) -> Tensor:
 
 
 def outputs_of(heads: dict[str, Tensor], z: Tensor) -> Tensor:
-    """Return sigmoid(head_j(z)) of all N heads.  # [N, B, C, H, W]"""
+    """Return sigmoid(head_j(z)) of all N heads for features z [B, F, H, W].  # [N, B, C, H, W]"""
     outputs = torch.einsum("ncf,bfhw->nbchw", heads["head.weight"].flatten(2), z)
     if "head.bias" in heads:
         outputs = outputs + heads["head.bias"][:, None, :, None, None]

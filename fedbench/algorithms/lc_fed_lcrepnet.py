@@ -26,11 +26,12 @@ class LCFedLCRepNet(LCFed):
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
         """Return K, a Gaussian with sum 1, and V, from 2 x classes x features channels to one channel per class."""
+        # integrals of the normal density over KERNEL bins; the formula of the outer edge is that of the released code
         edge = DEVIATIONS + (DEVIATIONS + 0.5) / KERNEL
         edges = torch.linspace(-edge, edge, KERNEL + 1, dtype=torch.float64)
-        bell = torch.special.ndtr(edges).diff().sqrt()
-        kernel, bell = nn.Conv2d(1, 1, KERNEL, bias=False), bell[:, None] * bell
-        kernel.weight.data.copy_(bell / bell.sum())
+        bell = torch.special.ndtr(edges).diff().sqrt()  # [KERNEL]
+        kernel, bell_2d = nn.Conv2d(1, 1, KERNEL, bias=False), bell[:, None] * bell
+        kernel.weight.data.copy_(bell_2d / bell_2d.sum())
         return nn.ModuleDict({"kernel": kernel, "out": nn.Conv2d(2 * classes * features, classes, 1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
@@ -38,7 +39,15 @@ class LCFedLCRepNet(LCFed):
         return outputs.std(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
-        """Return max(minmax(K * a), a) for a [B, C, H, W], with minmax over the pixels of each image."""
+        """Return A(a) = max(minmax(K * a), a).  minmax scales the pixels of each image to [0, 1].
+
+        Args:
+            a: Maps of all classes.  # [B, C, H, W]
+            row: The client's parameters by name, with the trained K as "hc.kernel.weight".
+
+        Returns:
+            The attention.  # [B, C, H, W]
+        """
         kernel = row["hc.kernel.weight"]
         smooth = F.conv2d(a.flatten(0, 1)[:, None], kernel, padding=KERNEL // 2)[:, 0].unflatten(0, a.shape[:2])
         low, high = smooth.amin((-1, -2), keepdim=True), smooth.amax((-1, -2), keepdim=True)

@@ -55,8 +55,9 @@ class LGFedAvg(Algorithm):
     def alternate(self, s: Step, batch: Batch) -> None:
         """Take one step on the base, then one on the head at the new base."""
         for columns in (self.base, self.head):
+            # columns=None: momentum and weight decay also move the other half, whose gradient is 0
             s.descend(s.grad(batch, columns=columns), columns=None if self.drift else columns)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return each client's base with the averaged head."""
+        """Return each client's base with the averaged head.  # [K, P]"""
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

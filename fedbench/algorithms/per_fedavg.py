@@ -57,11 +57,12 @@ class PerFedAvg(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Require one training sample per sub-batch at every client."""
         super().check(federation, model, optimizer)
-        least = int(federation.num_samples.min())
+        fewest = int(federation.num_samples.min())
         require(
-            least >= self.parts,
-            f"algorithm=per_fedavg splits every batch into {self.parts} sub-batches, but a client has "
-            f"only {least} training sample{'s' * (least != 1)}",
+            fewest >= self.parts,
+            f"algorithm=per_fedavg splits every batch into {self.parts} parts, but a client has only {fewest} "
+            f"training sample{'s' * (fewest != 1)}: use fewer clients (partition.num_clients), or a partition that "
+            f"gives each client at least {self.parts}",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
@@ -84,22 +85,23 @@ class PerFedAvg(Algorithm):
     def step(self, s: Step, batch: Batch) -> None:
         """Take one step along the meta-gradient, estimated on independent sub-batches."""
         alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
-        part = batch.split(self.parts)
-        adapted = s.theta - alpha * s.grad(part[0])  # [k, P]
-        g = s.grad(part[1], rows=adapted)  # [k, P]
-        if self.mode == "hf":  # g - alpha H g
-            ahead = s.grad(part[2], rows=s.theta + delta * g)
-            behind = s.grad(part[2], rows=s.theta - delta * g)
+        sub_batches = batch.split(self.parts)
+        adapted = s.theta - alpha * s.grad(sub_batches[0])  # [k, P]
+        g = s.grad(sub_batches[1], rows=adapted)  # [k, P]
+        if self.mode == "hf":  # g - alpha H g, with H g ~ (grad f(theta + delta g) - grad f(theta - delta g)) / 2 delta
+            ahead = s.grad(sub_batches[2], rows=s.theta + delta * g)
+            behind = s.grad(sub_batches[2], rows=s.theta - delta * g)
             g = g - alpha * (ahead - behind) / (2 * delta)
         s.descend(g)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w after one gradient step on a training batch of the client."""
+        """Return w after one gradient step on a training batch of each client.  # [K, P]"""
+        # plain SGD, whatever optimizer trains w; its rate 1.0 is replaced by lr
         how = LocalTraining(steps=1, key="adapt", lr=self.adaptation_rate(cohort), optimizer=SGD(1.0))
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
 
     def adaptation_rate(self, cohort: Cohort) -> Any:
-        """Return the size of the step that adapts w."""
+        """Return the size alpha of the step that adapts w: a number, or one per client [K, 1]."""
         return cohort.rate() if self.alpha is None else cohort.value(self.alpha)
 
     def global_row(self) -> Tensor:

@@ -64,14 +64,14 @@ class PFedMe(Algorithm):
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
         w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
         self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
-        up = cohort.upload(w=w_i, relative_to={"w": "w"})
+        up = cohort.upload(w=w_i, relative_to={"w": "w"})  # w_i - w is sent
         self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)
 
     def step(self, s: Step, batch: Batch) -> None:
         """Approximate the proximal point of the batch, then move w_i towards it."""
         for _ in range(self.inner_steps):
             g, pull = s.grad(batch), (s.theta - s.state.w).mul_(s.value(self.lam))  # [k, P]
-            self.trained.view(g).add_(self.trained.take(pull))  # into g
+            self.trained.view(g).add_(self.trained.take(pull))  # changes g; running statistics are not pulled
             s.descend(g, lr=s.value(self.inner_lr))
         s.state.w.sub_((s.state.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 

@@ -100,8 +100,8 @@ class PFedMoAP(Algorithm):
         n, D = federation.num_clients, clip.dim
         require(
             (self.num_experts or 1) <= n,
-            f"algorithm.num_experts={self.num_experts} includes the client's prompt: with {n} clients it is "
-            f"at most {n}",
+            f"algorithm.num_experts={self.num_experts} counts the prompts of different clients, and there are only {n} "
+            f"clients: set it to at most {n}",
         )
         d = self.width(D)
         require(D % d == 0, f"algorithm.d_feature={d} must divide the {D} dimensions of the model's features")
@@ -203,7 +203,16 @@ class PFedMoAP(Algorithm):
         return experts, torch.from_numpy(count).to(self.w.device)[:, None]
 
     def fetch_texts(self, cohort: Cohort, members: np.ndarray, count: int) -> Tensor:
-        """Download `count` prompts of the pool to each client, and return their text features.  # [k, count, C, d]"""
+        """Download prompts of the pool to each client, and return their text features.
+
+        Args:
+            cohort: The clients, all of which have an entry in the pool.
+            members: Ids of the clients that have an entry in the pool, ascending.  # [M]
+            count: Number of prompts for each client.
+
+        Returns:
+            Text features of the prompts.  # [k, count, C, d]
+        """
         Q = self.choose(cohort, members, count)  # [k, count]
         selected = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
         cohort.fetch(selected, prompt=self.pool[members])  # prompts are transmitted; their text features are cached
@@ -211,7 +220,14 @@ class PFedMoAP(Algorithm):
         return self.text[ids.reshape(-1)].view(*ids.shape, *self.text.default.shape)
 
     def choose(self, cohort: Cohort, members: np.ndarray, count: int) -> Tensor:
-        """Select the experts Q_i of each client among the pool's members, nearest first; ties go to lower ids.
+        """Select the experts Q_i of each client among the pool's members, but not the client's own entry.
+
+        The nearest prompt comes first; among equally near ones, that of the lower id.
+
+        Args:
+            cohort: The clients.
+            members: Ids of the clients that have an entry in the pool, ascending.  # [M]
+            count: Number of experts for each client.
 
         Returns:
             Positions in members.  # [k, count]
@@ -234,11 +250,22 @@ class PFedMoAP(Algorithm):
         return z.unflatten(-1, (self.d, -1))[..., 0]
 
     def expert_form(self, z: Tensor) -> Tensor:
-        """Return features [..., D] as experts and T_MoE have them: pooled for attention, unchanged for linear."""
+        """Return features [..., D] in the width of experts and T_MoE: [..., d] for attention, [..., D] for linear."""
         return self.pooled(z) if self.gating == "attention" else z
 
     def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
-        """Return s <pool(I), T_MoE> + lam s <I, T_L>, or s <I, T_L> for clients without a gate.  # [k, B, C]"""
+        """Return s <pool(I), T_MoE> + lam s <I, T_L>, or s <I, T_L> for clients without a gate.
+
+        Args:
+            model: The model.
+            rows: Rows with the clients' prompts and gates.  # [k, P]
+            inputs: Images, or features of the frozen image tower.
+            experts: Text features of the experts.  # [k, K_e, C, d]
+            count: How many experts exist, or NO_GATE.  # [k, 1]
+
+        Returns:
+            Logits.  # [k, B, C]
+        """
         p = model.named(rows)
         image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
         local = self.clip.scale * image @ text.mT  # [k, B, C]
@@ -264,11 +291,21 @@ class PFedMoAP(Algorithm):
         # the client's prompt always counts, because a softmax over no expert has nan gradients, even if it is not used
         missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
-        weigh = self.attention if self.gating == "attention" else self.linear
-        return weigh(gate, self.pooled(image), X, missing)
+        apply_gate = self.attention if self.gating == "attention" else self.linear
+        return apply_gate(gate, self.pooled(image), X, missing)
 
     def attention(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Return MHA(image, X, X) without the missing experts, and the weights, as `mix` does."""
+        """Return MHA(image, X, X), multi-head attention of images to the experts, and the weights.
+
+        Args:
+            gate: Parameters of the clients' gates by name, without "gate.".
+            image: Pooled image features.  # [k, B, d]
+            X: Text features of the client's prompt and of the experts.  # [k, E, C, d]
+            missing: Which experts do not exist; they get weight 0.  # [k, E] bool
+
+        Returns:
+            T_MoE [k, B, C, d], and the weights of the experts, averaged over heads and classes [k, B, E].
+        """
 
         def by_head(name: str, x: Tensor) -> Tensor:  # [k, n, d] -> [k, h, n, d/h]
             return affine(gate, name, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -283,7 +320,10 @@ class PFedMoAP(Algorithm):
         return affine(gate, "out.", T.flatten(1, 2)).view_as(T), a.mean((1, 4))
 
     def linear(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts X weighted by softmax(W image + b), and the weights, as `mix` does."""
+        """Return the experts X weighted by softmax(W image + b), and the weights.  Arguments as in `attention`.
+
+        # [k, B, C, D], [k, B, E]
+        """
         w = affine(gate, "", image).masked_fill(missing[:, None], float("-inf")).softmax(-1)  # [k, B, E]
         return torch.einsum("kbe,kecd->kbcd", w, X), w
 
@@ -314,11 +354,11 @@ class PFedMoAP(Algorithm):
         return self.w
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return the contributions of the experts (Fig. 6)."""
+        """Return "experts", the mean weights of the experts (`contributions`, the paper's Fig. 6).  # [K, E]"""
         return {"experts": self.contributions(cohort)}
 
     def contributions(self, cohort: Cohort) -> Tensor:
-        """Compute each expert's mean weight in T_MoE on each client's test images (Fig. 6).
+        """Compute each expert's mean weight in T_MoE on each client's test images (the paper's Fig. 6).
 
         The client's prompt comes first, then the other experts, sorted by weight for each image.  Weights are averaged
         over heads, classes and images.

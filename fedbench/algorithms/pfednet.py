@@ -109,7 +109,8 @@ class PFedNet(Algorithm):
         for name, steps in (("x_steps", self.x_steps), ("z_steps", self.z_steps)):
             require(
                 self.mode == "gradient" or steps is None,
-                f"algorithm.{name}={steps} needs algorithm.mode=gradient, got {self.mode}",
+                f"algorithm.{name}={steps} needs algorithm.mode=gradient, got {self.mode}: set the mode, or leave out "
+                f"{name}",
             )
         require(
             self.mode == "local_epochs" or getattr(optimizer, "is_plain_sgd", False),
@@ -180,6 +181,7 @@ class PFedNet(Algorithm):
     def upload_sketches(self, clients: Cohort) -> Tensor:
         """Return the clients' sketches as the server receives them.  # [K, q]"""
         sketch = similarity.sketches(clients, self.compared, self.samples)
+        # None: sketches are sent as they are, because the server has no version
         return clients.upload(sketch=sketch, previous={"sketch": None}, uncompressed=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
@@ -226,38 +228,64 @@ class PFedNet(Algorithm):
         return theta
 
     def z_phase(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Update Z (module docstring); with mode="gradient", z_steps times.  Returns rows (x, z_i).  # [K, P]"""
+        """Update Z (module docstring); with mode="gradient", z_steps times.
+
+        Args:
+            cohort: The clients.
+            theta: Their rows (x, z_i).  # [K, P]
+
+        Returns:
+            Their rows with the new z_i.  # [K, P]
+        """
         if not self.fused.size:
             return theta
         for j in range(self.z_steps or 1):
             how = self.how("head", j, self.fused)
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
-            dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz
+            dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz  # dz is already a difference
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
             self.move(dZ, self.rates(cohort, how, lr))
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
         return theta
 
     def how(self, key: str, step: int, columns: Columns) -> LocalTraining:
-        """Return how a phase trains: epochs or one step, on the batches of FedRep's phase of this key."""
+        """Return how a phase trains.
+
+        Args:
+            key: Key of the random batches: "local" or "head", those of FedRep's phases, so both can be compared.
+            step: Number of the step in the phase, counted from 0.
+            columns: The columns that are trained: those of x, or the trained ones of z.
+
+        Returns:
+            Training of the local epochs, or with mode="gradient" of one step.
+        """
         steps = None if self.mode == "local_epochs" else 1
         buffers = "z" if columns is self.fused else "x"
         key = f"{key}/{step}" if step else key
         return LocalTraining(steps=steps, key=key, buffers=buffers, uploaded=columns)
 
     def rates(self, cohort: Cohort, how: LocalTraining, lr: float) -> np.ndarray:
-        """Return eta_i K / N of all clients, or with z_step="single" the learning rate of one step.  # [N]"""
+        """Return the step size of each client in the z-step.
+
+        Args:
+            cohort: The clients of this round.
+            how: Their training in the z-phase.
+            lr: Mean of their learning rates.
+
+        Returns:
+            eta_i K / N of all clients (module docstring), or with z_step="single" lr for all.  # [N]
+        """
         n = len(self.Z)
         if self.z_step == "single":
             return np.full(n, lr)
         return cohort.all_clients().rate_sums(how) * (len(cohort) / n)
 
     def move(self, dZ: Tensor, rates: np.ndarray) -> None:
-        """Take the z-step.
+        """Take the z-step: compute the new Z from V = Z_t - dZ by `fuse`.
 
-        The objective is multiplied by the largest rate.  So c_i is the largest rate over the client's, and 1 for a
-        client without a step.
+        The objective is multiplied by the largest rate.  So the weight c_i in `fuse` is the largest rate divided by
+        that of client i, and 1 for a client whose rate is 0.
 
         Args:
             dZ: Uploaded changes dz_i, 0 for clients that took no part.  # [N, d2]
@@ -278,18 +306,25 @@ class PFedNet(Algorithm):
 
     # -- deployed models and new clients ---------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return (x, z_i)."""
+        """Return the rows (x, z_i).  # [K, P]"""
         rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return x with the mean of all z_i, for new clients without a sketch.  # [P]"""
+        """Return x with the mean of all z_i, for new clients that upload no sketch.  # [P]"""
         return self.row_of_new_client(self.Z.mean(0))
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return x with the mean z of the k clients that have the nearest sketches; with edges, of all clients.
+        """Return x with the mean z of the k clients whose sketches are nearest to that of each new client.
 
-        # [M, P], or [P] for all
+        If algorithm.edges lists the network, clients have no sketches, and all new clients get the mean z.
+
+        Args:
+            new_clients: M clients that took no part in training.  They upload their sketches.
+            cohorts: All training clients, split into cohorts.
+
+        Returns:
+            Rows [M, P], or one row [P] for all.
         """
         if self.sketch_of is None:
             return self.initial_row_for_new_clients(cohorts)

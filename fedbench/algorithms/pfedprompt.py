@@ -62,12 +62,13 @@ class PFedPrompt(Algorithm):
             keys [K, n, D], labels [K, n], and number [K, n], the samples' indices in the data set, -1 for padding.
         """
         train, targets = cohort.federation.splits["train"], cohort.federation.targets
-        number = pad_sequence([torch.from_numpy(train[i]) for i in cohort.ids], True, -1).to(cohort.device)
-        keys = cohort.forward(self.w, image_features, "train")  # K x [n_i, D]
-        return {"keys": pad_sequence(keys, True), "labels": targets[number.clamp_min(0)], "number": number}
+        indices = [torch.from_numpy(train[i]) for i in cohort.ids]  # [n_i] each
+        number = pad_sequence(indices, batch_first=True, padding_value=-1).to(cohort.device)  # [K, n]
+        keys = cohort.forward(self.w, image_features, "train")  # [n_i, D] each
+        return {"keys": pad_sequence(keys, batch_first=True), "labels": targets[number.clamp_min(0)], "number": number}
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return the prompt, and each client's training features and labels."""
+        """Return theta, the prompt as a row [P], and the entries of `training_features` [K, n, ...]."""
         return {"theta": cohort.broadcast(w=self.w).w, **self.training_features(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

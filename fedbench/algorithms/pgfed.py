@@ -99,9 +99,18 @@ class PGFed(Algorithm):
         return out
 
     def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
-        """Upload theta_i [K, P] and the linear model c_i + g_i . theta of f_i around it, g [K, P] and c [K]."""
+        """Upload the trained models and a linear model of each risk f_i around its theta_i.
+
+        Args:
+            cohort: The clients.
+            out: Output of `cohort.train`.
+
+        Returns:
+            What the server receives: theta [K, P], and g [K, P] and c [K] of f_i(theta) ~ c_i + g_i . theta.
+        """
         g, f = cohort.gradient(out.theta, drop_last=self.drop_last)  # [K, P], [K]
         c = f - dot(g, out.theta)
+        # theta - w is sent; g and c are sent as they are (None)
         return cohort.upload(theta=out.theta, g=g, c=c, relative_to={"theta": "w"}, previous={"g": None, "c": None})
 
     # -- auxiliary gradients and coefficients --------------------------------------------------------------
@@ -124,7 +133,8 @@ class PGFed(Algorithm):
         return cohort.value(self.eta2 * (self.mu / mean(self.mu)))
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
-        """Upload a_ij [K, K'], and restore their bounds, which privacy noise may violate."""
+        """Upload new a_ij [K, K'], of which the server has the old ones, and restore the bounds after privacy noise."""
+        # previous: the change since the old a_ij is sent
         up = cohort.upload(alpha=new, previous={"alpha": old}, uncompressed=["alpha"])
         self.store_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
@@ -148,7 +158,18 @@ class PGFed(Algorithm):
 
 
 def coefficient_step(alpha: Tensor, eta2: Any, c: Tensor, gbar_theta: Tensor, alpha_max: Any) -> Tensor:
-    """Apply line 10 of ClientUpdate and the bounds to alpha [K, K'], for one local step.  # [K, K']"""
+    """Apply line 10 of ClientUpdate and the bounds, for one local step.
+
+    Args:
+        alpha: Coefficients a_ij.  # [K, K']
+        eta2: Learning rate of the coefficients, a number or [K, 1].
+        c: mu c_j.  # [K'] or [K, K']
+        gbar_theta: gbar . theta_i.  # [K, 1] or [K, K']
+        alpha_max: Upper bound, a number, [K, 1] or None.
+
+    Returns:
+        New coefficients.  # [K, K']
+    """
     return bounded(alpha - eta2 * (c + gbar_theta), alpha_max)
 
 

@@ -36,7 +36,10 @@ class PGFedCE(PGFed):
         super().__init__(mu, eta2, alpha_max=alpha_max, drop_last=drop_last)
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
-        """Train theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i), without updates of a_ij."""
+        """Train theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i), without updates of a_ij.
+
+        It starts from the received w [P], and returns the output of `cohort.train`.
+        """
         return cohort.train(w, extra_grad=lambda s: s.state.aux, aux=self.download_auxiliary(cohort))
 
     def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:

@@ -47,10 +47,19 @@ class PGFedExact(FedAvg):
         require(
             work <= LIMIT,
             f"algorithm=pgfed_exact passes over all clients' data at every local step and is for small federations: "
-            f"training samples times clients per round must be at most {LIMIT:,}, here they are {work:,}",
+            f"training samples times clients per round must be at most {LIMIT:,}, and their product is {work:,}. Use "
+            "algorithm=pgfed, or a smaller data set",
         )
-        require(federation.num_clients > 1, "algorithm=pgfed_exact needs at least two clients")
-        require(federation.class_mask is None, "algorithm=pgfed_exact needs clients that share their classes")
+        require(
+            federation.num_clients > 1,
+            f"algorithm=pgfed_exact averages the risks of other clients: it needs at least two clients, and there is "
+            f"{federation.num_clients}",
+        )
+        require(
+            federation.class_mask is None,
+            "algorithm=pgfed_exact computes each client's model on all clients' samples: it needs clients that share "
+            "their classes, and here each client has classes of its own",
+        )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Initialize as FedAvg, and find each sample's client and its weight in the other clients' risks."""
@@ -69,16 +78,21 @@ class PGFedExact(FedAvg):
         self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
-        """Train for the local epochs, with all clients' samples in every step."""
+        """Train from w [P] for the local epochs, with all clients' samples in every step.
+
+        Returns:
+            The output of `cohort.train`.
+        """
         index = torch.from_numpy(self.samples).to(cohort.device)
         x, y = cohort.federation.gather(index)  # [n, ...], [n, ...]
-        others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)  # [K, n]
+        # weight of each sample in the other clients' risks, 0 for the client's own  [K, n]
+        others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)
 
         def step(s: Step, batch: Batch) -> None:
             k = len(s.theta)
             counts = np.full(k, len(index))
-            many_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies
-            everybody = Batch(many_x, y.expand(k, *y.shape), s.state.others, counts, shared=True)
+            expanded_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies
+            everybody = Batch(expanded_x, y.expand(k, *y.shape), s.state.others, counts, shared=True)
             g = s.grad(batch)  # [k, P]
             s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy, so theta's BatchNorm buffers stay
 

@@ -55,10 +55,11 @@ class Scaffold(Algorithm):
         out = cohort.train(server.x, c_i=c_i, extra_grad=lambda s: server.c - s.state.c_i)
         total_lr = out.steps[:, None] * out.lr  # [K, 1]; if 0, there is no gradient estimate and c_i stays
         new = torch.where(total_lr > 0, c_i - server.c + (server.x - out.theta) / total_lr, c_i)  # [K, P]
+        # None: dx and dc are already differences
         up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, relative_to={"dx": None, "dc": None})  # [K, P] each
         self.c_i[cohort.ids] = new
         self.x = self.x + self.server_lr * cohort.mean(up.dx, weights=self.weights)
-        self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # over all N
+        self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # mean over all N clients
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return x for every client."""

@@ -65,7 +65,7 @@ class SuPerFed(Algorithm):
             federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def local_models(self, cohort: Cohort) -> Tensor:
-        """Return w_l of each client.  # [K, P]"""
+        """Return w_l of each client; a client that has not trained w_l draws its initial one.  # [K, P]"""
         wl, is_new = self.wl[cohort.ids], ~self.wl.has(cohort.ids)
         if bool(is_new.any()):
             wl[is_new] = cohort.model.init_rows(cohort.ids[is_new.cpu().numpy()], "superfed")
@@ -84,13 +84,19 @@ class SuPerFed(Algorithm):
             out = cohort.train(w, step=lambda s, batch: self.step(s, batch, w), how=how, wl=self.local_models(cohort))
             self.wl[cohort.ids] = out.wl
         else:
-            near = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
-            out = cohort.train(w, extra_grad=near, how=LocalTraining(split=split))
+            pull = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
+            out = cohort.train(w, extra_grad=pull, how=LocalTraining(split=split))
         up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent
         self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
-        """Take one gradient step on w_f and w_l, both at their values before the step."""
+        """Take one gradient step on w_f (s.theta) and w_l, both at their values before the step.
+
+        Args:
+            s: The step.
+            batch: One batch of every client.
+            w: The received global model.  # [P]
+        """
         lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)  # [k, P]
         W = s.theta.lerp(s.state.wl, lam)
         g = s.grad(batch, rows=W)  # [k, P]
@@ -103,9 +109,16 @@ class SuPerFed(Algorithm):
             self.buffers.view(rows).copy_(self.buffers.take(W))  # running statistics of the mixture
 
     def cosine_gradients(self, f: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-        """Return the gradients of cos^2(f, l) over the trained columns.  # [k, P] each
+        """Return the gradients of cos^2(f, l) in f and in l, over the trained columns.
 
-        That for f is 2 cos (l / (|f| |l|) - cos f / |f|^2); that for l exchanges f and l.
+        The gradient in f is 2 cos (l / (|f| |l|) - cos f / |f|^2); for that in l, f and l are exchanged.
+
+        Args:
+            f: Federated models w_f.  # [k, P]
+            l: Local models w_l.  # [k, P]
+
+        Returns:
+            Both gradients, 0 in the other columns.  # [k, P] each
         """
         rows = [self.trained.take(t) for t in (f, l)]
         norms = [t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]  # a row of zeros has gradient 0  [k, 1]
@@ -117,7 +130,7 @@ class SuPerFed(Algorithm):
         )
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return (1 - lambda) w + lambda w_l; before the start, w."""
+        """Return (1 - lambda) w + lambda w_l [K, P]; in rounds in which only w_f trains, w [P] for all clients."""
         w = cohort.broadcast(w=self.w).w
         if not self.mixes(cohort):
             return w

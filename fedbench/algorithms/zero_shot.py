@@ -35,7 +35,7 @@ class ZeroShot(Algorithm):
         self.w, self.text = model.init_row(), clip.templated(template)
 
     def round(self, cohort: Cohort) -> None:
-        """Do nothing."""
+        """Do nothing, because nothing is trained."""
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return w, which does not affect the logits."""

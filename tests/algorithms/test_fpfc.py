@@ -192,7 +192,10 @@ def test_running_statistics_and_the_others_rows_stay_with_the_client() -> None:
 
 @pytest.mark.parametrize(
     "options, words",
-    [({"a": 2.0}, r"a=2 must be more than 1 \+ 1 / rho = 2"), ({"xi": 1.0}, r"xi=1 must be positive and at most")],
+    [
+        ({"a": 2.0}, r"a=2 must be more than 1 \+ 1 / algorithm\.rho = 2"),
+        ({"xi": 1.0}, r"xi=1 must be positive and at most"),
+    ],
 )
 def test_what_is_refused(options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -52,7 +52,7 @@ class Adapter:
         raise NotImplementedError
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """Return the contents of peft's adapter_config.json for the adapted layers.
+        """Return the contents of adapter_config.json, by which the library peft reads the adapted layers.
 
         Parameters of an adapter that peft has must be named as in peft (base_layer, lora_A), because they are exported
         under their names.
@@ -116,15 +116,20 @@ class Adapter:
         return [name for name, p in model.named_parameters() if id(p) not in before]
 
     def _patterns(self, model: nn.Module) -> dict[str, list[str]]:
-        """Return the patterns of layer names of each entry of `places`."""
+        """Return the patterns of layer names of each entry of `places`, by entry."""
         sublayers = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
         bare = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
         return {entry: [name, *sublayers.get(name, ())] for entry, name in bare.items()}
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
-        """Adapt every matching layer and return the names.
+        """Adapt every matching layer in place, unless it is part of an adapted layer or named by `train`.
 
-        Layers within an adapted layer, and layers that `train` names, are skipped.
+        Args:
+            model: The model.
+            patterns: Patterns of layer names (fnmatch).
+
+        Returns:
+            Names of the adapted layers.
         """
         names: list[str] = []
         for name, layer in list(model.named_modules()):
@@ -139,6 +144,7 @@ class Adapter:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name matches at least one of the patterns."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 

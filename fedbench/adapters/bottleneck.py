@@ -61,7 +61,7 @@ class Bottleneck(Adapter):
         self.kinds: Kinds = BEHIND if tap == "output" else ALONGSIDE
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """Return the layer with its bottleneck; None without a linear layer, unless the layer ends a block."""
+        """Return the layer with its bottleneck, or None if it has no linear layer and does not end a block."""
         linear = [m for m in layer.modules() if isinstance(m, nn.Linear)]
         if self.tap == "output" and isinstance(layer, nn.LayerNorm | Stream):
             read = written = layer.width if isinstance(layer, Stream) else layer.normalized_shape[-1]
@@ -70,15 +70,28 @@ class Bottleneck(Adapter):
             read = written if self.tap == "output" else linear[0].in_features
         else:
             return None
+        # the end of a block, a layer that also takes a mask or options, or any other layer
         kind = "norm" if isinstance(layer, nn.LayerNorm) else "more" if takes_more(layer) else "rows"
         return self.kinds[kind](layer, self.scale, *self.networks(read, written, name))
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
-        """Return the bottlenecks of the layer of that name, with `read` inputs and `written` outputs."""
+        """Return the bottlenecks of a layer: one, or two with twin=true.
+
+        Args:
+            read: Number of inputs of each bottleneck.
+            written: Number of its outputs.
+            name: Name of the layer in the model.
+        """
         return [self.network(read, written, which) for which in ("adapter", "twin")[: 1 + self.twin]]
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
-        """Return a bottleneck with `read` inputs and `written` outputs.  name: "adapter" or "twin"."""
+        """Return a bottleneck.
+
+        Args:
+            read: Number of inputs.
+            written: Number of outputs.
+            name: Which one of its layer: "adapter" is the first, "twin" the second.
+        """
         down, up = nn.Linear(read, self.width), nn.Linear(self.width, written)
         if self.init == "normal":
             for layer in (down, up):
@@ -106,7 +119,15 @@ class Added(nn.Module):
         self.base_layer, self.scale = layer, scale
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the term to add, from the layer's input and output."""
+        """Return the term that is added to the layer's output.  Subclasses implement it.
+
+        Args:
+            x: Input of the layer.  # [..., in]
+            y: Output of the layer.  # [..., out]
+
+        Returns:
+            The term.  # [..., out]
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,7 +140,7 @@ class WithMore(Added):
     """`Added` for a layer that also takes a mask or options, or that returns a tuple."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Any:
-        """Return the adapted output; of a tuple, the first element is adapted."""
+        """Return the adapted output.  If the layer returns a tuple, its first element is adapted."""
         out = self.base_layer(x, *more, **options)
         if isinstance(out, tuple):
             return out[0] + self.added(x, out[0]), *out[1:]

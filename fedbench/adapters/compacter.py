@@ -52,11 +52,17 @@ class Compacter(Bottleneck):
         self.shared_rules: dict[str, Rule] = {}  # A of the model being adapted, for "adapter" and for "twin"
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
-        self.shared_rules = {}
+        self.shared_rules = {}  # each model has its own A
         return super()._adapt_all(model, patterns)
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
-        """Return a bottleneck with `read` inputs and `written` outputs.  The first of a model registers A."""
+        """Return a bottleneck.  The first one of a model registers A as its parameter, because all layers share A.
+
+        Args:
+            read: Number of inputs.
+            written: Number of outputs.
+            name: Which one of its layer: "adapter" is the first, "twin" the second.
+        """
         for size in (read, written):
             require(
                 size % self.n == 0, f"adapter.n={self.n} must divide {size}, the width of a layer in adapter.places"
@@ -111,16 +117,24 @@ class PHMLinear(nn.Module):
 
     # -- hidden units: unit c is position c of all n blocks, because only such a reordering keeps the form of H ----
     def output_units(self) -> tuple[int, int, UnitAxes]:
-        """Return the units per block, the number of blocks, and what is reordered: t's columns and the bias."""
+        """Return the units per block, the number of blocks, and the reordered axes: t's columns and the bias."""
         n, rank, size = self.t.shape
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
 
     def input_units(self) -> UnitAxes:
-        """Return what is reordered with the units that this layer reads: the rows of s."""
+        """Return the axes that are reordered with the units that this layer reads: the rows of s."""
         return {"s": (tuple(self.s.shape), 1)}
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
-        """Return the incoming weights of each unit c: the columns (a, c) of H for all a.  # [k, m / n, n in]"""
+        """Return the incoming weights of each unit c: the columns (a, c) of H for all a.
+
+        Args:
+            named: Parameters of k clients by name.  # [k, ...] each
+            prefix: Beginning of the names of this layer's parameters.
+
+        Returns:
+            Weights of the m / n units, for `in` inputs and n blocks.  # [k, m / n, n in]
+        """
         which = ".twin." if ".twin." in prefix else ".adapter."
         (A,) = (t for name, t in named.items() if name.endswith(f"{which}down.rule.A"))  # [k, n, n, n]
         H = torch.vmap(_written_out)(A, named[f"{prefix}s"], named[f"{prefix}t"])  # [k, in, out]

@@ -72,13 +72,13 @@ class Fusion(Bottleneck):
             unused = state.keys() - self.used
             require(
                 not unused,
-                f"{self._key}: {path} has {min(unused, default='')}, too, for which the model has no layer: set "
-                "adapter.places as in its run, which must have one bottleneck per layer",
+                f"{self._key}: {path} also has {min(unused, default='')}, for which the model has no layer: set "
+                "adapter.places as in the run that wrote it, and use a run with one bottleneck per layer",
             )
         return [name for name in new if parameters[name].requires_grad]
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
-        """Return new bottlenecks, or those of the files."""
+        """Return the bottlenecks of the layer `name`: new ones, or one of each file.  Arguments as in `Bottleneck`."""
         if not self.files:
             assert isinstance(self.adapters, int)
             return [self.network(read, written, name) for _ in range(self.adapters)]
@@ -94,15 +94,31 @@ class Fusion(Bottleneck):
         if not isinstance(self.adapters, str):
             return {}
         paths = sorted(map(Path, glob.glob(self.adapters)))
-        require(bool(paths), f"{self._key}: no file matches this pattern")
+        require(
+            bool(paths),
+            f"{self._key}: no file matches this pattern; give the files that fedbench export wrote, or a number of new "
+            "bottlenecks",
+        )
         backbone = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         return {path: self._added(path, backbone) for path in paths}
 
     def _added(self, path: Path, backbone: State) -> State:
+        """Return the adapter parameters of a file by name.
+
+        Args:
+            path: The file.
+            backbone: Frozen parameters of the model by name.
+
+        Raises:
+            ConfigError: The file cannot be read, or its backbone differs from the model's.
+        """
         try:
             state = read_weights(path, mmap=True)
         except ValueError as error:
-            raise ConfigError(f"{self._key}: {path} cannot be read as a file of fedbench export") from error
+            raise ConfigError(
+                f"{self._key}: {path} cannot be read as a file of fedbench export: export the run again, or change the "
+                "pattern so that it leaves out this file"
+            ) from error
         unwrapped = {name.replace(".base_layer.", "."): t for name, t in state.items()}
         for name, p in backbone.items():
             require(
@@ -113,7 +129,16 @@ class Fusion(Bottleneck):
         return {n: t.clone() for n, t in unwrapped.items() if ".adapter." in n or ".twin." in n}
 
     def _of_file(self, path: Path, network: nn.Sequential, layer_name: str) -> nn.Sequential:
-        """Load a file's parameters of one layer into a bottleneck, and freeze it."""
+        """Load a file's parameters of one layer into a bottleneck, freeze it and return it.
+
+        Args:
+            path: The file.
+            network: The bottleneck.
+            layer_name: Name of the layer in the model.
+
+        Raises:
+            ConfigError: The file does not have the layer, or has another width.
+        """
         state = self.files[path]
         for name, p in network.named_parameters():
             full = f"{layer_name}.adapter.{name}"

@@ -55,7 +55,7 @@ class LoRA(Adapter):
         return None
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """Return peft's LoraConfig, or None if a subclass adds other layers.
+        """Return the contents of peft's LoraConfig, or None if a layer is not one that peft adapts (of a subclass).
 
         Raises:
             ConfigError: An adapted layer is nn.MultiheadAttention.

@@ -25,7 +25,7 @@ class Parameters(Adapter):
         self.parameters = list(parameters)
 
     def add(self, model: nn.Module) -> list[str]:
-        """Unfreeze the selected parameters, and return their names."""
+        """Unfreeze the selected parameters, and return their names in the model's order."""
         names = [name for name, _ in model.named_parameters()]
         selected: set[str] = set()
         for pattern in self.parameters:
@@ -42,5 +42,6 @@ class Parameters(Adapter):
 
 
 def _is_matched(model: nn.Module, name: str, pattern: str) -> bool:
+    """Return whether a parameter's name matches a pattern, or the class of its layer a pattern "type:<class>"."""
     owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
     return fnmatch.fnmatch(owner, pattern[5:]) if pattern.startswith("type:") else fnmatch.fnmatch(name, pattern)

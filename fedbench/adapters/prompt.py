@@ -47,7 +47,10 @@ class Prompt(Adapter):
         self.tokens, self.tap, self.reparam = tokens, tap, reparam
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """Return the layer with prompts; None for layers without parameters or with a mask, which would not fit."""
+        """Return the layer with prompts.
+
+        None: it has no parameters, or it also takes a mask, which would not cover the inserted tokens.
+        """
         parameters = list(layer.parameters())
         if not parameters or isinstance(layer, nn.ModuleList) or inputs_of(layer) != 1:
             return None

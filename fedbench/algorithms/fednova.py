@@ -78,6 +78,7 @@ class FedNova(FedAvg):
             relative_to={"theta": "w"},  # theta - w is sent
             previous=dict.fromkeys(counts),  # None for each: a and T are sent as they are
             uncompressed=[*counts],
+            num_values=None,
         )
         tau_eff = cohort.mean(up.T if self.mu else up.a)  # []
         normalized = (self.w - up.theta) * (tau_eff / up.a.clamp_min(1e-12))[:, None]  # [K, P], 0 without steps

@@ -36,7 +36,7 @@ def count(levels: Tensor) -> Tensor:
     last = torch.where(is_nonzero, index, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
     gaps = index - torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], 1)  # 1 + zeros before  [k, n]
     bits = omega_lengths(gaps) + 1 + omega_lengths(levels.abs().clamp_min(1))
-    rest = n - last[:, -1]  # 1 + zeros at the end  [k]
+    rest = n - last[:, -1]  # 1 + zeros at the end; 1 needs no code  [k]
     return torch.where(is_nonzero, bits, 0).sum(1) + torch.where(rest > 1, omega_lengths(rest), 0)
 
 
@@ -56,7 +56,7 @@ def write(levels: Tensor, out: Writer) -> None:
 
 
 def read(stream: Reader, n: int) -> list[int]:
-    """Read n integers."""
+    """Read the n integers of one row, as `write` wrote them."""
     levels: list[int] = []
     while len(levels) < n:
         levels += [0] * (stream.omega() - 1)

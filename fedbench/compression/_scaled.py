@@ -1,9 +1,9 @@
 """Scaling that makes any compressor contractive, for error feedback and for differences to a reference.
 
-There the residual changes by what is received, d <- d - C(d).  It grows if C(d) is farther from d than 0 is, as the
-output of an unbiased compressor can be.  It never grows with a C(d), where a = <d, C(d)> / <C(d), C(d)> gives the
-multiple of C(d) that is nearest to d.  For an unbiased compressor of variance omega, a is about 1 / (1 + omega), the
-step size of DIANA (Mishchenko et al., 2019), without a bound on omega.
+In both cases a residual d is compressed to C(d), and d <- d - C(d) remains.  The residual grows if C(d) is farther from
+d than 0 is, as the output of an unbiased compressor can be.  It never grows if a C(d) is sent instead, where
+a = <d, C(d)> / <C(d), C(d)> gives the multiple of C(d) that is nearest to d.  For an unbiased compressor of variance
+omega, a is about 1 / (1 + omega), the step size of DIANA (Mishchenko et al., 2019), without a bound on omega.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Scaled(Compressor):
         encoded = self.inner.compress(x, draws, message)
         received = self.inner.decompress(encoded, message).double()
         along, square = total(received * x.double()), total(received.square())
-        a = (along / torch.where(square > 0, square, 1)).float()[:, None]
+        a = (along / torch.where(square > 0, square, 1)).float()[:, None]  # module docstring; 0 if C(x) = 0
         return Encoded(encoded.values, {**encoded.codes, FACTOR: a})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:

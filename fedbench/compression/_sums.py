@@ -11,9 +11,10 @@ from torch import Tensor
 
 
 def total(values: Tensor, dim: int = 1) -> Tensor:
-    """Sum over a dimension of size >= 1, by adding its second half to its first until one entry is left.
+    """Return the sum of values over the dimension dim of size >= 1, without this dimension.
 
-    The rounding error grows with log2 of the size.
+    The second half of the dimension is added to its first until one entry is left.  So the order of additions is fixed,
+    and the rounding error grows with log2 of the size only.
     """
     while (count := values.shape[dim]) > 1:
         half = (count + 1) // 2

@@ -26,7 +26,7 @@ def largest_gamma(g: Row) -> float:
 
 
 def exact(g: Row, gamma: float) -> Row:
-    """Return the minimizer for row g [d].  # [d]"""
+    """Return the minimizer v (module docstring) for row g [d].  # [d]"""
     if gamma <= 0 or not len(g):
         return g.copy()
     low, high = np.empty(len(g)), np.empty(len(g))
@@ -38,6 +38,7 @@ def exact(g: Row, gamma: float) -> Row:
 
 @functools.cache
 def _compiled_solve() -> Callable[..., None]:
+    """Return `_solve` compiled by numba, or `_solve` itself if numba is not installed."""
     try:
         import numba
     except ImportError:
@@ -48,7 +49,18 @@ def _compiled_solve() -> Callable[..., None]:
 
 # compiled by numba; without numba, Python runs it
 def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[no-untyped-def]
-    """Solve into v.  The knots are position[first .. last], which grows to both sides from the middle."""
+    """Run Johnson's dynamic program (module docstring), and write the minimizer to v.
+
+    Args:
+        g: The row.  # [d]
+        gamma: Weight of the total variation, > 0.
+        low: Buffer for lo_k.  # [d]
+        high: Buffer for hi_k.  # [d]
+        position: Buffer for the knots of f_k': position[first .. last], which grows to both sides.  # [2 d]
+        slope: Change of slope at each knot.  # [2 d]
+        intercept: Change of intercept at each knot.  # [2 d]
+        v: The result.  # [d]
+    """
     d = len(g)
     first, last = d, d - 1  # no knots
     for k in range(d):
@@ -75,7 +87,18 @@ def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[
 
 
 def smoothed(g: Row, k: float, times: int) -> Row:
-    """Return (I + k L^T L)^-times g, clipped to the range of g.  This linear smoothing makes no values equal."""
+    """Return (I + k L^T L)^-times g, clipped to the range of g.
+
+    This is the linear smoothing of pFedNet's released code, which makes no values equal.
+
+    Args:
+        g: The row.  # [d]
+        k: Step size times gamma.
+        times: Number of smoothing steps.
+
+    Returns:
+        The smoothed row.  # [d]
+    """
     from scipy.linalg import cho_solve_banded, cholesky_banded
 
     bands = np.empty((2, len(g)))

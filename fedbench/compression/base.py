@@ -50,7 +50,7 @@ class Message:
     cohort: Tensor | None = None
 
     def of(self, a: int, b: int) -> Message:
-        """Return the message of clients a to b, excluding b, of these."""
+        """Return the same message for the clients at positions a to b of `ids`, without b."""
         return replace(self, ids=self.ids[a:b], weights=None if self.weights is None else self.weights[a:b])
 
 
@@ -143,7 +143,10 @@ class Compressor:
         raise NotImplementedError
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row (k = 1) to a stream.  Their end must be decodable, because more data follow."""
+        """Write the codes of one row (k = 1) to a stream.
+
+        `read` must find the end of the codes by itself, because the row's values follow in the same stream.
+        """
         raise NotImplementedError
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
@@ -152,10 +155,16 @@ class Compressor:
 
     # -- state ---------------------------------------------------------------------------------------------
     def setup(self, rows: RowStore, message: Message) -> None:
-        """Create the clients' states, if any, before the first message of this name.  message.ids is empty."""
+        """Create the clients' states before the first message of this name.
+
+        It does nothing by default; compressors with a state implement it.  message.ids is empty.
+        """
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the clients' states after a transmission.  `compress` must not change them."""
+        """Update the clients' states after a transmission.
+
+        It does nothing by default; compressors with a state implement it, because `compress` must not change states.
+        """
 
     @property
     def reads_losses(self) -> bool:
@@ -163,7 +172,7 @@ class Compressor:
         return type(self).observe is not Compressor.observe
 
     def observe(self, losses: Tensor) -> None:
-        """Adapt to the cohort's training losses [K] after a round."""
+        """Adapt to the cohort's training losses [K] after a round.  It does nothing by default."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors on self by attribute name.  Row stores are saved separately."""
@@ -207,6 +216,7 @@ class Compressor:
         return received, bits
 
     def _block(self, x: Tensor, draws: RowRandom, message: Message, changes_state: bool) -> tuple[Tensor, Tensor]:
+        """Transmit a block of rows.  Arguments and results as in `__call__`."""
         is_valid = (x.abs() < LIMIT).all(1)  # False for NaN  # [k]
         encoded = self.compress(torch.where(is_valid[:, None], x, 0), draws, message)
         received = self.decompress(encoded, message)
@@ -216,7 +226,16 @@ class Compressor:
         return torch.where(is_valid[:, None], received, torch.nan), torch.where(is_valid, bits, 0)
 
     def encode(self, x: Tensor, draws: RowRandom, message: Message) -> bytes:
-        """Return the bit stream of one client's row x [n].  draws has its key only.  The state does not change."""
+        """Return the bit stream of one client's row, without changing the client's state.
+
+        Args:
+            x: The row.  # [n]
+            draws: Random numbers with the client's key only.
+            message: Properties of the message.
+
+        Returns:
+            The stream; empty for a row that diverged.
+        """
         out = Writer()
         if self.exact or not message.size:
             out.floats(x)
@@ -227,7 +246,7 @@ class Compressor:
         return out.stream()
 
     def decode(self, stream: bytes, message: Message) -> Tensor:
-        """Restore one row from its bit stream.  # [n]"""
+        """Restore one row from the bit stream of `encode`; an empty stream gives NaN.  # [n]"""
         if not stream:
             return torch.full((message.size,), torch.nan)
         reader = Reader(stream)
@@ -238,6 +257,7 @@ class Compressor:
 
 
 def _check(x: Tensor, message: Message) -> None:
+    """Raise a ValueError unless x is float32 [k, n] with the n of the message."""
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != message.size:
         shape: Any = tuple(x.shape)
         raise ValueError(f"{message.name}: rows must be float32 [k, {message.size}], got {x.dtype} {shape}")

@@ -74,6 +74,7 @@ class CER(Compressor):
         return np.concatenate([self._block_of(row[a : a + size]) for a in range(0, len(row), size)])
 
     def _block_of(self, g: np.ndarray) -> np.ndarray:
+        """Denoise one block g of a row, [d] float64.  # [d]"""
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
         assert gamma is not None
         return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, 20)

@@ -50,6 +50,7 @@ class Chain(Compressor):
         )
 
     def _check(self, operators: list) -> None:
+        """Raise a ConfigError unless each compressor can compress the values of the one before it."""
         key = "compression.operators"
         require(bool(operators), f"{key} must list at least one compressor, got none")
         wrong = next((type(o).__name__ for o in operators if not isinstance(o, Compressor)), None)

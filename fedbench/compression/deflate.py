@@ -42,7 +42,7 @@ class Deflate(Compressor):
         return encoded.codes["row"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return 8 B + 2 floor(log2 B) + 1 for B bytes.  # [k]"""
+        """Return the bits of B deflated bytes and of their number B: 8 B + 2 floor(log2 B) + 1.  # [k]"""
         sizes = [len(self._deflated(row)) for row in encoded.codes["row"].cpu()]
         bits = [8 * size + 2 * size.bit_length() - 1 for size in sizes]
         return torch.tensor(bits, device=encoded.values.device)
@@ -61,4 +61,5 @@ class Deflate(Compressor):
         return {"row": torch.from_numpy(row)[None]}
 
     def _deflated(self, row: Tensor) -> bytes:
+        """Return a row [n] as deflated little-endian float32 values, the same bytes on every machine."""
         return zlib.compress(row.cpu().numpy().astype("<f4").tobytes(), LEVEL)

@@ -35,6 +35,7 @@ class _Part(NamedTuple):
 
     @property
     def values(self) -> int:
+        """Number of values that are transmitted for these columns."""
         return self.r * (self.a + self.b) if self.r else self.end - self.begin
 
 
@@ -75,16 +76,17 @@ class LowRank(Compressor):
             self.last[message.name][message.ids] = torch.cat(second, 1)
 
     def _is_warm(self, message: Message) -> bool:
+        """Return whether factors are stored for this message; not for rows that are the same for all clients."""
         return self.warm_start and message.name in self.last and len(message.ids) > 0
 
     def _parts(self, message: Message) -> list[_Part]:
-        """Split the columns of the row at its matrices."""
+        """Split the columns of the row into matrices with smaller factors, and the columns between them."""
         parts, at = [], 0
         for begin, end, shape in message.spans.values():
             a = shape[0] if len(shape) > 1 else 1
             b = (end - begin) // max(a, 1)
             r = min(self.rank, a, b)
-            if r * (a + b) < a * b:
+            if r * (a + b) < a * b:  # the factors are smaller than the matrix
                 parts += [_Part(at, begin), _Part(begin, end, a, b, r)]
                 at = end
         return [p for p in [*parts, _Part(at, message.size)] if p.begin < p.end]
@@ -102,14 +104,17 @@ class LowRank(Compressor):
         return Encoded(torch.cat(values, 1))
 
     def _starts(self, draws: RowRandom, message: Message) -> Iterator[Tensor]:
-        """Yield the initial factor of each matrix.  # [k, b, r]"""
+        """Yield the factor from which the power iteration of each matrix starts: the client's last one, or random.
+
+        # [k, b, r]
+        """
         last, at = self.last[message.name][message.ids] if self._is_warm(message) else None, 0
         for part in self._parts(message):
             if part.r:
                 start = 2 * draws.uniform(part.b, part.r) - 1
                 if last is not None:
                     factor = last[:, at : at + part.b * part.r].reshape(start.shape)
-                    start = torch.where((factor != 0).any(1, keepdim=True), factor, start)  # by column
+                    start = torch.where((factor != 0).any(1, keepdim=True), factor, start)  # random for columns of 0
                     at += part.b * part.r
                 yield start
 
@@ -141,14 +146,22 @@ class LowRank(Compressor):
 
 
 def _halves(values: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
+    """Return the factors [k, a, r] and [k, b, r] of the values [k, r (a + b)] of a matrix."""
     p, q = values.split([part.a * part.r, part.b * part.r], 1)
     return p.reshape(-1, part.a, part.r), q.reshape(-1, part.b, part.r)
 
 
 def _factors(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Return P [k, a, r] with orthonormal columns and Q [k, b, r] such that P Q' projects the matrices onto P's span.
+    """Return factors P and Q of matrices by one power iteration: P Q' is the projection of a matrix onto P's span.
 
-    Matrices are [k, a, b], start is [k, b, r].  Products are sums in a fixed order (_sums.py).
+    Products are sums in a fixed order (_sums.py), so the factors do not depend on the device.
+
+    Args:
+        matrices: The matrices.  # [k, a, b]
+        start: Factors from which the iteration starts.  # [k, b, r]
+
+    Returns:
+        P [k, a, r] with orthonormal columns, and Q [k, b, r].
     """
     scale = matrices.abs().amax((1, 2))[:, None, None]  # [k, 1, 1]
     scale = torch.where(scale > 0, scale, 1)
@@ -160,11 +173,14 @@ def _factors(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """Orthonormalize columns [k, a, r] by repeated Gram-Schmidt; a dependent column becomes 0."""
+    """Orthonormalize columns [k, a, r] by Gram-Schmidt; a column that depends on those before it becomes 0.
+
+    # [k, a, r]
+    """
     basis: list[Tensor] = []
     for column in columns.unbind(2):  # [k, a]
         remainder = column
-        for _ in range(2):
+        for _ in range(2):  # the second pass removes what rounding left
             for other in basis:
                 remainder = remainder - total(other * remainder)[:, None] * other
         size = l2_norm(remainder)  # [k, 1]

@@ -45,7 +45,7 @@ class QSGD(Compressor):
         super().__init__(error_feedback, direction)
         require(
             levels is None or levels <= MAX_LEVELS,
-            f"compression.levels must be at most {MAX_LEVELS:,}, or null for full precision, got {levels}",
+            f"compression.levels={levels} must be at most {MAX_LEVELS:,}, or null for full precision",
         )
         self.levels, self.norm, self.code = levels or 0, norm, code
         self.exact = levels is None
@@ -70,7 +70,8 @@ class QSGD(Compressor):
     def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the bits of the norm and the levels.  # [k]
 
-        A level l has a fixed width w, the code of _runs.py, or 2 floor(log2(l + 1)) + 1 bits and a sign unless it is 0.
+        code="fixed": each level has the same width.  "runs": all levels have the code of _runs.py.  "elias": level l
+        has 2 floor(log2(l + 1)) + 1 bits, and a sign unless it is 0.
         """
         if self.code == "runs":
             return FLOAT + runs.count(encoded.codes["level"])
@@ -105,9 +106,11 @@ class QSGD(Compressor):
         return {"scale": scale, "level": torch.tensor([levels], dtype=torch.int32)}
 
     def _fixed(self, stream: Reader) -> int:
+        """Read a signed level of fixed width."""
         return stream.fixed(self.width) - self.levels
 
 
 def _elias(stream: Reader) -> int:
+    """Read a signed level of code="elias": the gamma code of its magnitude + 1, and a sign unless it is 0."""
     level = stream.gamma() - 1
     return -level if level and stream.fixed(1) else level

@@ -13,7 +13,7 @@ from fedbench.compression.base import Compressor, Direction, Encoded, Message
 from fedbench.core.options import Fraction, require
 from fedbench.core.rng import RowRandom
 
-KEY = 64  # bits
+KEY = 64  # bits of the random key from which sender and receiver compute the positions
 
 
 class RandK(Compressor):

@@ -60,9 +60,11 @@ class STC(Compressor):
         return Encoded(x[:, :0], {"mean": mean_magnitude(selected), "positions": where, "negative": selected < 0})
 
     def _num_selected(self, message: Message) -> int:
+        """Return m, the number of selected values of a row with variant="sattler"."""
         return positions.num_selected(self.share, message.size)
 
     def _by_sign(self, x: Tensor) -> Encoded:
+        """Return the codes of rows x [k, n] with variant="pfednet", which selects values of each sign by a quantile."""
         means, trit = [], torch.zeros_like(x, dtype=torch.int8)
         for sign in (1, -1):
             magnitudes = (sign * x).clamp_min(0)  # of the values of this sign, else 0
@@ -107,7 +109,7 @@ class STC(Compressor):
             out.fixed(int(negative), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """What `write` wrote."""
+        """Read the codes of one row, as `compress` returned them."""
         if self.variant == "pfednet":
             mean = stream.floats(2)[None]
             trits = [(-1 if stream.fixed(1) else 1) if stream.fixed(1) else 0 for _ in range(message.size)]
@@ -118,7 +120,7 @@ class STC(Compressor):
 
 
 def quantile(values: Tensor, share: float) -> Tensor:
-    """Return the quantile of each row [k, n], interpolated between the values next to rank share (n - 1).  # [k, 1]"""
+    """Return the quantile `share` of each row [k, n], interpolated linearly as by torch.quantile.  # [k, 1]"""
     n = values.shape[1]
     rank = round(share * (n - 1), 6)  # 0.9 * 10 may be 9.000000000000002
     below = int(rank)

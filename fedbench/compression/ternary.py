@@ -14,7 +14,7 @@ from fedbench.compression.base import FLOAT, Compressor, Direction, Encoded, Mes
 from fedbench.core.options import Positive
 from fedbench.core.rng import RowRandom
 
-TRITS, BYTE = 5, 8
+TRITS, BYTE = 5, 8  # values of three levels in a byte, and bits of a byte
 
 
 class Ternary(Compressor):
@@ -35,8 +35,8 @@ class Ternary(Compressor):
         """Return the scale [k, 1], and -1, 0 or 1 for each value [k, n] int8."""
         x = x if self.clip is None else _clipped(x, self.clip)
         scale = x.abs().amax(1, keepdim=True)
-        chosen = draws.uniform(message.size) < over(x, scale)
-        return Encoded(x[:, :0], {"scale": scale, "trit": (chosen * x.sign()).to(torch.int8)})
+        is_nonzero = draws.uniform(message.size) < over(x, scale)  # with probability |x| / scale
+        return Encoded(x[:, :0], {"scale": scale, "trit": (is_nonzero * x.sign()).to(torch.int8)})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the multiples of the scale.  # [k, n]"""
@@ -68,7 +68,7 @@ class Ternary(Compressor):
 
 
 def _clipped(x: Tensor, deviations: float) -> Tensor:
-    """Clip rows x [k, n] to a number of their standard deviations."""
+    """Clip rows x [k, n] to [-bound, bound], where bound is a number of standard deviations of the row.  # [k, n]"""
     mean = divided(total(x.double())[:, None], x.shape[1]).float()
     bound = deviations * divided(l2_norm(x - mean), x.shape[1] ** 0.5)  # [k, 1]
     return torch.where(bound > 0, x.clamp(-bound, bound), x)  # rows of equal values are not clipped

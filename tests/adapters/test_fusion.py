@@ -199,7 +199,7 @@ def test_adapters_stay_and_every_plan_agrees(bank: list, tmp_path: Path) -> None
         (["adapter.places=['*.attn']"], r"has no blocks.0.attn.adapter.down.weight; its adapter parameters are bl"),
         (
             ["adapter.places=['blocks.0']"],
-            r"has blocks.1.adapter.down.bias, too, for which the model has no",
+            r"also has blocks.1.adapter.down.bias, for which the model has no",
         ),
         (["adapter.adapters=nothing/*.pt"], "adapter.adapters=nothing/.*: no file matches this pattern"),
         (["adapter.adapters=README.md"], "README.md cannot be read as a file of fedbench export"),
@@ -222,7 +222,7 @@ def test_files_of_other_adapters_are_refused(tmp_path: Path) -> None:
         ("lora", "has no blocks.0.adapter.down.weight; its adapter parameters are none"),
         (
             "pfeiffer adapter.twin=true",
-            r"has blocks\.\S+\.twin\.down\.bias, too, .* one bottleneck per layer",
+            r"also has blocks\.\S+\.twin\.down\.bias, .* one bottleneck per layer",
         ),
     ):
         other = build.model(compose(["algorithm=fedavg", *TINY, *f"adapter={name}".split()]), clients())

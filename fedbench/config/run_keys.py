@@ -83,7 +83,7 @@ class FinetuneConfig:
     Attributes:
         epochs: Number of epochs; 0: no fine-tuning.
         lr: Learning rate, or a list with one per client; null: optimizer.lr.
-        when: Before each evaluation, or once at the end.
+        when: When to fine-tune: before each evaluation, or once at the end.
         part: The column group to train, or all.
     """
 
@@ -119,7 +119,8 @@ class PrivacyConfig:
         delta: Delta of an upload.
         clip: Clipping norm; null: no clipping.
         calibration: How the noise is calibrated.
-        sensitivity: Sensitivity with calibration=paper: the clipping norm, or 2 lr clip / n_i.
+        sensitivity: Sensitivity with calibration=paper: the clipping norm, or 2 lr clip / n_i, where n_i is the number of
+            training samples of client i.
     """
 
     epsilon: PositiveOrInf | None
@@ -205,7 +206,7 @@ class ScheduleConfig:
         warmup: Rounds in which the learning rate grows linearly.
         gamma: Factor per round of name=exponential.
         final: The last learning rate as a fraction of the largest, of name=cosine and linear.
-        per: Whether the learning rate changes every round or every local step.
+        per: When the learning rate changes: every round, or every local step.
     """
 
     name: Literal["constant", "cosine", "linear", "exponential"] = "constant"

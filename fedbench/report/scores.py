@@ -127,6 +127,11 @@ def value_at(run: Run, metric: str, round: float | None) -> float:
 def clients_at(run: Run, metric: str, round: float | None) -> str:
     """Return how many clients the mean of a metric includes at a round, as "3 of 6".
 
+    Args:
+        run: The run.
+        metric: A column of metrics.csv.
+        round: The round; None if there is none.
+
     Returns:
         The text; "" if the mean includes all clients, or if their number is not recorded.
     """

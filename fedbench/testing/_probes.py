@@ -64,6 +64,7 @@ def _with_other_padding(batch: Batch) -> Batch:
     padding = ~batch.real  # [k, B]
 
     def fill(values: Tensor) -> Tensor:
+        """Return inputs or targets [k, B, ...] with changed copies of other samples in the padding."""
         other = values.roll(1, 1)  # along the samples of a batch
         if values.is_floating_point():
             other = 1 - 2 * other  # any values that differ from those of real samples
@@ -142,7 +143,8 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
     def upload(
         self: Cohort, *, relative_to: Any = None, previous: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
-        # The first three arguments concern compression only, and have no effect on random values.
+        """Return random values of the shapes that the method uploads; the first three arguments have no effect."""
+
         def sample(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
             return rng.RowRandom(keys).uniform(*t.shape[1:])
@@ -150,6 +152,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
         return SimpleNamespace(**{name: sample(name, t) for name, t in tensors.items()})
 
     def recorded(name: str) -> Any:
+        """Return a replacement for a method of Cohort that also records the tensors which it gets."""
         function = getattr(Cohort, name)
 
         def send(self: Cohort, *args: Tensor, **tensors: Any) -> SimpleNamespace:
@@ -264,6 +267,7 @@ def steps_without_synchronization() -> Iterator[list[int]]:
     chunks: list[int] = []
 
     def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
+        """Train as cohort.train does, with each chunk of clients in a block that refuses synchronization."""
         run = cohort.engine.executor.run
 
         def watched_run(job: Callable[[int, int], None], *args: Any, **options: Any) -> None:

@@ -211,6 +211,7 @@ def run_network(path: Path, config_dir: str | None = None) -> Network:
     row = starting_row(sim.algorithm, sim.engine)
 
     def features(x: Tensor) -> Tensor:
+        """Return the features [b, d] of uint8 images [b, C, H, W]."""
         require(
             tuple(x.shape[1:]) == federation.input_shape,
             f"the model of {path} needs images of shape {federation.input_shape}, got {tuple(x.shape[1:])}",

@@ -119,8 +119,8 @@ class PrivacyConfig:
         delta: Delta of an upload.
         clip: Clipping norm; null: no clipping.
         calibration: How the noise is calibrated.
-        sensitivity: Sensitivity with calibration=paper: the clipping norm, or 2 lr clip / n_i, where n_i is the number of
-            training samples of client i.
+        sensitivity: Sensitivity with calibration=paper: the clipping norm, or 2 lr clip / n_i for a client
+            of n_i training samples.
     """
 
     epsilon: PositiveOrInf | None

@@ -63,8 +63,9 @@ class Backbone(nn.Module):
         num_features = _remove_classifier(body, key)
         for m in body.modules():
             if getattr(m, "inplace", False):
-                m.inplace = False  # type: ignore[assignment]  # would change captured outputs
-            if type(m).__name__.endswith(("StochasticDepth", "DropPath")):  # in place, too, and not keyed by client
+                m.inplace = False  # type: ignore[assignment]  # would change outputs that a method has captured
+            # stochastic depth changes outputs in place, and its random numbers do not depend on the client
+            if type(m).__name__.endswith(("StochasticDepth", "DropPath")):
                 for rate in {"p", "drop_prob"} & vars(m).keys():
                     setattr(m, rate, 0.0)
         self.body = body
@@ -85,7 +86,16 @@ class Backbone(nn.Module):
         }
 
     def _check(self, key: str, input_shape: tuple, num_features: int) -> None:
-        """Check that the body returns the features of two images."""
+        """Check that the body returns num_features features for each of two images of input_shape.
+
+        Args:
+            key: Option and value that name the network, for messages.
+            input_shape: Channels, height and width of the data set's images.
+            num_features: Inputs of the removed classifier.
+
+        Raises:
+            ConfigError: It does not, or the network cannot compute these images.
+        """
         self.body.eval()
         with _library_errors(f"{key} cannot compute images {tuple(input_shape)}"), torch.no_grad():
             features = self.features_of(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
@@ -93,14 +103,14 @@ class Backbone(nn.Module):
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         require(
             shape == (2, num_features),
-            f"{key} does not end in a linear classifier (without it, two images give {shape}): choose a network that "
-            "does",
+            f"{key} does not end in a linear classifier: without its last linear layer, two images give {shape}, not "
+            f"{(2, num_features)}. Choose a network that ends in one",
         )
 
 
 @contextmanager
 def _library_errors(message: str) -> Iterator[None]:
-    """Raise errors of a library as a ConfigError with a message and the first line of the error."""
+    """Within this context, raise an error of a library as a ConfigError: the message, then the error's first line."""
     try:
         yield
     except Exception as error:  # libraries raise any type for options and sizes that do not fit
@@ -110,7 +120,15 @@ def _library_errors(message: str) -> Iterator[None]:
 
 
 def _remove_classifier(network: nn.Module, key: str) -> int:
-    """Replace the last linear layer by the identity, and return its input features."""
+    """Replace the last linear layer of a network by the identity, and return the number of its inputs.
+
+    Args:
+        network: The network, which is changed.
+        key: Option and value that name it, for the message.
+
+    Raises:
+        ConfigError: The network has no linear layer.
+    """
     name = classifier_of(network)
     if name is None:
         raise ConfigError(f"{key} has no linear layer that could be its classifier: choose a network that ends in one")
@@ -129,13 +147,19 @@ def load_file(weights: str | None) -> Callable[[nn.Module], None]:
 
     Args:
         weights: A file (.safetensors, or of torch.save), the value of model.weights.  None: nothing is loaded.
+
+    Returns:
+        A function that changes the network given to it, and returns None.
     """
 
     def load(network: nn.Module) -> None:
         if weights is None:
             return
         path = Path(weights)
-        require(path.is_file(), f"model.weights={weights} does not exist or is not a file")
+        require(
+            path.is_file(),
+            f"model.weights={weights} {'is a folder' if path.is_dir() else 'does not exist'}: give a file",
+        )
         load_state(network, read_state(path), f"model.weights={weights}")
 
     return load
@@ -157,7 +181,11 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], key: str) -> Non
     expected = network.state_dict()
     wrong = [name for name, t in body.items() if name not in expected or expected[name].shape != t.shape]
     wrong += [name for name in expected if name not in body and name.rpartition(".")[0] != classifier]
-    require(not wrong, f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}")
+    require(
+        not wrong,
+        f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}. Set model.name and "
+        "model.options as those of the network that the file was saved from",
+    )
     network.load_state_dict(body, strict=False)
 
 
@@ -170,10 +198,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         return _read_safetensors(path) if path.suffix == ".safetensors" else read_weights(path)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"model.weights={path} cannot be read: {_first_line(error)}") from error
+        raise ConfigError(
+            f"model.weights={path} cannot be read: {_first_line(error)}. Give a .safetensors file, or a state dict of "
+            "torch.save"
+        ) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a .safetensors file.  Raises a ValueError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -196,9 +228,10 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
     """
     names = list(names)
     similar = difflib.get_close_matches(name, names, 4)
-    hint = f"did you mean {', '.join(similar)}?" if similar else f"it has {', '.join(sorted(names)[:6])}, ..."
+    hint = f"did you mean {', '.join(similar)}?" if similar else f"its networks are {', '.join(sorted(names)[:6])}, ..."
     require(name in names, f"model.name={name} is not a network of {library}; {hint}")
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the error's class if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -11,11 +11,11 @@ Norm = Literal["batch", "group", "instance", "none"]
 
 
 def norm_layer(norm: str, channels: int) -> nn.Module:
-    """Return a layer for inputs [B, channels, H, W].
+    """Return a normalization layer for inputs [B, channels, H, W].
 
     Args:
-        norm: batch, instance, none, or group: 8 groups; gcd(8, channels) if 8 does not divide channels, and one group
-            per channel below 8 channels.
+        norm: "batch"; "instance", one group per channel; "none", the identity; or "group".  "group" has 8 groups, or
+            gcd(8, channels) if 8 does not divide channels, and one group per channel below 8 channels.
         channels: Number of channels.
     """
     if norm == "none":

@@ -86,6 +86,7 @@ class _Recorder(pickle.Unpickler):
     """An unpickler that records modules and tensors, and calls nothing else that the pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return what the recorder calls instead of the class or function `name` of `module`; refuse unknown ones."""
         if module.split(".")[0] == "__torch__":
             return type("Module", (_Module,), {})
         if module == "torch" and name in DTYPES:
@@ -103,7 +104,7 @@ class _Recorder(pickle.Unpickler):
         return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Record a storage."""
+        """Record the storage of a tensor; pid: what the pickle has in its place."""
         _, dtype, key, _, count = pid
         return _Storage(dtype, key, count)
 
@@ -137,6 +138,7 @@ class _Archive:
         return tensors
 
     def _storage(self, storage: _Storage) -> Tensor:
+        """Return all values of a storage; ValueError if the archive has another number of them.  # [count]"""
         if storage not in self.storages:
             dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
@@ -147,6 +149,7 @@ class _Archive:
         return self.storages[storage]
 
     def _tensor(self, view: _View) -> Tensor:
+        """Return the tensor of a view; ValueError if it reads beyond its storage."""
         values = self._storage(view.storage)
         _, offset, shape, strides = view
         if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or len(shape) != len(strides):

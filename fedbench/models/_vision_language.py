@@ -75,7 +75,16 @@ class Attention(nn.Module):
         return self.attend(x, x, visible)
 
     def attend(self, x: Tensor, source: Tensor, *visible: Any) -> Tensor:
-        """Attend from x [B, T, width] to source [B, S, width]; visible: one mask or none."""
+        """Return the attention of tokens to the tokens of another sequence.
+
+        Args:
+            x: Tokens that attend.  # [B, T, width]
+            source: Tokens to which they attend.  # [B, S, width]
+            *visible: One mask of the tokens of source, or no argument if all are visible.  # [B, 1, 1, S] bool
+
+        Returns:
+            softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected.  # [B, T, width]
+        """
         inputs = ((self.query, x), (self.key, source), (self.value, source))
         q, k, v = (layer(t).unflatten(-1, self.split).transpose(-2, -3) for layer, t in inputs)  # [B, heads, T or S, d]
         return self.proj(F.scaled_dot_product_attention(q, k, v, *visible).transpose(-2, -3).flatten(-2))
@@ -128,8 +137,11 @@ def check_inputs(model: str, input_shape: Any, patch: int, width: int, heads: in
         heads: Attention heads.
         channels: Input channels of the patch convolution.  None: those of the images.
 
+    Returns:
+        Sizes by which the model's layers are built.
+
     Raises:
-        ConfigError: They do not fit.
+        ConfigError: The inputs are not an image and a text, or an option does not fit them.
     """
     is_named = isinstance(input_shape, Mapping)
     require(
@@ -148,7 +160,8 @@ def check_inputs(model: str, input_shape: Any, patch: int, width: int, heads: in
     input_channels: int = data_channels if channels is None else channels
     require(
         data_channels in (1, input_channels),
-        f"model.channels={channels}, but the data set's images have {data_channels} channels: set it to null",
+        f"model.channels={channels}, but the data set's images have {data_channels} channels: set model.channels=null, "
+        f"which uses {data_channels}",
     )
     require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
     return InputSizes(
@@ -160,7 +173,14 @@ def check_inputs(model: str, input_shape: Any, patch: int, width: int, heads: in
 
 
 def build_head(kind: Literal["linear", "mlp"], width: int, num_classes: int) -> nn.Module:
-    """Return a linear layer, or FedDAT's mlp: a hidden layer of twice the width, layer norm, GELU, linear layer."""
+    """Return the head of a model, [B, width] -> [B, num_classes].
+
+    Args:
+        kind: "linear", a linear layer; "mlp", as in FedDAT's code: a hidden layer of twice the width, layer norm, GELU
+            and a linear layer.
+        width: Number of inputs.
+        num_classes: Number of outputs.
+    """
     if kind == "linear":
         return nn.Linear(width, num_classes)
     hidden = 2 * width
@@ -175,7 +195,11 @@ def interpolate_positions(
     Args:
         position: Embeddings of the class token and the patches, [1 + n * n, width].
         grid: Number of patches, vertically and horizontally.
-        mode: bilinear with aligned corners, as in ViLT, or bicubic without, as in ALBEF.
+        mode: "bilinear" with aligned corners, as in ViLT, or "bicubic" without aligned corners, as in ALBEF.
+
+    Returns:
+        Embeddings of the class token and the patches of the grid; unchanged if the grid is the same, or if the given
+        patches are no square grid.  # [1 + rows * cols, width]
     """
     class_token, patches = position[:1], position[1:]
     side = round(len(patches) ** 0.5)
@@ -187,7 +211,9 @@ def interpolate_positions(
 
 
 def load_weights(model: nn.Module, stored: Mapping[str, Tensor], path: Path, kind: str) -> None:
-    """Load all parameters except the head.  Tables of positions must already fit.
+    """Load all parameters of a model except the head.
+
+    Tables of position embeddings must already have the model's size (`interpolate_positions`).
 
     Args:
         model: The model.
@@ -200,9 +226,17 @@ def load_weights(model: nn.Module, stored: Mapping[str, Tensor], path: Path, kin
     """
     parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
     missing = [name for name in parameters if name not in stored]
-    require(not missing, f"model.weights={path} is not of this {kind}: it lacks {', '.join(missing[:3])}")
+    require(
+        not missing,
+        f"model.weights={path} is not of this {kind}: it lacks {', '.join(missing[:3])}. Set the options of model as "
+        "those of the model in the file",
+    )
     unused = [name for name in stored if name not in parameters and not name.startswith("head.")]
-    require(not unused, f"model.weights={path} is of a larger {kind}: it also has {', '.join(unused[:3])}")
+    require(
+        not unused,
+        f"model.weights={path} is of a larger {kind}: it also has {', '.join(unused[:3])}. Set the options of model as "
+        "those of the model in the file",
+    )
     for name, p in parameters.items():
         require(
             stored[name].shape == p.shape,

@@ -127,7 +127,8 @@ class ALBEF(nn.Module):
         sizes = check_inputs("albef", input_shape, patch, width, heads, channels)
         require(
             fusion_layer < depth,
-            f"model.fusion_layer={fusion_layer} must be below model.depth={depth}: else no block reads the image",
+            f"model.fusion_layer={fusion_layer} must be below model.depth={depth}, because only the blocks from "
+            "fusion_layer on read the image",
         )
         self.tokens = sizes.tokens
         self.grid = sizes.grid
@@ -162,8 +163,10 @@ class ALBEF(nn.Module):
         return x[:, 0]
 
     def _load(self, path: Path) -> None:
-        """Load all parameters except the head."""
-        require(path.is_file(), f"model.weights={path} does not exist or is not a file")
+        """Load all parameters except the head from a checkpoint of ALBEF's code or a file of fedbench export."""
+        require(
+            path.is_file(), f"model.weights={path} {'is a folder' if path.is_dir() else 'does not exist'}: give a file"
+        )
         stored: Any = read_state(path)
         released = stored["model"] if isinstance(stored.get("model"), dict) else stored  # without the optimizer
         if any(name.startswith("visual_encoder.") for name in released):
@@ -218,7 +221,13 @@ def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _renamed_tensors(new_prefix: str, suffix: str, t: Tensor) -> dict[str, Tensor]:
-    """Return a tensor, or the three parts of qkv, by new names; suffix: the remaining old name."""
+    """Return a tensor of the released code by its new name, or the three parts of a joint qkv by theirs.
+
+    Args:
+        new_prefix: Beginning of the new name, a value of `NAMES`.
+        suffix: The old name without its beginning.
+        t: The tensor.
+    """
     if not new_prefix.endswith("blocks."):
         return {new_prefix + suffix: t}
     block, _, layer = suffix.partition(".")

@@ -106,15 +106,28 @@ class TextTower:
         return self._layers[name](x)
 
     def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Compute block i on the common positions [A, p, d] and the other positions of each class [A, C, S, d]."""
-        a, b = self._attention(i, layer(f"{i}.norm1", head), layer(f"{i}.norm1", tail), layer)
-        head, tail = head + layer(f"{i}.scale1", a), tail + layer(f"{i}.scale1", b)
-        a, b = (layer(f"{i}.mlp", layer(f"{i}.norm2", x)) for x in (head, tail))
-        head, tail = head + layer(f"{i}.scale2", a), tail + layer(f"{i}.scale2", b)
+        """Compute block i of the text tower.
+
+        Args:
+            i: Number of the block.
+            head: Inputs at the positions common to all classes.  # [A, p, d]
+            tail: Inputs at the other positions of each class.  # [A, C, S, d]
+            layer: Computes the layers by name.
+
+        Returns:
+            The outputs, as head and tail.
+        """
+        to_head, to_tail = self._attention(i, layer(f"{i}.norm1", head), layer(f"{i}.norm1", tail), layer)
+        head, tail = head + layer(f"{i}.scale1", to_head), tail + layer(f"{i}.scale1", to_tail)
+        to_head, to_tail = (layer(f"{i}.mlp", layer(f"{i}.norm2", x)) for x in (head, tail))
+        head, tail = head + layer(f"{i}.scale2", to_head), tail + layer(f"{i}.scale2", to_tail)
         return layer(f"{i}.end", head), layer(f"{i}.end", tail)
 
     def _attention(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Compute causal self-attention over p common positions followed by S positions of each class."""
+        """Compute causal self-attention over p common positions followed by S positions of each class.
+
+        Arguments and results as in `_block`.  Common positions attend to each other only, because the others are later.
+        """
         (A, p, d), (_, C, S, _), h = head.shape, tail.shape, cast(TextBlock, self.blocks[i]).heads
         parts = layer(f"{i}.qkv", head).chunk(3, -1)
         q, k, v = (t.view(A, p, h, -1).transpose(1, 2) for t in parts)  # [A, h, p, d/h]
@@ -123,7 +136,7 @@ class TextTower:
         Q, K, V = (t.view(A, C, S, h, -1).permute(0, 3, 1, 2, 4) for t in parts)  # [A, h, C, S, d/h]
         Q = Q * Q.shape[-1] ** -0.5
         to_common = (Q.flatten(2, 3) @ k.transpose(-1, -2)).view(A, h, C, S, p)
-        later = torch.ones(S, S, dtype=torch.bool, device=head.device).triu(1)
+        later = torch.ones(S, S, dtype=torch.bool, device=head.device).triu(1)  # positions that are not visible
         to_own = (Q @ K.transpose(-1, -2)).masked_fill(later, float("-inf"))  # [A, h, C, S, S]
         on_common, on_own = torch.cat([to_common, to_own], -1).softmax(-1).split([p, S], -1)
         second = (on_common.flatten(2, 3) @ v).view(A, h, C, S, -1) + on_own @ V  # [A, h, C, S, d/h]
@@ -152,12 +165,14 @@ class TextBlock(nn.Module):
 
 
 def _linear(weight: Any, bias: Any) -> nn.Linear:
+    """Return a linear layer with these parameters themselves, not copies."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     layer.weight, layer.bias = weight, bias
     return layer
 
 
 def _layer_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
+    """Return nn.LayerNorm with the parameters of open_clip's layer norm, which casts types and is a subclass."""
     layer = nn.LayerNorm(list(norm.normalized_shape), norm.eps, device="meta")
     layer.weight, layer.bias = norm.weight, norm.bias
     return layer
@@ -171,7 +186,10 @@ def project(x: Tensor, projection: Any) -> Tensor:
 
 
 def embed(clip: Any, tokens: Tensor) -> Tensor:
-    """Return token embeddings on the CPU; all runs of a process share the model, on any device.  # [..., d]"""
+    """Return the embeddings of tokens [...] in float32 on the CPU.
+
+    The model may be on any device, because all runs of a process share it.  # [..., d]
+    """
     table = clip.token_embedding.weight
     return table.detach()[tokens.to(table.device)].float().cpu()
 
@@ -205,7 +223,17 @@ class ImageTower:
 
 
 def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the attention pool of a ResNet with the mean and all positions of the feature map as queries."""
+    """Apply the attention pool of CLIP's ResNet with the mean and all positions of the feature map as queries.
+
+    CLIP uses the mean alone as query.  The outputs of the other queries are the tokens.
+
+    Args:
+        visual: The ResNet.
+        images: Normalized images.  # [n, 3, H, W]
+
+    Returns:
+        Pooled features [n, D], and tokens of the feature map [n, M, D].
+    """
     x = visual.stem(images)
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         x = layer(x)
@@ -220,7 +248,11 @@ def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class token and the patch tokens of a ViT after its last norm, projected."""
+    """Return the class token [n, D] and the patch tokens [n, M, D] of a ViT after its last norm, projected.
+
+    Raises:
+        ConfigError: The ViT does not pool patches by a class token.
+    """
     require(
         visual.attn_pool is None and not visual.final_ln_after_pool and visual.pool_type == "tok",
         "model.backbone does not pool patches by a class token: algorithms that read image tokens need a ResNet or a "
@@ -283,7 +315,11 @@ def frozen(clip: Any) -> Any:
         and clip.attn_mask is not None
         and all(isinstance(getattr(b, "attn", None), nn.MultiheadAttention) for b in transformer.resblocks)
     )
-    require(fits, "model.backbone: prompts need the causal text transformer of CLIP, which this model does not have")
+    require(
+        fits,
+        "model.backbone: prompts need the causal text transformer of CLIP, which this model does not have: choose "
+        "a CLIP such as RN50-quickgelu or ViT-B-16-quickgelu",
+    )
     return clip.eval().requires_grad_(False)
 
 
@@ -296,6 +332,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> None:
+    """Raise a ConfigError unless `pretrained` is None, a file, or a tag of open_clip that fits the backbone."""
     tags = open_clip.list_pretrained_tags_by_model(backbone)
     if pretrained is None or Path(pretrained).is_file():
         return
@@ -309,7 +346,14 @@ def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> Non
 
 
 def _check_activation(open_clip: Any, backbone: str, pretrained: str, needs_quick_gelu: bool) -> None:
-    """Refuse weights that were trained with another activation than that of the backbone."""
+    """Raise a ConfigError if the weights were trained with another activation than that of the backbone.
+
+    Args:
+        open_clip: The library.
+        backbone: Name of the model in open_clip.
+        pretrained: Tag or file of the weights, for the message.
+        needs_quick_gelu: Whether the weights were trained with QuickGELU.
+    """
     has_quick_gelu = bool((open_clip.get_model_config(backbone) or {}).get("quick_gelu", False))
     other = f"{backbone}-quickgelu" if needs_quick_gelu else backbone.removesuffix("-quickgelu")
     advice = f"use {other}" if other in open_clip.list_models() else "use the backbone of these weights"

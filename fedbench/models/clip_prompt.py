@@ -103,14 +103,18 @@ class CLIPPrompt(MoveListener):
         self.width = clip.positional_embedding.shape[1]
         self.scale = float(clip.logit_scale.exp())
         P = 0.02 * torch.randn(self.length, self.width) if words is None else words[1 : 1 + self.length].clone()
-        n = self.length // 2 if shared is None else shared
-        require(n <= self.length, f"model.shared={n} must be at most {self.length}, the tokens of the context")
-        self.shared = nn.Parameter(P[:n].clone())
-        self.own = nn.Parameter(P[n:].clone())
+        num_shared = self.length // 2 if shared is None else shared
+        require(
+            num_shared <= self.length,
+            f"model.shared={num_shared} must be at most {self.length}, the number of tokens of the context "
+            "(model.context, or the words of model.init)",
+        )
+        self.shared = nn.Parameter(P[:num_shared].clone())
+        self.own = nn.Parameter(P[num_shared:].clone())
         self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length)
         self.dim = towers.joint_width(clip)  # D
         self.images = towers.ImageTower(clip)
-        self._last = threading.local()
+        self._last = threading.local()  # the last text features of each thread, and what they were computed from
         self._layers: tuple[BatchedLayers, ...] = ()  # calls adapted layers; in a tuple, as _clip
         self._views: Tensor | None = None  # [images with views, V, ...]
         self._scaling: tuple[Tensor, Tensor] | None = None  # for norm=official
@@ -197,7 +201,18 @@ class CLIPPrompt(MoveListener):
     def run(
         self, params: dict[str, Tensor], inputs: tuple, batched: bool, context: ForwardContext, until: str | None = None
     ) -> Tensor:
-        """Return logits of one prompt [l, d] on [B, D], or of k prompts [k, l, d] on [k, B, D]."""
+        """Return the logits of one prompt [l, d], or of k prompts.
+
+        Args:
+            params: Named parameters: the prompts [l, d] or [k, l, d] in two parts, and those of adapted layers.
+            inputs: One entry, the image features.  # [B, D] or [k, B, D]
+            batched: Whether params and inputs have the axis of k clients.
+            context: What the forward pass needs besides (`ForwardContext`).
+            until: Must be None, because a prompt has no layer named head.
+
+        Returns:
+            Logits.  # [B, C] or [k, B, C]
+        """
         if until is not None:
             raise ConfigError(missing_layer_message(until))
         text = self.text(self.context(params), params, batched, context)
@@ -217,7 +232,11 @@ class CLIPPrompt(MoveListener):
         return inputs["tokens"]
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
-        """Return L2-normalized features of images [n, 3, size, size] that `fit` returned, by name."""
+        """Return L2-normalized features of images [n, 3, size, size], as `fit` returns them.
+
+        Returns:
+            image [n, D], and tokens [n, M, D] if an algorithm reads them.
+        """
         if "tokens" not in self.reads:
             return {"image": F.normalize(self.images.pooled(images), dim=-1)}
         pooled, tokens = self.images.with_tokens(images)
@@ -260,7 +279,10 @@ class CLIPPrompt(MoveListener):
 
         Args:
             images: Images, [n, channels, H, W].
-            draws: Random numbers in [0, 1), [n, 5].
+            draws: Random numbers in [0, 1) for area, aspect ratio, top, left and flip of each image, [n, 5].
+
+        Returns:
+            Images for the tower.  # [n, 3, size, size]
         """
         from torchvision.transforms.v2.functional import resized_crop
 
@@ -289,8 +311,15 @@ class CLIPPrompt(MoveListener):
         """Return the data set with image features as inputs, for the samples of the clients."""
         images = arrays.images
         if images is None:
-            raise ConfigError("model=clip_prompt needs images [channels, height, width]")
-        require(images.shape[1] in (1, 3), f"model=clip_prompt needs images of 1 or 3 channels, not {images.shape[1]}")
+            raise ConfigError(
+                "model=clip_prompt needs images [channels, height, width], and the data set has other inputs: choose "
+                "another dataset or model"
+            )
+        require(
+            images.shape[1] in (1, 3),
+            f"model=clip_prompt needs images of 1 or 3 channels, and the data set's images have {images.shape[1]}: "
+            "choose another dataset or model",
+        )
         if self.norm == "official":
             scaling = arrays.published_scaling or (arrays.mean, arrays.std)
             require(
@@ -311,7 +340,18 @@ class CLIPPrompt(MoveListener):
     def _features(
         self, images: Any, used: np.ndarray, purpose: str, view: Callable, device: torch.device
     ) -> dict[str, np.ndarray]:
-        """Return features [n, ...] of the images at indices used, and zeros for others; they are cached on disk."""
+        """Return features of the images that clients use.  They are computed once and cached on disk.
+
+        Args:
+            images: All images of the data set.  # [n, channels, H, W]
+            used: Indices of the images of clients.
+            purpose: Part of the key of the cache: "evaluation", or which random view it is.
+            view: Function of some images and their indices, which returns what the tower reads.
+            device: Where to compute the features.
+
+        Returns:
+            Features by name, 0 for other images.  # [n, ...] each
+        """
         sha = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
         if isinstance(images, np.memmap):  # its name has a hash of its content
             sha.update(f"{images.filename}".encode() + used.tobytes())
@@ -336,7 +376,16 @@ class CLIPPrompt(MoveListener):
         return whole
 
     def _make_views(self, images: Any, used: np.ndarray, device: torch.device) -> np.ndarray:
-        """Cache `views` random views of the training images; return the row of each image in the cache, else 0."""
+        """Compute features of `views` random views of the training images, and store them in self._views.
+
+        Args:
+            images: All images of the data set.  # [n, channels, H, W]
+            used: Indices of the training images.
+            device: Where to compute the features.
+
+        Returns:
+            Row of each image in self._views, and 0 for images that are not used for training.  # [n]
+        """
         made: list[dict[str, np.ndarray]] = []
         for v in range(self.views):
 
@@ -353,7 +402,15 @@ class CLIPPrompt(MoveListener):
         return row
 
     def training_view(self, x: Any, random: RowRandom) -> Any:
-        """Return features of random views of a training batch.  # [k, B, ...]"""
+        """Return the features of a training batch: of random views, or with augment="none" of whole images.
+
+        Args:
+            x: Inputs of the prepared data set.  # [k, B, ...]
+            random: Random numbers of each client.
+
+        Returns:
+            Features [k, B, ...]: a tensor, or a dict by name if an algorithm also reads tokens.
+        """
         if self.augment == "none":
             return self.evaluation_view(x)
         if self.augment == "cached_views":
@@ -371,6 +428,7 @@ class CLIPPrompt(MoveListener):
 
     @staticmethod
     def _unwrap(features: dict[str, Tensor]) -> Any:
+        """Return the image features as a tensor if there are no others, else the dict."""
         return features if len(features) > 1 else features["image"]
 
 

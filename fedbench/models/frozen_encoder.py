@@ -22,6 +22,9 @@ class FrozenEncoder(Protocol):
             arrays: The data set.
             split: The samples of each client.
             device: Where to compute the features.
+
+        Returns:
+            The data set, whose inputs are features, or what `training_view` and `evaluation_view` compute them from.
         """
         ...
 

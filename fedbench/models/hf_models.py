@@ -48,7 +48,11 @@ class HFModel(Backbone):
                 return AutoModelForImageClassification.from_config(config, **attention)
         else:
             folder = Path(weights)
-            require((folder / "config.json").is_file(), f"model.weights={weights} must be a folder with config.json")
+            require(
+                (folder / "config.json").is_file(),
+                f"model.weights={weights} must be a folder with config.json, as save_pretrained writes it; "
+                f"{'it has none' if folder.is_dir() else 'it is no folder'}",
+            )
             channels = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "num_channels", 3)
 
             def build() -> nn.Module:
@@ -58,7 +62,8 @@ class HFModel(Backbone):
                 missing = [n for n in sorted(info["missing_keys"]) if n.rpartition(".")[0] != classifier_of(network)]
                 require(
                     not missing,
-                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}",
+                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}. Give a folder "
+                    "that save_pretrained wrote for an image classifier",
                 )
                 return network
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedbench.core.options import Count, require
 
-GROUPS = 8
+GROUPS = 8  # groups of the normalization layers
 
 
 def _norm_convolution(inputs: int, outputs: int) -> nn.Sequential:
@@ -60,7 +60,7 @@ class NoisePredictor(nn.Module):
             all(side % 4 == 0 for side in sides),
             f"model=noise_predictor halves images twice: it needs sides divisible by 4, but the data set has {sides}",
         )
-        require(width % GROUPS == 0, f"model.width must be a multiple of {GROUPS}, got {width}")
+        require(width % GROUPS == 0, f"model.width={width} must be a multiple of {GROUPS}, the groups of its norms")
         w = width
         e = 4 * width  # size of the embedding
         self.width = w
@@ -90,7 +90,10 @@ class NoisePredictor(nn.Module):
 
 
 def sinusoidal_embedding(t: Tensor, width: int) -> Tensor:
-    """Return sines and cosines of steps t [B]; wavelength i is 2 pi 10,000^(2 i / width).  # [B, width]"""
+    """Return sines and cosines of the steps t [B], as in Vaswani et al., 2017.
+
+    Wavelength i is 2 pi 10,000^(2 i / width).  # [B, width]
+    """
     rates = torch.exp(-math.log(10_000) * torch.arange(width // 2, device=t.device) / (width // 2))
     angles = t[:, None].float() * rates
     return torch.cat([angles.sin(), angles.cos()], 1)

@@ -51,7 +51,7 @@ class Recurrent(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        """Change PyTorch's initialization."""
+        """Change PyTorch's initialization.  It does nothing by default; subclasses may implement it."""
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, C]."""

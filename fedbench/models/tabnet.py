@@ -58,9 +58,9 @@ class FeatureTransformer(nn.Module):
         shared: Linear layers of the first units, which are submodules of TabNet.
         features: Input features.
         outputs: Output features.
-        own: Number of units with weights of this step.
-        virtual: Samples of a virtual batch.
-        momentum: Of the batch norm.
+        own: Number of units whose weights no other step uses.
+        virtual: Minimum samples of a virtual batch.
+        momentum: Momentum of the batch norm's running statistics.
     """
 
     def __init__(self, shared: nn.ModuleList, features: int, outputs: int, own: int, virtual: int, momentum: float):
@@ -86,7 +86,7 @@ class TabNet(nn.Module):
         decision: N_d, size of d.
         attention: N_a, size of a.
         steps: Number of decision steps.
-        relaxation: gamma.  1: a feature is selected by one step only.
+        relaxation: gamma.  At 1 each feature can be selected by one step only; larger values allow several.
         shared: Gated units of a feature transformer whose weights all steps share.
         own: Gated units of a feature transformer with weights of its step.
         sparsity: Weight of the additional loss.
@@ -115,7 +115,8 @@ class TabNet(nn.Module):
         )
         require(
             shared + own > 0,
-            "model.shared and model.own are both 0, but a feature transformer needs a unit: raise one of them",
+            "model.shared and model.own are both 0, but a feature transformer needs at least one gated unit: set one "
+            "of them to 1 or more",
         )
         features = input_shape[0]
         outputs = decision + attention

@@ -26,7 +26,7 @@ from fedbench.models import clip as towers
 log = logging.getLogger(__name__)
 TINY = "tiny-clip"
 STEPS, BATCH, PEAK_LR, WEIGHT_DECAY, WARM_UP = 800, 128, 2e-3, 0.05, 0.1
-LARGEST_SCALE = math.log(100)
+LARGEST_SCALE = math.log(100)  # maximum of logit_scale, as in CLIP
 
 
 @functools.lru_cache(maxsize=2)
@@ -36,6 +36,9 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     Args:
         data_dir: Folder of data.
         seed: Seed of the weights, which also depend on the arithmetic of the machine.
+
+    Returns:
+        The model, frozen and in evaluation mode, and its tokenizer.
     """
     _, tokenize = towers.load(TINY, None)
     config = Path(towers.__file__).with_name("tiny-clip.json").read_text()
@@ -59,6 +62,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
 
 
 def _build(seed: int) -> Any:
+    """Return tiny-clip with random weights."""
     import open_clip
 
     with torch.random.fork_rng(devices=[]):
@@ -67,6 +71,14 @@ def _build(seed: int) -> Any:
 
 
 def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
+    """Pre-train a model in place on random batches of digits and captions.
+
+    Args:
+        clip: The model.
+        tokenize: Its tokenizer.
+        seed: Seed of images and captions.
+        steps: Number of batches.
+    """
     from tqdm import tqdm
 
     rng = np.random.default_rng([seed, 2])
@@ -103,7 +115,7 @@ def caption(style: str, colour: str, digit: str, rng: np.random.Generator) -> st
         style: The style, such as "noisy".
         colour: The colour.
         digit: The digit as a word.
-        rng: Random numbers.
+        rng: Random number generator.
     """
     kind = rng.random()
     if kind < 0.5:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedbench.core.options import Count, require
 from fedbench.models._norms import Norm, norm_layer
 
-LEVELS = 4
+LEVELS = 4  # how often the encoder halves the sides
 
 
 def _block(inputs: int, outputs: int, norm: str) -> nn.Sequential:
-    """Return two 3x3 convolutions with normalization and ReLU."""
+    """Return two 3x3 convolutions with normalization and ReLU, [B, inputs, H, W] -> [B, outputs, H, W]."""
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         bias = norm == "none"

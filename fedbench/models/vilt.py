@@ -106,7 +106,7 @@ class ViLT(nn.Module):
         load_weights(self, stored, path, "ViLT")
 
     def _read_folder(self, folder: Path) -> dict[str, Tensor]:
-        """Return the tensors of a ViLT of transformers by the names of this module."""
+        """Return the tensors of a ViLT of transformers, in the folder, by the names of this module."""
         config = _read_config(folder)
         heads, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
         require(
@@ -121,13 +121,17 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing 
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a folder; ConfigError if the folder lacks it or a file of weights."""
     for names in (("config.json",), WEIGHT_FILES):
         exists = any((folder / name).is_file() for name in names)
         require(exists, f"model.weights={folder} must be a file, or a folder with {' or '.join(names)}")
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"model.weights={folder}: config.json cannot be read ({error})") from error
+        raise ConfigError(
+            f"model.weights={folder}: config.json cannot be read ({error}). Give a folder that save_pretrained of "
+            "transformers wrote"
+        ) from error
 
 
 # names in this module: names in transformers' ViltModel

@@ -193,7 +193,7 @@ def test_a_program_as_the_module_and_mapped() -> None:
         ((3, 16, 16), {}, r"model=albef needs images and texts by name, .* but the data set gives \(3, 16, 16\)"),
         (SHAPE, {"heads": 5}, "model.heads=5 must divide model.width=32"),
         (SHAPE, {"channels": 1}, "model.channels=1, but the data set's images have 3 channels"),
-        (SHAPE, {"fusion_layer": 3}, "model.fusion_layer=3 must be below model.depth=3: else no block reads the image"),
+        (SHAPE, {"fusion_layer": 3}, "model.fusion_layer=3 must be below model.depth=3, because only"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(shape: Any, options: dict[str, Any], words: str) -> None:

@@ -22,6 +22,10 @@ class Checkpoint(Callback):
         every: Rounds between checkpoints.  0: only after the last round.  None: as often as possible within SHARE of
             the run time.
         others: The callbacks whose states are saved.
+
+    Attributes:
+        seconds: The time that the last checkpoint took.
+        last: The time at which it was written (time.monotonic), in seconds; -inf before the first.
     """
 
     def __init__(self, every: int | None, others: Sequence[Callback] = ()):

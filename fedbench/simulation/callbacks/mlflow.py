@@ -91,6 +91,7 @@ class MLflow(Callback):
         self._log(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _log(self, round: int, values: Mapping[str, float]) -> None:
+        """Log values of a round to MLflow as metrics, by name, with the current time in milliseconds."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())

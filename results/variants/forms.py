@@ -76,9 +76,9 @@ class FlukeFedNova(NovaOfModels):
         return p * (p * a).sum() / a
 
 
-# -- Flower, baselines/fednova of adap/flower 1.42.0 ---------------------------------------------------------
+# -- Flower, baselines/fednova of adap/flower 2079194 ---------------------------------------------------------
 class FlowerFedNova(NovaOfModels):
-    """FedNova of Flower's baseline (adap/flower 1.42.0, baselines/fednova).
+    """FedNova of Flower's baseline (adap/flower 2079194, baselines/fednova).
 
     The server takes a weighted mean of the changes, with the weights p_i tau_eff / a_i.  A mean divides by the sum of
     its weights, so tau_eff cancels:  w <- w - sum_i (p_i / a_i) (w - theta_i) / sum_j (p_j / a_j).

@@ -236,7 +236,10 @@ def test_the_papers_setting_is_that_of_its_experiment() -> None:
     """25 clients, 6 of them a round, 45,000 of 60,000 images to train on (the floor for each client)."""
     work = bench_work.paper(25, None, 2)
     assert (work.clients, work.cohort, len(work.schedule)) == (25, 6, 2)
-    assert work.work == {"epochs": 5, "batch_size": 10, "drop_last": True, "lr": 0.005, "momentum": 0.9}
+    assert work.work == {
+        **{"epochs": 5, "steps": None, "batch_size": 10, "drop_last": True},
+        **{"lr": 0.005, "momentum": 0.9},
+    }
     assert 45_000 - 25 <= work.split.train.sizes.sum() <= 45_000
 
 

@@ -302,7 +302,11 @@ OWN_USES = {  # what a use prints with --config-dir, and without it
         NAME_IT,
     ),
     "partition": (["partition=halves", "dataset.subset=0.1"], "partition.seed=7", "partition=halves"),
-    "check": (["algorithm=mine", "--only", "a_seed_repeats"], "a_seed_repeats", "conf/algorithm has"),
+    "check": (
+        ["algorithm=mine", "--only", "a_seed_repeats"],
+        "a_seed_repeats",
+        "there is no option mine in conf/algorithm",
+    ),
     "contours": (["run"], "task=classification", NAME_IT),
     "fid": (["--network", "run"], "there are no extra images to compare", NAME_IT),
     "synthesize": (["--run", "run"], "is a run of task=classification: choose a run of task=denoising", NAME_IT),

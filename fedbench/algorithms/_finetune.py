@@ -54,7 +54,7 @@ class FineTuned(Wrapper):
         epochs: Epochs of fine-tuning.
         lr: Learning rate, or one per client; None uses optimizer.lr.
         when: Value of finetune.when: "end" fine-tunes after the last round only, any other value at every evaluation.
-        part: Column group to train, or "all" trained columns.
+        part: Column group to train, a named set of parameters such as "head", or "all" trained columns.
     """
 
     def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):

@@ -60,7 +60,7 @@ class FedDBE(Algorithm):
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start from the initial model, without shifts."""
+        """Start all clients from the initial model, with personal shifts of 0."""
         self.g = torch.zeros(num_features(model), device=federation.device)  # [F]
         self.has_g = torch.zeros((), dtype=torch.bool)  # on the host
         model.extend(shift=self.g)

@@ -38,7 +38,7 @@ class FedLC(FedAvg):
         self.tau: float | PerClient = per_client(tau)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require classes to count."""
+        """Require targets that are classes, because the method needs the number of samples of each class."""
         super().check(federation, model, optimizer)
         require(
             bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,

@@ -74,11 +74,10 @@ class FedNova(FedAvg):
         counts = {"a": a, "T": out.steps} if self.mu else {"a": a}  # [K] each
         up = cohort.upload(
             theta=out.theta,
-            **counts,
             relative_to={"theta": "w"},  # theta - w is sent
             previous=dict.fromkeys(counts),  # None for each: a and T are sent as they are
             uncompressed=[*counts],
-            num_values=None,
+            **counts,  # type: ignore[arg-type]
         )
         tau_eff = cohort.mean(up.T if self.mu else up.a)  # []
         normalized = (self.w - up.theta) * (tau_eff / up.a.clamp_min(1e-12))[:, None]  # [K, P], 0 without steps

@@ -92,11 +92,20 @@ class LowRank(Compressor):
         return [p for p in [*parts, _Part(at, message.size)] if p.begin < p.end]
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return both factors of each matrix, and all other values.  # [k, m]"""
+        """Return both factors of each matrix, and all other values.
+
+        Args:
+            x: One row per client.  # [k, n]
+            draws: Random numbers of each client, for the first factors.
+            message: The parameters in a row.
+
+        Returns:
+            The factors and values of each client, as one row of m < n numbers.  # [k, m]
+        """
         values, starts = [], self._starts(draws, message)
         for part in self._parts(message):
             columns = x[:, part.begin : part.end]
-            if part.r:
+            if part.r:  # a matrix with factors of rank r; 0: no matrix, or one that factors would not shorten
                 p, q = _factors(columns.reshape(-1, part.a, part.b), next(starts))
                 values += [p.flatten(1), q.flatten(1)]
             else:

@@ -183,7 +183,7 @@ class _Builder:
                 self.arrays[id(value)] = self._call(value)
             return self.arrays[id(value)]
         if isinstance(value, dict):
-            self._count(len(value))
+            self._count(len(value))  # bounds the memory of a pickle that repeats its lists
             return {self.build(k): self.build(v) for k, v in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
             self._count(len(value))

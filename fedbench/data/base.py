@@ -217,7 +217,8 @@ class Arrays:
         names, mask = self.domain_names, self.class_mask
         require(
             names is None or len(names) >= self.num_domains,
-            f"{len(names or ())} domain names for {self.num_domains} domains (natural clients): give one per domain",
+            f"Arrays.domain_names lists {len(names or ())} names for {self.num_domains} domains (natural clients): "
+            "list one name for each domain",
         )
         if mask is not None:
             require(

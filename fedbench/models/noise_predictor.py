@@ -58,7 +58,8 @@ class NoisePredictor(nn.Module):
         channels, *sides = input_shape["image"]
         require(
             all(side % 4 == 0 for side in sides),
-            f"model=noise_predictor halves images twice: it needs sides divisible by 4, but the data set has {sides}",
+            f"model=noise_predictor halves images twice: it needs sides divisible by 4, but the images have "
+            f"{sides}: resize them, for example by dataset.resize=32 if the data set has this option",
         )
         require(width % GROUPS == 0, f"model.width={width} must be a multiple of {GROUPS}, the groups of its norms")
         w = width

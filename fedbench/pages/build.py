@@ -76,7 +76,7 @@ def _check_files(page: Page, template: str) -> None:
     missing = sorted(name for name in named if not (page.folder / name).is_file())
     require(not missing, f"{page.folder}: page.json names {', '.join(missing)}, but the folder has no such file")
     expected = {*PAGE_FILES, *named, *(f"{name}.svg" for name in about["figures"])}
-    files = sorted(path.name for path in page.folder.iterdir())
+    files = sorted(path.name for path in page.folder.iterdir() if path.name != "__pycache__")  # of Python files
     unused = [name for name in files if name not in expected and f'csv("{name}"' not in template]
     require(
         not unused,

@@ -192,7 +192,7 @@ def read_page(folder: Path) -> Page:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        require(False, f"{path} is damaged: {error}")
+        require(False, f"{path} is damaged ({error}): restore it from version control, or write the page again")
     unknown = [key for key in about if key not in DEFAULTS]
     require(not unknown, f"{path} has unknown keys {', '.join(unknown)}; there are {', '.join(DEFAULTS)}")
     page = Page(folder, {**DEFAULTS, **about}, *(_read_csv(folder / f"{name}.csv") for name in TABLES))
@@ -216,7 +216,7 @@ def _read_csv(path: Path) -> Any:
     try:
         return pd.read_csv(path, keep_default_na=False, na_values=[""])
     except (ValueError, pd.errors.ParserError) as error:
-        require(False, f"{path} is damaged: {error}")
+        require(False, f"{path} is damaged ({error}): restore it from version control, or write the page again")
 
 
 def write_page(page: Page) -> list[Path]:

@@ -48,7 +48,11 @@ class VQA(Task):
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
         """Require int64 targets [n, 2]: an answer from -1 to C - 1, and 1 for a closed question, else 0."""
-        require(num_classes >= 2, f"the data set has {num_classes} answer(s), expected at least 2: check its answers")
+        require(
+            num_classes >= 2,
+            f"the data set has {num_classes} answer(s), expected at least 2: if dataset.min_count or dataset.answers "
+            "leaves answers out, relax it; otherwise correct the answers in the file",
+        )
         fits = targets.ndim == 2 and targets.shape[1:] == (2,) and targets.dtype == np.int64
         require(fits, f"targets of vqa are {targets.dtype} {targets.shape}, expected int64 [n, 2]")
         low, high = int(targets[:, 0].min()), int(targets[:, 0].max())

@@ -23,7 +23,7 @@ SUITE: Suite[Case] = Suite("algorithm")
 
 @SUITE.check
 def no_closure_over_the_cohort(case: Case) -> None:
-    """A local step reads tensors [K, ...] only if cohort.train received them."""
+    """A local step uses per-client tensors [K, ...] only if they were passed to cohort.train."""
     error = None
     read_by_4: set[str] = set()
     read_by_3: set[str] = set()

@@ -224,7 +224,7 @@ def last_round_deploys_the_same(case: Case) -> None:
 
 @SUITE.check
 def global_is_the_servers_row(case: Case) -> None:
-    """Global scores are those of the row of `global_row`, and personal scores too if all clients deploy it."""
+    """Global scores are those of the model of `global_row`.  Personal scores equal them if all clients deploy it."""
     sim = case.after_two_rounds
     engine, algorithm = sim.engine, sim.algorithm
     row = algorithm.global_row()

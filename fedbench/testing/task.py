@@ -193,7 +193,10 @@ def case_for(
             return TaskCase(values, kind, y, classes)
         except ConfigError as refused:
             reason = str(refused)
-    raise ConfigError(f"{path_of(target)} accepts none of the example targets: {reason}; pass targets=")
+    raise ConfigError(
+        f"{path_of(target)} accepts none of the example targets ({reason}): pass "
+        "examples of its targets, as in check_task(MyTask, targets=y, num_classes=10)"
+    )
 
 
 def _loss(case: TaskCase, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:

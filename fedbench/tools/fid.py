@@ -181,7 +181,10 @@ def load_inception(path: Path) -> Any:
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:
         stored = read_weights(path)
-        require(isinstance(stored, dict) and all(isinstance(name, str) for name in stored), "it is not a state dict")
+        require(
+            isinstance(stored, dict) and all(isinstance(name, str) for name in stored),
+            f"{path} is not a state dict, a dict of tensors by name",
+        )
         used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
         model.load_state_dict(used)
     except (ValueError, RuntimeError) as error:

@@ -251,5 +251,5 @@ def test_options_that_do_not_fit(options: Any, sentence: str) -> None:
 
 
 def test_single_bottlenecks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs two adapters in each layer: use adapter\.twin=true"):
+    with pytest.raises(ConfigError, match=r"needs two adapters in each layer: set adapter\.twin=true"):
         play(engine(), FedPIA(combine="output_sum"))

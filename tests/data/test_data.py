@@ -631,7 +631,7 @@ def test_cifar_jpeg_damage_is_one_sentence(tmp_path: Path):
     save(path, **{**file, "offset": file["offset"][:-1]})
     assert "do not match" in sentence(CIFAR10(str(tmp_path), str(path)))
     jpeg_file(path, side=16)
-    assert "image 0 cannot be decoded (its size is (16, 16), " in sentence(CIFAR10(str(tmp_path), str(path)))
+    assert "image 0 cannot be decoded (it has 16 x 16 pixels, " in sentence(CIFAR10(str(tmp_path), str(path)))
 
 
 def test_cifar_of_the_shared_file(tmp_path: Path, shared_data: Path):

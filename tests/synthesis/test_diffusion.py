@@ -120,9 +120,9 @@ def test_the_predictor_reads_step_and_class_and_refuses_odd_sides() -> None:
     assert base.shape == x.shape
     for other in ({"step": inputs["step"] + 500}, {"label": inputs["label"].flip(1)}):
         assert not torch.allclose(base, model(inputs | other))
-    with pytest.raises(ConfigError, match=r"sides divisible by 4, but the data set has \[9, 8\]"):
+    with pytest.raises(ConfigError, match=r"sides divisible by 4, but the images have \[9, 8\]"):
         NoisePredictor({"image": (1, 9, 8), "step": (), "label": (2,)}, 8)
-    with pytest.raises(ConfigError, match=r"model\.width must be a multiple of 8"):
+    with pytest.raises(ConfigError, match=r"model\.width=12 must be a multiple of 8"):
         NoisePredictor({"image": (1, 8, 8), "step": (), "label": (2,)}, 12)
 
 

@@ -262,7 +262,7 @@ def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
         try:
             with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
                 if image.size != (32, 32):
-                    raise ValueError(f"its size is {image.size}, expected (32, 32)")
+                    raise ValueError(f"it has {image.size[0]} x {image.size[1]} pixels, expected 32 x 32")
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except DAMAGE as error:
             raise ConfigError(f"{path}: image {i} cannot be decoded ({error}): write the file again") from error

@@ -255,12 +255,12 @@ def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, s
     Args:
         rows: The files and the questions of each data set.
         silos: The names of the natural clients in order, which are the sources of the questions.
-        options: The options of the data set.
+        options: The options of the data set.  Its `rule` selects the answers that are classes.
         source: The data set, for messages, as in "dataset=vqa_rad".
     """
-    questions, listed = rows_to_questions(rows, silos, source, options.rule)
+    questions, picture_names = rows_to_questions(rows, silos, source, options.rule)
     tokens = options.tokenizer([question.question for question in questions if question.split == TRAIN])
-    pictures = options.pictures(listed, source.removeprefix("dataset="))
+    pictures = options.pictures(picture_names, source.removeprefix("dataset="))
     return question_arrays(questions, pictures, tokens, silos, source, options.rule)
 
 

@@ -24,7 +24,7 @@ class BreastCancer:
         return Arrays(
             inputs=features.astype(np.float32),
             targets=table[:, -1].astype(np.int64),
-            split=np.zeros(len(features), np.int8),
+            split=np.zeros(len(features), np.int8),  # 0: no published split, so dataset.test_fraction applies
             num_classes=2,
             class_names=["malignant", "benign"],
         ).check()

@@ -106,7 +106,7 @@ class FedPAC(Algorithm):
         theta = self.with_heads(cohort, server.u)  # [K, P]
         before = self.statistics(cohort, theta)
         theta = self.train(cohort, theta, server.G, server.has_prototype)
-        after = self.statistics(cohort, theta, trained=True)
+        after = self.statistics(cohort, theta)
         V, H = self.variance_and_means(cohort, before)  # [K], [K, C, F]
         up = cohort.upload(
             u=self.base.take(theta),
@@ -151,11 +151,8 @@ class FedPAC(Algorithm):
         theta = cohort.train(theta, columns=self.head, how=first).theta
         return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta
 
-    def statistics(self, cohort: Cohort, theta: Tensor, trained: bool = False) -> ClassStatistics:
-        """Return the statistics of the features of all training samples under the rows theta [K, P].
-
-        trained: whether theta is trained.  It has no effect here; subclasses may use other samples after training.
-        """
+    def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
+        """Return the statistics of the features of all training samples under the rows theta [K, P]."""
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def variance_and_means(self, cohort: Cohort, statistics: ClassStatistics) -> tuple[Tensor, Tensor]:

@@ -246,9 +246,12 @@ def full_batches(client: int, round: int, epoch: int, batch_size: int) -> np.nda
 class ReleasedPAC(FedPAC):
     """FedPAC as PFLlib: statistics of full batches, from different passes, and weights that are not normalized."""
 
-    def statistics(self, cohort: Cohort, theta: Tensor, trained: bool = False) -> ClassStatistics:
+    num_calls = 0
+
+    def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
         z, y = features_of_samples(cohort, theta)
-        passes = (0, 0) if trained else (1, 2)  # of features, and of label shares
+        passes = (0, 0) if self.num_calls % 2 else (1, 2)  # of features, and of label shares: the second call is last
+        self.num_calls += 1
         features, labels = (
             [full_batches(i, cohort.round, p, cohort.engine.batch_size) for i in cohort.ids.tolist()] for p in passes
         )

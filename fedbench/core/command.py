@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.files import typed_path
+from fedbench.core.json_output import FLAG, print_error
 from fedbench.core.options import ConfigError, refused
 
 
@@ -17,7 +18,8 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
     """Turn a function into the entry point of a subcommand.
 
     The entry point takes the arguments of the command (default: sys.argv) and returns the exit status.  After a mistake
-    of the user, it prints one sentence on standard error and returns 2.  After Ctrl-C, it returns 130.
+    of the user, it prints one sentence on standard error and returns 2.  After Ctrl-C, it returns 130.  With ``--json``
+    it also prints the mistake as JSON.
 
     Args:
         main: A function from arguments to an exit status.
@@ -25,17 +27,20 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def entry(argv: list[str] | None = None) -> int:
+        typed = list(sys.argv[1:] if argv is None else argv)
         with survive_broken_pipe():
             try:
-                return main(list(sys.argv[1:] if argv is None else argv))
-            except ConfigError as mistake:
-                sentence = str(mistake)
-            except OSError as error:
-                sentence = refused(error)
-            except KeyboardInterrupt:
+                return main(typed)
+            except (ConfigError, OSError) as mistake:
+                sentence = refused(mistake) if isinstance(mistake, OSError) else str(mistake)
+                print(f"fedbench: {sentence}", file=sys.stderr)
+                if FLAG in typed:
+                    print_error(mistake, sentence, 2)
+                return 2
+            except KeyboardInterrupt as interrupt:
+                if FLAG in typed:
+                    print_error(interrupt, "interrupted", 130)
                 return 130
-            print(f"fedbench: {sentence}", file=sys.stderr)
-            return 2
 
     return entry
 
@@ -62,6 +67,11 @@ def arguments(name: str, description: str, examples: str = "") -> Arguments:
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the flag ``--json``."""
+    parser.add_argument(FLAG, action="store_true", help="print one JSON object, for programs (docs/json.md)")
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:

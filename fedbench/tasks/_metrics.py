@@ -13,7 +13,14 @@ from fedbench.tasks.base import ratio
 
 
 def client_of_sample(offsets: np.ndarray) -> np.ndarray:
-    """Return the client of each sample, from offsets [N + 1].  # [n]"""
+    """Return the index of the client that has each sample.
+
+    Args:
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+
+    Returns:
+        Indices from 0 to N - 1, [n] int64, ascending.
+    """
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
@@ -34,14 +41,22 @@ def count_by_class(label: np.ndarray, client: np.ndarray, num_clients: int, num_
 
 
 def sum_by_client(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Sum the columns of values [n, R] over the samples of each client, from offsets [N + 1].  # [N, R]"""
+    """Sum values over the samples of each client.
+
+    Args:
+        values: R values of each sample, [n, R].
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+
+    Returns:
+        Sums, [N, R] float64, 0 for a client without samples.
+    """
     client = client_of_sample(offsets)
     num_clients = len(offsets) - 1
     return np.stack([np.bincount(client, values[:, r], num_clients) for r in range(values.shape[1])], axis=1)
 
 
 def nan_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of each row of values [N, C] without its NaN; NaN for a row of NaN only.  # [N]"""
+    """Return the mean of each row of values [N, C], leaving out NaN; NaN if a row has only NaN.  # [N]"""
     defined = ~np.isnan(values)
     return ratio(np.where(defined, values, 0).sum(1), defined.sum(1))
 
@@ -49,18 +64,19 @@ def nan_mean(values: np.ndarray) -> np.ndarray:
 def answer_scores(
     correct: np.ndarray, closed: np.ndarray, in_list: np.ndarray, question: np.ndarray, offsets: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return accuracies of answered questions, [N] each.
+    """Return the fractions of each client's questions that are answered correctly, [N] each.
 
     Args:
-        correct: Whether the answer to the question is correct, [n].
-        closed: Whether it is a closed question, [n].
-        in_list: Whether its answer is in the client's list, [n].
+        correct: Whether the model's answer is correct, [n].
+        closed: Whether it is a closed question, such as one with the answers yes and no, [n].
+        in_list: Whether the correct answer is in the client's list of possible answers, [n].
         question: Whether the sample is a question, [n].  If not, the other three must be False.
-        offsets: Where the samples of each client begin, [N + 1].
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
 
     Returns:
         accuracy: of all questions; accuracy_open and accuracy_closed: of open and closed questions; ceiling: the
-        fraction of questions whose answer is in the client's list, which accuracy cannot exceed.
+        fraction of questions whose answer is in the client's list, which accuracy cannot exceed.  NaN: the client has
+        no such questions.
     """
     columns = np.stack([question, closed, correct, correct & closed, in_list], 1)
     total, total_closed, num_correct, correct_closed, answerable = sum_by_client(columns, offsets).T  # [N] each
@@ -75,11 +91,13 @@ def answer_scores(
 def weighted_binary_f1(tp: np.ndarray, predicted: np.ndarray, actual: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Return the mean of the F1 of "yes" and the F1 of "no", weighted by how often each is true.
 
+    A decision is a prediction, yes or no, whether a sample has one label (or a question one answer).
+
     Args:
-        tp: "Yes" decisions of each client that are correct (true positives), [N].
-        predicted: "Yes" decisions, [N].
-        actual: Decisions where "yes" is true, [N].
-        total: All decisions, [N].
+        tp: The number of each client's "yes" decisions that are correct (true positives), [N].
+        predicted: The number of "yes" decisions, [N].
+        actual: The number of decisions where "yes" is true, [N].
+        total: The number of all decisions, [N].
 
     Returns:
         Weighted F1, [N].  An undefined F1 of "yes" or "no" counts as 0.  NaN: the client has no decisions.
@@ -95,16 +113,16 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
     A pair of a positive and a negative with equal scores counts half.
 
     Args:
-        scores: Scores of the positive class, [n, C].
-        positive: Whether the class is true, [n, C] bool.
-        offsets: Where the samples of each client begin, [N + 1].
+        scores: Score of each sample for each class; larger: more likely positive.  [n, C].
+        positive: Whether the sample has the class, [n, C] bool.
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
 
     Returns:
-        Areas [N, C], NaN for a client that has only positives or only negatives.
+        Areas [N, C], NaN for a class of which a client has only positives or only negatives.
     """
     client = client_of_sample(offsets)
     num_clients = len(offsets) - 1
-    start = offsets[:-1][client]  # [n]
+    start = offsets[:-1][client]  # [n], index of the first sample of each sample's client
     area = np.empty((num_clients, scores.shape[1]))  # [N, C]
     client_bits = client.astype(np.uint64) << np.uint64(33)
     for c in range(scores.shape[1]):
@@ -125,7 +143,7 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
 
 
 def _sortable_bits(x: np.ndarray) -> np.ndarray:
-    """Return uint32 numbers that have the same order as the float32 values of x [n].  # [n]"""
+    """Return unsigned integers that sort in the same order as x [n] rounded to float32.  # [n] uint32"""
     bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     # IEEE 754 orders positive floats as integers, and negative floats in reverse.
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))

@@ -32,6 +32,6 @@ class Auto:
             options = ", ".join(f"task.{name}" for name in self.options)
             reason = str(error).replace("__init__()", task_class.__name__)  # "... got an unexpected keyword argument"
             raise ConfigError(
-                f"{options}: the data set's task is {kind}, and {reason}: use the options that conf/task/{kind}.yaml "
-                "lists"
+                f"{options}: the targets of the data set select task={kind}, and {reason}; set only options that "
+                f"conf/task/{kind}.yaml lists"
             ) from error

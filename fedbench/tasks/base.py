@@ -47,11 +47,11 @@ class TrainingData(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device of the targets and of the loss."""
+        """The device on which the targets are stored and the loss is computed."""
         ...
 
     def normalized(self, x: Tensor) -> Tensor:
-        """Return stored inputs as the model receives them."""
+        """Return stored inputs x [n, ...] as the model receives them: images as floats, standardized if set."""
         ...
 
 
@@ -103,8 +103,8 @@ class Task:
         """
         require(
             self.kind in ("", kind),
-            f"task={type(self).__name__} is for {self.kind} targets, and the data set's are {kind}: "
-            f"choose task={kind} or task=auto",
+            f"the task {type(self).__name__} needs targets of the kind {self.kind}, but those of the data set are of "
+            f"the kind {kind}: set task={kind} or task=auto",
         )
         return self
 
@@ -157,7 +157,15 @@ class Task:
         return F.one_hot(y, num_classes) if self.single_label else None
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor | None:
-        """Return the number of targets y [n, ...] of each class; None if targets have no single class.  # [C]"""
+        """Return how many samples, or pixels of samples, have each class; the sum of `class_counts`.
+
+        Args:
+            y: Targets, [n, ...].
+            num_classes: C.
+
+        Returns:
+            Counts, [C] int64.  None: a target of this task is not a single class.
+        """
         return torch.bincount(y, minlength=num_classes) if self.single_label else None
 
     def setup(self, federation: TrainingData) -> None:
@@ -169,7 +177,10 @@ class Task:
 
     @cached_property
     def key(self) -> Hashable:
-        """The class and the values of all attributes, as a hashable tuple.  Tasks with equal keys have equal losses."""
+        """The type of the task and the values of all its attributes, as a hashable tuple for caches of compiled losses.
+
+        Tasks with equal keys compute equal losses.
+        """
         return (type(self), *((name, _hashable(value)) for name, value in sorted(vars(self).items()) if name != "key"))
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
@@ -200,7 +211,7 @@ class Task:
         return x, y
 
     def outputs(self, num_classes: int) -> int:
-        """Return R, the width of the last layer of the model."""
+        """Return R, the number of outputs that the model must have: num_classes, unless a task overrides this."""
         return num_classes
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
@@ -256,7 +267,7 @@ class Task:
             class_mask: The classes of each client, [k, C] bool.  None: all.
 
         Returns:
-            Tensors [k, B, ...] by name.
+            Tensors [k, B, ...] by name.  The default has only "loss".
         """
         return {"loss": self.loss(logits, y, class_mask)}
 
@@ -276,7 +287,7 @@ class Task:
         return {"loss": mean_loss(statistics["loss"], offsets)}
 
     def directions(self) -> dict[str, Direction]:
-        """Return the direction (whether higher is better) and the unit of each metric, by name."""
+        """Return, for each metric of the task by name, whether higher is better and whether it is a fraction of 1."""
         return {name: Direction(up, name in self.fractions) for name, up in self.higher_is_better.items()}
 
 
@@ -303,7 +314,7 @@ def mean_loss(loss: Tensor, offsets: np.ndarray) -> np.ndarray:
         offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
 
     Returns:
-        Means, [N].  NaN: the client has no samples.
+        Means, [N] float64.  NaN: the client has no samples.
     """
     sizes = np.diff(offsets)  # [N]
     client = np.repeat(np.arange(len(sizes)), sizes)  # [n]
@@ -311,7 +322,7 @@ def mean_loss(loss: Tensor, offsets: np.ndarray) -> np.ndarray:
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return numerator / denominator by element, and NaN where the denominator is 0."""
+    """Return numerator / denominator, element by element, and NaN where the denominator is 0 or negative."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(denominator > 0, np.divide(numerator, denominator), np.nan)
 
@@ -336,7 +347,10 @@ def check_primary(primary: str, task: Task) -> str:
 
 @cache
 def task_kinds() -> tuple[str, ...]:
-    """Return the kinds of targets that have a task, sorted: the names of this package's modules with a task."""
+    """Return the kinds of targets that have a task, such as "classification", sorted.
+
+    Each kind is the name of a module of this package, so that ``task=<kind>`` selects its task.
+    """
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     return tuple(sorted(name for name in names if name not in NOT_TASKS and not name.startswith("_")))
 
@@ -352,8 +366,8 @@ def task_for(kind: str) -> type[Task]:
     """
     if kind not in task_kinds():
         raise ConfigError(
-            f"the data set's task is {kind!r}, but must be one of {', '.join(task_kinds())}: change ``task`` of its "
-            "Arrays"
+            f"the data set's task is {kind!r}, but must be one of {', '.join(task_kinds())}: change the argument task "
+            "with which the data set's class creates its Arrays"
         )
     module = importlib.import_module(f"fedbench.tasks.{kind}")
     return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("kind") == kind)

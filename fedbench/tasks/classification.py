@@ -39,15 +39,15 @@ class Classification(Task):
     ):
         require(
             class_weights in ("none", "balanced") or isinstance(class_weights, list | tuple),
-            f"task.class_weights must be none, balanced or a list with one number per class, got {class_weights}",
+            f"task.class_weights is {class_weights}: set none, balanced or a list with one number > 0 per class",
         )
         require(
             0 <= label_smoothing < 1,
-            f"task.label_smoothing must be at least 0 and below 1, got {label_smoothing}",
+            f"task.label_smoothing must be at least 0 and below 1, got {label_smoothing}: set 0 for no smoothing",
         )
         require(
             isinstance(class_weights, str) or all(weight > 0 for weight in class_weights),
-            f"task.class_weights must be numbers > 0, got {class_weights}",
+            f"task.class_weights must be numbers > 0, got {class_weights}: replace the others, by 1 for no weight",
         )
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
@@ -58,26 +58,28 @@ class Classification(Task):
         self.has_closed_form_gradient = uses_plain_loss and type(self).loss is Classification.loss
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 labels [n] from 0 to C - 1, and C class weights if they are a list."""
+        """Raise ConfigError unless `check_labels` accepts the targets and a list of class weights has C entries."""
         check_labels(targets, num_classes, self.kind)
         count = num_classes if isinstance(self.class_weights, str) else len(self.class_weights)
         require(
             count == num_classes,
-            f"task.class_weights has {count} values, but the data set has {num_classes} classes: give one per class",
+            f"task.class_weights has {count} values, but the data set has {num_classes} classes: list one number > 0 "
+            "per class, or set balanced or none",
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the targets, which are the labels."""
+        """Return the targets [n], which are the class labels."""
         return targets
 
     def setup(self, federation: TrainingData) -> None:
-        """Store the class weights: of a list, or computed from the training samples of all clients if "balanced"."""
+        """Set ``weights`` [C] from the option class_weights: a list, or "balanced" by all clients' training samples."""
         if self.class_weights == "none":
             return
         if self.class_weights == "balanced":
             y = federation.targets.cpu().numpy()[federation.splits["train"].indices]
             count = np.bincount(y, minlength=federation.num_classes)  # [C]
-            weights = np.where(count > 0, len(y) / (np.count_nonzero(count) * np.maximum(count, 1)), 1.0)
+            num_present = np.count_nonzero(count)  # classes that have training samples
+            weights = np.where(count > 0, len(y) / (num_present * np.maximum(count, 1)), 1.0)  # 1 for absent classes
         else:
             weights = np.asarray(self.class_weights, np.float64)
         self.weights = torch.from_numpy(weights).float().to(federation.device)
@@ -129,7 +131,10 @@ class Classification(Task):
         return loss.view(y.shape), (grad.t() if transposed else grad).view(logits.shape)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return "logits" [k, B, C] and targets "y" [k, B]: the ROC AUC needs the logits of all samples of a client."""
+        """Return the "logits" [k, B, C], -inf for classes a client does not have, and the targets "y" [k, B].
+
+        The ROC AUC needs the logits of all samples of a client.
+        """
         return {"logits": mask_logits(logits, class_mask), "y": y}
 
     def scores(
@@ -137,9 +142,12 @@ class Classification(Task):
     ) -> dict[str, np.ndarray]:
         """Return the metrics of each client, [N] each.
 
+        - loss: mean over the client's samples.
+        - accuracy: fraction of correctly classified samples.
         - balanced_accuracy: mean recall over the classes of the client's targets.
-        - f1: macro average over the classes of targets or predictions.
-        - auc: of class 1 if C = 2, else macro average, one versus rest, over the classes of some but not all samples.
+        - f1: macro average over the classes that occur in the client's targets or predictions.
+        - auc: area under the ROC curve of class 1 if C = 2.  Otherwise the macro average, one versus rest, over the
+          classes that some but not all of the client's samples have.
 
         Args:
             statistics: What `sample_statistics` returns, for all n samples in client order, by name.
@@ -155,14 +163,14 @@ class Classification(Task):
         num_classes = logits.shape[1]
         predicted = logits.argmax(1)  # [n]
         correct = predicted == targets
-        tp = count_by_class(targets[correct], client[correct], num_clients, num_classes)  # [N, C]
-        p = count_by_class(predicted, client, num_clients, num_classes)  # [N, C], predicted
-        true = count_by_class(targets, client, num_clients, num_classes)  # [N, C], actual
-        if num_classes == 2:  # one ROC curve, of class 1
+        tp = count_by_class(targets[correct], client[correct], num_clients, num_classes)  # [N, C], true positives
+        p = count_by_class(predicted, client, num_clients, num_classes)  # [N, C], samples predicted as the class
+        true = count_by_class(targets, client, num_clients, num_classes)  # [N, C], samples of the class
+        if num_classes == 2:  # one ROC curve, of class 1; the difference of logits orders samples as its probability
             class_scores = logits[:, 1:] - logits[:, :1]  # [n, 1]
             positive = targets[:, None] == 1
         else:
-            class_scores = log_odds(logits, predicted)  # [n, C]
+            class_scores = log_odds(logits, predicted)  # [n, C], order samples as the probability of the class
             positive = targets[:, None] == np.arange(num_classes)
         return {
             "loss": mean_loss(loss, offsets),
@@ -187,7 +195,8 @@ class Classification(Task):
             return logits.new_zeros(0)
         if allowed is None:
             return self.loss(logits, y)
-        return self.loss(logits[:, None], y[:, None], allowed.to(logits.device))[:, 0]  # each sample as a batch
+        # A mask of `loss` is one for each client, so each sample is passed as a client with a batch of one.
+        return self.loss(logits[:, None], y[:, None], allowed.to(logits.device))[:, 0]
 
 
 def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
@@ -201,21 +210,39 @@ def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
     Raises:
         ConfigError: The targets have another type or shape, a label is out of range, or there are fewer than 2 classes.
     """
-    require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2: check its labels")
-    require(targets.dtype == np.int64, f"targets have dtype {targets.dtype}, expected int64: convert them by astype")
+    require_two_classes(num_classes, kind)
+    require(
+        targets.dtype == np.int64,
+        f"the targets of {kind} have dtype {targets.dtype}, expected int64: convert them by targets.astype(np.int64)",
+    )
     require(
         targets.ndim == 1,
-        f"targets of {kind} have shape {targets.shape}, expected 1 dimension(s), [n]: give one label per sample",
+        f"the targets of {kind} have shape {targets.shape}, expected 1 dimension, [samples]: store one label per "
+        "sample, or choose the task of your targets",
     )
     require(
         int(targets.min()) >= 0 and int(targets.max()) < num_classes,
-        f"labels span {int(targets.min())} to {int(targets.max())}, expected 0 to {num_classes - 1}: number the "
-        f"{num_classes} classes from 0",
+        f"the labels span {int(targets.min())} to {int(targets.max())}, expected 0 to {num_classes - 1}: number the "
+        f"{num_classes} classes from 0, or correct num_classes of the data set",
+    )
+
+
+def require_two_classes(num_classes: int, kind: str) -> None:
+    """Raise ConfigError if there are fewer than 2 classes; kind, of the targets, is for the message."""
+    require(
+        num_classes >= 2,
+        f"the data set has num_classes={num_classes}, but {kind} needs at least 2 classes: add samples of another "
+        "class, or choose another data set",
     )
 
 
 def mask_logits(logits: Tensor, class_mask: Tensor | None) -> Tensor:
-    """Return logits [k, B, C] with -inf for classes that a client does not have (class_mask [k, C] is False)."""
+    """Return logits with -inf for the classes that a client does not have, so that it never predicts them.
+
+    Args:
+        logits: Outputs of the model, [k, B, C].
+        class_mask: The classes of each client, [k, C] bool.  None: all, and the logits are returned unchanged.
+    """
     return logits if class_mask is None else logits.masked_fill(~class_mask.unsqueeze(-2), float("-inf"))
 
 
@@ -239,7 +266,8 @@ def _uniform_loss(logits: Tensor, class_mask: Tensor | None) -> Tensor:
 def _is_faster_transposed(z: Tensor) -> bool:
     """Return whether cross-entropy of logits z [n, C] is faster on the transposed logits [C, n].
 
-    It is on a CPU with many samples and few classes, because the CPU can then vectorize over samples.
+    It is on a CPU with many samples and few classes, because the CPU can then vectorize over samples.  The limits, 32
+    classes and 192 samples, were chosen by measurement.
     """
     return z.device.type == "cpu" and z.shape[1] <= 32 and len(z) >= 192
 

@@ -81,11 +81,11 @@ class Schedule:
         return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * x
 
     def to(self, device: torch.device | str) -> Schedule:
-        """Return a copy of the schedule on a device."""
+        """Return a schedule with the same values, on the given device."""
         return Schedule(self.alpha_bar.to(device))
 
     def _alpha_bar_at(self, t: Tensor) -> Tensor:
-        """Return alpha_bar at steps t [...], with axes for channels, height and width.  # [..., 1, 1, 1]"""
+        """Return alpha_bar at steps t [...], with three axes of length 1 to multiply images.  # [..., 1, 1, 1]"""
         return self.alpha_bar[t][..., None, None, None]
 
 
@@ -110,42 +110,49 @@ class Denoising(Task):
         self.white = torch.ones(1, 1, 1)  # in the normalized inputs, [C, 1, 1]
 
     def for_targets(self, kind: str) -> Task:
-        """Return this task for images with one class each (kind classification); raise ConfigError for others."""
+        """Return this task if the data set has one class per sample (kind "classification" or "denoising").
+
+        Raises:
+            ConfigError: The targets are of another kind.
+        """
         require(
             kind in ("classification", self.kind),
-            f"task=denoising is for images with one class each, and the data set's targets are of {kind}: "
-            "choose task=auto",
+            f"task=denoising is for images with one class each, but the targets of the data set are of {kind}: "
+            f"set task={kind} or task=auto, or choose another data set",
         )
         return self
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 labels [n] from 0 to classes - 1."""
+        """Raise ConfigError unless targets are int64 labels [n] from 0 to num_classes - 1."""
         check_labels(targets, num_classes, self.kind)
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the targets, which are the labels."""
+        """Return the targets [n], which are the class labels."""
         return targets
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the one-hot class of each image, from the classes y [n].  # [n, classes]"""
+        """Return counts by image and class: 1 for the class of the image, from the classes y [n].  # [n, classes]"""
         return F.one_hot(y, num_classes)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the number of images of each class, from the classes y [n].  # [classes]"""
+        """Return the number of images of each class, from the classes y [n].  # [classes] int64"""
         return torch.bincount(y, minlength=num_classes)
 
     def setup(self, federation: TrainingData) -> None:
-        """Determine the normalized values of black and white.
+        """Determine the normalized values of black and white pixels, from which images are scaled to [-1, 1].
 
         Raises:
             ConfigError: The inputs are not images.
         """
         inputs, device = federation.inputs, federation.device
-        found = f"{inputs.dtype} {[*inputs.shape[1:]]}" if hasattr(inputs, "dtype") else f"inputs {', '.join(inputs)}"
+        if isinstance(inputs, Tensor):
+            found = f"samples of dtype {inputs.dtype} and shape {[*inputs.shape[1:]]}"
+        else:
+            found = f"the inputs {', '.join(inputs)}"
         require(
-            found.startswith("torch.uint8") and len(inputs.shape) == 4,
-            f"task=denoising needs images, uint8 [channels, height, width]; the data set has {found}: use a data set "
-            "of images",
+            isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.ndim == 4,
+            f"task=denoising needs images, uint8 [channels, height, width], but the data set has {found}: choose a "
+            "data set of images, such as dataset=mnist",
         )
         self.channels = int(inputs.shape[1])
         levels = torch.tensor([0, 255], dtype=torch.uint8, device=device)
@@ -154,11 +161,11 @@ class Denoising(Task):
 
     @property
     def schedule(self) -> Schedule:
-        """The noise schedule, on the device of the training data after `setup`."""
+        """The noise schedule, on the CPU before `setup` and on the device of the training data after it."""
         return Schedule(self.alpha_bar)
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
-        """Return the shapes of the inputs that `stochastic_inputs` returns, for one sample."""
+        """Return the shape of each input of the model for one sample, by name, from the shape [C, H, W] of an image."""
         return {"image": shape, "step": (), "label": (num_classes,)}
 
     def stochastic_inputs(
@@ -183,11 +190,11 @@ class Denoising(Task):
         return inputs, self.schedule.velocity(image, t, noise)
 
     def outputs(self, num_classes: int) -> int:
-        """Return C, the channels of an image."""
+        """Return C, the number of channels of an image: the model predicts a velocity for each."""
         return self.channels
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of velocities y [B, C, H, W]."""
+        """Return the shape of the model's outputs, [B, C, H, W], which is that of the velocities y."""
         return tuple(y.shape)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbench.core.options import require
 from fedbench.tasks._metrics import answer_scores, sum_by_client, weighted_binary_f1
 from fedbench.tasks.base import SampleStatistics, Task, check_primary, mean_loss, ratio
-from fedbench.tasks.classification import mask_logits
+from fedbench.tasks.classification import mask_logits, require_two_classes
 from fedbench.tasks.multilabel import MultiLabel
 
 LABELS, OPEN, CLOSED = 0, 1, 2  # what a sample asks for: labels, or the answer to an open or a closed question
@@ -41,38 +41,53 @@ class Mixed(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 targets [n, 1 + L] as the class describes, with at most one answer to a question."""
-        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2: check its labels")
+        """Raise ConfigError unless targets are int64 [n, 1 + L] as the class describes."""
+        require_two_classes(num_classes, self.kind)
         fits = targets.ndim == 2 and targets.shape[1] >= 2 and targets.dtype == np.int64
-        require(fits, f"targets of mixed are {targets.dtype} {targets.shape}, expected int64 [n, 1 + L], L >= 1")
-        sample_kind, true = targets[:, 0], targets[:, 1:]
         require(
-            bool(np.isin(sample_kind, (LABELS, OPEN, CLOSED)).all()),
-            "targets of mixed: column 0 must be 0 (labels), 1 (open question) or 2 (closed question)",
+            fits,
+            f"the targets of mixed have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 1 + L]: "
+            "store the kind of each of the n samples, then its L >= 1 labels or answers, -1 for none",
+        )
+        sample_kind, true = targets[:, 0], targets[:, 1:]
+        unknown = np.setdiff1d(sample_kind, (LABELS, OPEN, CLOSED))
+        require(
+            not len(unknown),
+            f"column 0 of the targets of mixed contains {', '.join(map(str, unknown[:5]))}: store 0 (labels), 1 (open "
+            "question) or 2 (closed question)",
         )
         low, high = int(true.min()), int(true.max())
         require(
             low >= -1 and high < num_classes,
-            f"classes span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} classes from 0",
+            f"the classes span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} classes "
+            "from 0, and store -1 for none",
         )
+        has_two_answers = (sample_kind > LABELS) & (true[:, 1:] != -1).any(1)  # [n]
         require(
-            bool((true[sample_kind > LABELS, 1:] == -1).all()),
-            "targets of mixed: a question must have one answer at most, so columns 2 and higher must be -1",
+            not has_two_answers.any(),
+            f"the targets of mixed have {np.count_nonzero(has_two_answers)} questions with several answers: store the "
+            "answer of a question in column 1, and -1 in all later columns",
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the answer to each question or the first true label of each sample, and 0 if there is none.  # [n]"""
+        """Return the answer of each question, or the first label of other samples; 0 if there is none.  # [n] int64"""
         return targets[:, 1].clip(0)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
-        """Return random targets [n, 3]; some answers are not in the list, and samples have up to two labels."""
+        """Return random targets [n, 3] int64: samples with up to two labels, and questions, some without an answer."""
         sample_kind = rng.integers(0, 3, n)
         first, second = rng.integers(-1, num_classes, (2, n))
         has_no_second = (sample_kind > LABELS) | (second == first)  # a question has one answer; labels are distinct
         return np.stack([sample_kind, first, np.where(has_no_second, -1, second)], 1)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the binary cross-entropy of each sample, summed over its client's list.  # [..., B]"""
+        """Return the binary cross-entropy of each sample, summed over its client's list.  # [..., B]
+
+        Args:
+            logits: Outputs of the model, [..., B, C].
+            y: Targets, [..., B, 1 + L].
+            class_mask: The entries of the list of each client, [k, C] bool.  None: all.
+        """
         true = _true_classes(y, logits.shape[-1]).to(logits.dtype)
         bce = F.binary_cross_entropy_with_logits(logits, true, reduction="none")  # [..., B, C]
         return (bce if class_mask is None else bce * class_mask.unsqueeze(-2)).sum(-1)
@@ -111,6 +126,7 @@ class Mixed(Task):
     ) -> dict[str, np.ndarray]:
         """Return the metrics of each client, [N] each.
 
+        - loss: mean over the client's samples.
         - micro_f1: F1 of the binary decisions about each entry of the list, for questions and labels.
         - accuracy, accuracy_open, accuracy_closed, ceiling, f1_flat: of questions, as in task=vqa.
         - f1 (macro), sample_f1, auc (macro): of samples with labels, as in task=multilabel.
@@ -141,16 +157,21 @@ class Mixed(Task):
 
 
 def _true_classes(y: Tensor, num_classes: int) -> Tensor:
-    """Return whether each class is true for each sample, from the targets y [..., B, 1 + L].  # [..., B, C] bool"""
+    """Return which entries of its client's list are true for each sample, from targets y [..., B, 1 + L].
+
+    Returns:
+        Truth values, [..., B, C] bool.
+    """
     index = y[..., 1:]  # [..., B, L]
-    true = torch.zeros(*y.shape[:-1], num_classes + 1, dtype=torch.bool, device=y.device)  # the last one for -1
+    # One column more than classes: the scatter writes the unused entries, -1, there.
+    true = torch.zeros(*y.shape[:-1], num_classes + 1, dtype=torch.bool, device=y.device)
     return true.scatter(-1, index.where(index >= 0, num_classes), True)[..., :num_classes]
 
 
 def _label_scores(
     statistics: SampleStatistics, has_labels: np.ndarray, offsets: np.ndarray, class_mask: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Return the metrics of samples with labels.
+    """Return the metrics of each client over its samples with labels, without its questions.
 
     Args:
         statistics: Statistics of all n samples, as `Mixed.sample_statistics` returns them.

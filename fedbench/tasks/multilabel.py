@@ -47,25 +47,36 @@ class MultiLabel(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require float32 targets [n, C]."""
+        """Raise ConfigError unless targets are float32 [n, C] with C = num_classes >= 2."""
         require(
             num_classes >= 2,
-            f"the data set has {num_classes} class(es), expected at least 2: for one label, use task=classification",
+            f"the data set has num_classes={num_classes}, but multilabel needs at least 2 labels: store a single "
+            'yes-or-no label as 2 classes, with task="classification" in the Arrays of the data set',
         )
         fits = targets.ndim == 2 and targets.shape[1] == num_classes and targets.dtype == np.float32
-        require(fits, f"multi-label targets are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]")
+        require(
+            fits,
+            f"the targets of multilabel have dtype {targets.dtype} and shape {targets.shape}, "
+            f"expected float32 [n, {num_classes}]: store 1 or 0 for each of the n samples and {num_classes} labels",
+        )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the first positive class of each sample, and C for a sample without one.  # [n] int64"""
+        """Return the index of the first label that each sample has, and C for a sample without labels.  # [n] int64"""
         positive = targets > 0  # [n, C]
         return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the number of samples that have each label, from targets y [n, C].  # [C]"""
+        """Return the number of samples that have each label, from targets y [n, C].  # [C] int64"""
         return (y > 0).sum(0)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the binary cross-entropy of each sample: the mean or sum over its client's classes.  # [..., B]"""
+        """Return the binary cross-entropy of each sample: the mean or sum over its client's classes.  # [..., B]
+
+        Args:
+            logits: Outputs of the model, [..., B, C].
+            y: Targets, [..., B, C].
+            class_mask: The labels of each client, [k, C] bool.  None: all.
+        """
         bce = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
         if class_mask is None:
             return bce.sum(-1) if self.loss_name == "bce_sum" else bce.mean(-1)
@@ -74,7 +85,10 @@ class MultiLabel(Task):
         return total if self.loss_name == "bce_sum" else total / mask.sum(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return "loss" [k, B], and "logits" and targets "y" [k, B, C]: the ROC AUC needs all logits of a client."""
+        """Return "loss" [k, B], "logits" [k, B, C] and the targets "y" [k, B, C] of each sample.
+
+        The ROC AUC needs the logits of all samples of a client.
+        """
         return {"loss": self.loss(logits, y, class_mask), "logits": logits, "y": y}
 
     def scores(
@@ -82,7 +96,8 @@ class MultiLabel(Task):
     ) -> dict[str, np.ndarray]:
         """Return the metrics of each client, [N] each.
 
-        - accuracy: over all pairs of a sample and a label.
+        - loss: mean over the client's samples.
+        - accuracy: fraction of correct decisions over all pairs of a sample and a label.
         - f1: macro average over the labels that are true or predicted for some sample.
         - auc: macro average over the labels that some but not all samples have.
         - micro_f1: over all labels together.
@@ -99,12 +114,15 @@ class MultiLabel(Task):
         predicted = logits > 0  # [n, C]
 
         def count(is_counted: np.ndarray) -> np.ndarray:
-            """Count the samples of each client where is_counted [n, C] holds, for its own classes.  # [N, C]"""
+            """Return for each client and label how many samples have True in is_counted [n, C].  # [N, C]
+
+            Labels that a client does not have (class_mask) count 0.
+            """
             return sum_by_client(is_counted & valid, offsets)
 
         tp = count(predicted & targets)  # true positives
-        p = count(predicted)
-        true = count(targets)
+        p = count(predicted)  # samples predicted to have the label
+        true = count(targets)  # samples that have the label
         auc = roc_auc(logits, targets, offsets)  # [N, C]
         scores = {
             "loss": mean_loss(statistics["loss"], offsets),
@@ -120,7 +138,16 @@ class MultiLabel(Task):
 
 
 def _sample_f1(predicted: np.ndarray, true: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the mean F1 of each client's samples, from predicted and true labels, bool [n, C].  # [N]"""
+    """Return the mean over each client's samples of their F1, which compares predicted and true labels.
+
+    Args:
+        predicted: Whether each label is predicted, [n, C] bool.
+        true: Whether the sample has each label, [n, C] bool.
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+
+    Returns:
+        Means, [N].  Samples without true and predicted labels are left out; NaN if no sample remains.
+    """
     f1 = ratio(2 * (predicted & true).sum(1), predicted.sum(1) + true.sum(1))  # [n]
     defined = ~np.isnan(f1)
     total, count = sum_by_client(np.stack([np.where(defined, f1, 0), defined], 1), offsets).T  # [N] each

@@ -37,7 +37,7 @@ class Regression(Task):
         standardize: bool = True,
         primary: str = "rmse",
     ):
-        require(loss in ("mse", "mae", "huber"), f"task.loss must be one of mse, mae, huber, got {loss}")
+        require(loss in ("mse", "mae", "huber"), f"task.loss is {loss}: set mse, mae or huber")
         self.loss_name = loss
         self.standardize = standardize
         self.primary = check_primary(primary, self)
@@ -45,25 +45,35 @@ class Regression(Task):
         self.std = torch.ones(1)  # [R]
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require finite float32 targets [n] or [n, R], where R is num_classes."""
+        """Raise ConfigError unless targets are finite float32 numbers [n, R] with R = num_classes, or [n] if R = 1."""
         shape = targets.shape[1:] or (1,)
         require(
             targets.dtype == np.float32 and shape == (num_classes,),
-            f"targets of {self.kind} are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]",
+            f"the targets of {self.kind} have dtype {targets.dtype} and shape {targets.shape}, expected float32 "
+            f"[n, {num_classes}]: store num_classes={num_classes} float32 numbers for each of the n samples",
         )
+        num_bad = int((~np.isfinite(targets)).sum())
         require(
-            bool(np.isfinite(targets).all()),
-            "targets must be finite, but some are NaN or infinite: replace them, or remove their samples",
+            num_bad == 0,
+            f"the targets must be finite, but {num_bad} are NaN or infinite: replace them, or remove their samples",
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the interval, 0 to BINS - 1, of the first target of each sample between its quantiles.  # [n] int64"""
+        """Return labels by the first target of each sample: 0 for the smallest tenth, to 9 for the largest.
+
+        Args:
+            targets: Targets, [n] or [n, R].
+            num_classes: Not used.
+
+        Returns:
+            Index of the interval between quantiles, [n] int64 from 0 to BINS - 1.
+        """
         y = targets.reshape(len(targets), -1)[:, 0]
-        edges = np.quantile(y, np.arange(1, BINS) / BINS)
+        edges = np.quantile(y, np.arange(1, BINS) / BINS)  # [BINS - 1]
         return np.searchsorted(edges, y, side="right").astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Compute the mean and standard deviation [R] of the training targets, if they are to be standardized."""
+        """Set ``mean`` and ``std`` [R] by the training targets of all clients, if the option standardize is True."""
         device = federation.device
         self.mean, self.std = self.mean.to(device), self.std.to(device)
         if self.standardize:
@@ -74,7 +84,16 @@ class Regression(Task):
             self.std = std.where(std > 0, 1.0).float().to(device)  # a constant target is not scaled
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss of each sample, in units of the standardized targets (if standardize).  # [..., B]"""
+        """Return the loss of each sample, computed with standardized targets if the option standardize is True.
+
+        Args:
+            logits: Outputs of the model, [..., B, R].
+            y: Targets in the original units, [..., B, R], or [..., B] if R = 1.
+            class_mask: Not used.
+
+        Returns:
+            Losses, [..., B], the mean over the R targets.
+        """
         error = logits - (y.view(logits.shape) - self.mean) / self.std  # [..., B, R]
         if self.loss_name == "mse":
             return error.square().mean(-1)
@@ -84,7 +103,7 @@ class Regression(Task):
         return torch.where(distance <= 1, 0.5 * error.square(), distance - 0.5).mean(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return "loss" [k, B], and "error" and target "y" [k, B, R] in the original units, of each sample."""
+        """Return "loss" [k, B], and in the original units "error" (prediction - target) and target "y" [k, B, R]."""
         targets = y.view(logits.shape)
         return {
             "loss": self.loss(logits, y, class_mask),
@@ -97,6 +116,7 @@ class Regression(Task):
     ) -> dict[str, np.ndarray]:
         """Return the metrics of each client, [N] each.
 
+        - loss: mean over the client's samples.
         - rmse: root of the mean squared error over samples and targets.
         - mae: mean absolute error over samples and targets.
         - r2: coefficient of determination, mean over the R targets; NaN if a target is constant.
@@ -110,7 +130,7 @@ class Regression(Task):
         y = statistics["y"].double().cpu().numpy()  # [n, R]
         sizes = np.diff(offsets)[:, None]  # [N, 1]
         squared_error = sum_by_client(error**2, offsets)  # [N, R]
-        center = ratio(sum_by_client(y, offsets), sizes)  # [N, R]
+        center = ratio(sum_by_client(y, offsets), sizes)  # [N, R], mean target of each client
         squared_deviation = sum_by_client((y - np.repeat(center, sizes[:, 0], 0)) ** 2, offsets)
         return {
             "loss": mean_loss(statistics["loss"], offsets),

@@ -49,13 +49,13 @@ def register_directions(directions: Mapping[str, Direction]) -> None:
         registered = DIRECTIONS.setdefault(name, new)
         require(
             registered == new,
-            f"the metric {name} of a task is {_describe(new)}, but another task has a metric of this name that is "
-            f"{_describe(registered)}: rename one of the two metrics",
+            f"two tasks have a metric named {name}: {_describe(registered)} in one and {_describe(new)} in the other; "
+            "rename one of the two, or give it the same direction in higher_is_better and fractions of both tasks",
         )
 
 
 def _describe(direction: Direction) -> str:
-    """Return a direction in words, for example "(higher is better, a fraction of 1)"."""
+    """Return a metric's direction and unit for a message, for example "(higher is better, a fraction of 1)"."""
     better = "higher is better" if direction.higher_is_better else "lower is better"
     return f"({better}, {'a fraction of 1' if direction.fraction else 'not a fraction'})"
 
@@ -75,8 +75,8 @@ def direction(column: str) -> Direction:
     registered = DIRECTIONS.get(name.removesuffix(suffix))
     if registered is None:
         raise ConfigError(
-            f"whether higher or lower values of {column} are better is unknown: add it to the attribute "
-            f"higher_is_better of its task (metrics with a direction: {', '.join(DIRECTIONS)})"
+            f"whether higher or lower values of {column} are better is unknown: choose one of "
+            f"{', '.join(DIRECTIONS)}, or add the metric to the attribute higher_is_better of its task"
         )
     return registered._replace(higher_is_better=False) if suffix == "_std" else registered
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbench.core.options import NonNegativeInt, require
 from fedbench.tasks._metrics import nan_mean, sum_by_client
 from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_primary, mean_loss, ratio
+from fedbench.tasks.classification import require_two_classes
 
 VOID_LABELS = (-1, 255)  # values of pixels without a class in common data sets
 
@@ -47,8 +48,8 @@ class Segmentation(Task):
         per_class: bool = False,
         primary: str = "accuracy",
     ):
-        require(loss in ("ce", "dice", "dice_ce"), f"task.loss must be one of ce, dice, dice_ce, got {loss}")
-        require(empty in ("skip", "one", "zero"), f"task.empty must be one of skip, one, zero, got {empty}")
+        require(loss in ("ce", "dice", "dice_ce"), f"task.loss is {loss}: set ce, dice or dice_ce")
+        require(empty in ("skip", "one", "zero"), f"task.empty is {empty}: set skip, one or zero")
         self.loss_name = loss
         self.ignore = ignore
         self.empty = empty
@@ -57,37 +58,41 @@ class Segmentation(Task):
         self.has_ignored_pixels = True  # `setup` sets it to False if there are none, which makes the loss faster
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require masks [n, H, W], uint8 or int64, with classes 0 to C - 1, -1 or 255."""
-        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2: check its masks")
-        is_integer = targets.dtype in (np.uint8, np.int64)
-        require(is_integer, f"targets have dtype {targets.dtype}, expected uint8 or int64: convert them by astype")
+        """Raise ConfigError unless targets are masks [n, H, W], uint8 or int64, of 0 to C - 1 and VOID_LABELS."""
+        require_two_classes(num_classes, self.kind)
+        require(
+            targets.dtype in (np.uint8, np.int64),
+            f"the targets of {self.kind} have dtype {targets.dtype}, expected uint8 or int64: convert the masks by "
+            "targets.astype(np.int64)",
+        )
         require(
             targets.ndim == 3,
-            f"targets of {self.kind} have shape {targets.shape}, expected 3 dimension(s), [n, height, width]: give one "
-            "mask per sample",
+            f"the targets of {self.kind} have shape {targets.shape}, expected 3 dimensions, [samples, height, width]: "
+            "store one mask per sample, with the class of each pixel",
         )
         low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= num_classes:
+        if low < 0 or high >= num_classes:  # slow, so only if there are labels outside of the classes
             present = [int(label) for label in np.unique(targets) if label not in VOID_LABELS]
             low, high = (present[0], present[-1]) if present else (0, 0)
         require(
             low >= 0 and high < num_classes,
-            f"labels span {low} to {high}, expected 0 to {num_classes - 1}: number the {num_classes} classes from 0, "
-            "and pixels without a class 255",
+            f"the labels span {low} to {high}, expected 0 to {num_classes - 1}: number the {num_classes} classes from "
+            "0, and store 255 for pixels without a class",
         )
         require(
             self.ignore is None or self.ignore < num_classes,
-            f"task.ignore={self.ignore} must be a class of the data set, 0 to {num_classes - 1}, or null",
+            f"task.ignore is {self.ignore}, which is not a class of the data set: set a class from 0 to "
+            f"{num_classes - 1}, or null to ignore none",
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the most frequent class of each mask except class 0, and 0 if no pixel has another.  # [n] int64"""
+        """Return the most frequent class of each mask, not counting class 0; 0 if no pixel has another.  # [n] int64"""
         masks = targets.reshape(len(targets), -1)  # [n, pixels]
-        counts = np.stack([(masks == c).sum(1) for c in range(1, num_classes)], 1)
+        counts = np.stack([(masks == c).sum(1) for c in range(1, num_classes)], 1)  # [n, C - 1]
         return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Determine whether any pixel is ignored, and with per_class the names of the metrics of each class."""
+        """Find out whether the data has ignored pixels; with per_class, add the metrics of each class to the task."""
         chunks = federation.targets.split(256)  # samples; limits memory
         self.has_ignored_pixels = not all(bool(self._is_valid(y, federation.num_classes).all()) for y in chunks)
         if self.per_class:
@@ -96,21 +101,24 @@ class Segmentation(Task):
             self.fractions = type(self).fractions | set(names)
 
     def _classes(self, num_classes: int) -> list[int]:
-        """Return the classes from 0 to num_classes - 1 without the ignored one."""
+        """Return the classes 0 to num_classes - 1, without the class of the option ignore."""
         return [c for c in range(num_classes) if c != self.ignore]
 
     def _is_valid(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return whether each pixel is included in loss and metrics.  # bool, shape of y"""
+        """Return whether each pixel of masks y [..., H, W] counts in loss and metrics.  # [..., H, W] bool
+
+        Pixels without a class (outside 0 to num_classes - 1) and of the class of the option ignore do not.
+        """
         has_class = (y >= 0) & (y < num_classes)
         return has_class if self.ignore is None else has_class & (y != self.ignore)
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Count the pixels of each class in each mask y [n, H, W], without ignored pixels.  # [n, C]"""
+        """Return how many pixels of each mask y [n, H, W] have each class; ignored pixels count 0.  # [n, C] int64"""
         valid = self._is_valid(y, num_classes)
         return F.one_hot(y.long().where(valid, 0), num_classes).mul_(valid[..., None]).sum((1, 2))
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the logits, [B, C, H, W], for masks y [B, H, W]."""
+        """Return the shape of the model's outputs for masks y [B, H, W]: [B, outputs, H, W]."""
         return len(y), outputs, *y.shape[1:]
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
@@ -178,7 +186,16 @@ class Segmentation(Task):
         first = torch.arange(k * b, device=z.device)[:, None] * num_classes  # index of the sample's first class
 
         def count(classes: Tensor, is_counted: Tensor) -> Tensor:
-            """Count the pixels of each class, from classes and whether a pixel counts, [n, pixels].  # [k, B, C]"""
+            """Return how many pixels of each sample have each class.
+
+            Args:
+                classes: Class of each pixel, [n, pixels].
+                is_counted: Whether a pixel counts, [n, pixels] bool.
+
+            Returns:
+                Counts, [k, B, C] int64.
+            """
+            # One histogram for all samples: class c of sample i has the index i * C + c.
             counts = z.new_zeros(k * b * num_classes, dtype=torch.int64)
             index = (first + classes.where(is_counted, 0)).flatten()
             return counts.scatter_add_(0, index, is_counted.flatten().long()).view(k, b, num_classes)
@@ -195,7 +212,8 @@ class Segmentation(Task):
     ) -> dict[str, np.ndarray]:
         """Return the metrics of each client, [N] each, from its pixels of each class, summed over samples.
 
-        - accuracy: of pixels.
+        - loss: mean over the client's samples.
+        - accuracy: fraction of correctly classified pixels.
         - iou, dice: Jaccard index and Dice coefficient, mean over classes (see `empty`).
         - dice_iou: pFedNet's "IoU": d / (2 - d) for the Dice coefficient d of all classes pooled.
         - label_iou: dice_iou without class 0, the background.
@@ -209,16 +227,22 @@ class Segmentation(Task):
         tp, p, true = (sum_by_client(statistics[name].cpu().numpy(), offsets) for name in ("tp", "p", "true"))
         num_classes = tp.shape[1]
         union = p + true - tp
-        of_empty_class = {"skip": np.nan, "one": 1.0, "zero": 0.0}[self.empty]
+        score_if_absent = {"skip": np.nan, "one": 1.0, "zero": 0.0}[self.empty]  # of a class in no mask of a client
         has_samples = np.diff(offsets)[:, None] > 0  # [N, 1]
         per_class = {"dice": ratio(2 * tp, p + true), "iou": ratio(tp, union)}  # [N, C] each
         for name, score in per_class.items():
-            per_class[name] = np.where(np.isnan(score) & has_samples, of_empty_class, score)
+            per_class[name] = np.where(np.isnan(score) & has_samples, score_if_absent, score)
             if self.ignore is not None:
                 per_class[name][:, self.ignore] = np.nan
 
         def pooled(included: np.ndarray) -> np.ndarray:
-            """Return the IoU of the included classes [1 or N, C] together, which is d / (2 - d).  # [N]"""
+            """Return the IoU of each client with the pixels of several classes added up.  # [N]
+
+            It equals d / (2 - d) for the Dice coefficient d of the added pixels.
+
+            Args:
+                included: The classes to include, [N, C] bool or [1, C] for the same in all clients.
+            """
             return ratio((tp * included).sum(1), (union * included).sum(1))
 
         classes = np.arange(num_classes)
@@ -238,7 +262,12 @@ class Segmentation(Task):
 
 
 def _masked(logits: Tensor, class_mask: Tensor | None) -> Tensor:
-    """Return logits [k, B, C, H, W] with -inf for classes that a client does not have (class_mask [k, C] is False)."""
+    """Return logits with -inf for the classes that a client does not have.
+
+    Args:
+        logits: Outputs of the model, [k, B, C, H, W].
+        class_mask: The classes of each client, [k, C] bool.  None: all, and the logits are returned unchanged.
+    """
     return logits if class_mask is None else logits.masked_fill(~class_mask[:, None, :, None, None], float("-inf"))
 
 

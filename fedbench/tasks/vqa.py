@@ -39,7 +39,7 @@ class VQA(Task):
     def __init__(
         self, loss: Literal["bce_sum", "cross_entropy"] = "bce_sum", f1: bool = False, primary: str = "accuracy"
     ):
-        require(loss in ("bce_sum", "cross_entropy"), f"task.loss must be one of bce_sum, cross_entropy, got {loss}")
+        require(loss in ("bce_sum", "cross_entropy"), f"task.loss is {loss}: set bce_sum or cross_entropy")
         self.loss_name = loss
         self.f1 = f1
         if f1:
@@ -47,35 +47,41 @@ class VQA(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Require int64 targets [n, 2]: an answer from -1 to C - 1, and 1 for a closed question, else 0."""
+        """Raise ConfigError unless targets are int64 [n, 2]: an answer from -1 to C - 1, and 1 if closed, else 0."""
         require(
             num_classes >= 2,
-            f"the data set has {num_classes} answer(s), expected at least 2: if dataset.min_count or dataset.answers "
-            "leaves answers out, relax it; otherwise correct the answers in the file",
+            f"the data set has num_classes={num_classes}, but vqa needs at least 2 answers: lower dataset.min_count, "
+            "or list more answers in dataset.answers; if neither is set, add answers to the file of the data set",
         )
         fits = targets.ndim == 2 and targets.shape[1:] == (2,) and targets.dtype == np.int64
-        require(fits, f"targets of vqa are {targets.dtype} {targets.shape}, expected int64 [n, 2]")
+        require(
+            fits,
+            f"the targets of vqa have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 2]: store "
+            "the answer of each of the n questions, and 1 if the question is closed, else 0",
+        )
         low, high = int(targets[:, 0].min()), int(targets[:, 0].max())
         require(
             low >= -1 and high < num_classes,
-            f"answers span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} answers of each "
-            "list from 0",
+            f"the answers span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} answers of "
+            "each list from 0, and store -1 for an answer that is not in the list",
         )
+        unknown = np.setdiff1d(targets[:, 1], (0, 1))
         require(
-            bool(np.isin(targets[:, 1], (0, 1)).all()),
-            "targets of vqa: column 1 (1 for a closed question, else 0) must be 0 or 1",
+            not len(unknown),
+            f"column 1 of the targets of vqa contains {', '.join(map(str, unknown[:5]))}: store 1 for a closed "
+            "question, else 0",
         )
 
     def setup(self, federation: TrainingData) -> None:
-        """Store the number of classes, which is the length of a client's list of answers without class masks."""
+        """Store the number of classes: the length of each client's list of answers if there are no class masks."""
         self.num_answers = federation.num_classes
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the index of each answer, and 0 for an answer that is not in the client's list.  # [n] int64"""
+        """Return the index of each answer in its client's list, and 0 for an answer that it lacks.  # [n] int64"""
         return targets[:, 0].clip(0)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
-        """Return random targets [n, 2]; a tenth of the answers is not in the list."""
+        """Return random targets [n, 2] int64, of which about a tenth have an answer that is not in the list (-1)."""
         answer = np.where(rng.random(n) < 0.1, -1, rng.integers(0, num_classes, n))
         return np.stack([answer, rng.integers(0, 2, n)], 1).astype(np.int64)
 
@@ -91,6 +97,7 @@ class VQA(Task):
             class_mask: The answers of each client, [k, C] bool.  None: all.
         """
         answer = y[..., 0]
+        # An answer that is not in the list, -1, becomes a row of zeros.
         one_hot = F.one_hot(answer.clamp_min(0), logits.shape[-1]).to(logits.dtype) * (answer >= 0)[..., None]
         if class_mask is None:
             in_list = torch.ones_like(one_hot)
@@ -98,6 +105,7 @@ class VQA(Task):
             in_list = class_mask.unsqueeze(-2).to(one_hot.dtype).expand_as(one_hot)
         if self.loss_name == "bce_sum":
             return (F.binary_cross_entropy_with_logits(logits, one_hot, reduction="none") * in_list).sum(-1)
+        # Target distribution: the answer, or uniform over the client's list if it lacks the answer.
         probability = torch.where((answer >= 0)[..., None], one_hot, in_list / in_list.sum(-1, keepdim=True))
         log_p = mask_logits(logits, class_mask).log_softmax(-1)
         return -torch.where(probability > 0, log_p * probability, 0).sum(-1)

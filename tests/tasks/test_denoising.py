@@ -135,10 +135,10 @@ def test_a_local_step_is_torchs_own(plan: str) -> None:
 
 
 def test_other_data_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"task=denoising is for images with one class each, .* of regression"):
+    with pytest.raises(ConfigError, match=r"task=denoising is for images with one class each, .* of regression: set"):
         Denoising().for_targets("regression")
     arrays = Arrays(np.zeros((N, 5), np.float32), np.arange(N) % 3, np.zeros(N, np.int8), 3)
-    with pytest.raises(ConfigError, match=r"needs images, .*; the data set has torch.float32 \[5\]"):
+    with pytest.raises(ConfigError, match=r"needs images, .* has samples of dtype torch.float32 and shape \[5\]"):
         federation(arrays)
     with pytest.raises(ConfigError, match="which task=denoising computes from images, but its inputs are"):
         NoisePredictor((1, 8, 8))

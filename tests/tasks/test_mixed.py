@@ -133,8 +133,8 @@ def test_one_kind_alone_has_the_scores_of_its_task() -> None:
     [
         (np.zeros((3, 1), np.int64), r"expected int64 \[n, 1 \+ L\]"),
         (np.array([[LABELS, 0, 4]]), "classes span 0 to 4, expected -1 to 3"),
-        (np.array([[3, 0]]), r"column 0 must be 0 \(labels\), 1 "),
-        (np.array([[OPEN, 0, 1]]), "a question must have one answer at most"),
+        (np.array([[3, 0]]), r"column 0 of .* contains 3: store 0 \(labels\), 1 "),
+        (np.array([[OPEN, 0, 1]]), "1 questions with several answers: store the answer of a question in column 1"),
     ],
 )
 def test_targets_that_are_none(targets: np.ndarray, said: str) -> None:

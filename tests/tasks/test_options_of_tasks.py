@@ -247,12 +247,12 @@ def test_the_kinds_are_the_files() -> None:
 def test_auto_is_what_the_targets_ask_for() -> None:
     task = Auto(loss="dice").for_targets("segmentation")
     assert isinstance(task, Segmentation) and task.loss_name == "dice"
-    with pytest.raises(ConfigError, match=r"task\.loss: the data set's task is classification"):
+    with pytest.raises(ConfigError, match=r"task\.loss: the targets of the data set select task=classification"):
         Auto(loss="dice").for_targets("classification")
 
 
 def test_a_task_for_other_targets_is_refused() -> None:
-    with pytest.raises(ConfigError, match="for regression targets, and the data set's are multilabel"):
+    with pytest.raises(ConfigError, match=r"targets of the kind regression, .* multilabel: set task=multilabel"):
         Regression().for_targets("multilabel")
 
 
@@ -266,7 +266,7 @@ def test_keys_tell_losses_apart() -> None:
 
 def test_a_score_has_one_meaning() -> None:
     register_directions({"accuracy": Direction(True, True)})
-    with pytest.raises(ConfigError, match=r"accuracy of a task is \(lower is better, .* that is \(higher is better"):
+    with pytest.raises(ConfigError, match=r"named accuracy: \(higher is better, .* and \(lower is better"):
         register_directions({"accuracy": Direction(False, True)})
 
 
@@ -283,7 +283,7 @@ def test_a_task_of_ones_own_declares_its_scores() -> None:
     "build, said",
     [
         (lambda: Classification(label_smoothing=1.0), "label_smoothing must be at least 0 and below 1, got 1.0"),
-        (lambda: Classification(class_weights="some"), "class_weights must be none, balanced or a list"),  # type: ignore
+        (lambda: Classification(class_weights="some"), "class_weights is some: set none, balanced or a list"),  # type: ignore
         (lambda: Classification(class_weights=[1.0, -1.0]), "class_weights must be numbers > 0"),
         (
             lambda: Classification(primary="rmse"),
@@ -293,12 +293,12 @@ def test_a_task_of_ones_own_declares_its_scores() -> None:
             lambda: Classification(class_weights=[1.0]).check(np.array([0, 1]), 2),
             "has 1 values, but the data set has 2",
         ),
-        (lambda: Segmentation(loss="focal"), "task.loss must be one of ce, dice, dice_ce, got focal"),  # type: ignore
-        (lambda: Segmentation(empty="nan"), "task.empty must be one of skip, one, zero, got nan"),  # type: ignore
-        (lambda: Segmentation(ignore=4).check(np.zeros((2, 3, 3), int), 4), "task.ignore=4 must be a class .* 0 to 3"),
+        (lambda: Segmentation(loss="focal"), "task.loss is focal: set ce, dice or dice_ce"),  # type: ignore
+        (lambda: Segmentation(empty="nan"), "task.empty is nan: set skip, one or zero"),  # type: ignore
+        (lambda: Segmentation(ignore=4).check(np.zeros((2, 3, 3), int), 4), "task.ignore is 4, .* class from 0 to 3"),
         (lambda: Segmentation().check(np.full((2, 3, 3), 7), 4), "labels span 7 to 7, expected 0 to 3"),
-        (lambda: Regression(loss="l3"), "task.loss must be one of mse, mae, huber, got l3"),  # type: ignore
-        (lambda: Regression().check(np.zeros(3), 1), "targets of regression are float64"),
+        (lambda: Regression(loss="l3"), "task.loss is l3: set mse, mae or huber"),  # type: ignore
+        (lambda: Regression().check(np.zeros(3), 1), "targets of regression have dtype float64"),
         (lambda: Regression().check(np.array([np.nan], np.float32), 1), "targets must be finite"),
     ],
 )

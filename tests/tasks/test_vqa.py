@@ -83,7 +83,7 @@ def test_scores_by_hand() -> None:
     [
         (np.zeros((3, 3), np.int64), r"expected int64 \[n, 2\]"),
         (np.array([[4, 0]]), "answers span 4 to 4, expected -1 to 3"),
-        (np.array([[0, 2]]), r"column 1 \(1 for a closed question, else 0\) must be 0 or 1"),
+        (np.array([[0, 2]]), "column 1 of .* contains 2: store 1 for a closed question"),
     ],
 )
 def test_targets_that_are_none(targets: np.ndarray, said: str) -> None:

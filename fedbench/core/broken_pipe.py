@@ -18,7 +18,10 @@ class _Descriptor(io.FileIO):
     """A descriptor that discards output once its reader is gone."""
 
     def write(self, data: Any) -> int:
-        """Write bytes and return their number.  The first error of a lost reader redirects all output to /dev/null."""
+        """Write bytes, and return their number.
+
+        When the reader of the stream is gone, the file descriptor is redirected to /dev/null for this and later output.
+        """
         try:
             return super().write(data)
         except OSError as error:
@@ -71,7 +74,7 @@ def _wrapped(stream: Any, fd: int) -> TextIO:
 
 
 def _redirect_to_devnull(fd: int) -> None:
-    """Make a descriptor refer to /dev/null.  A closed descriptor is opened."""
+    """Redirect a file descriptor to /dev/null; open it there if it is closed."""
     devnull = os.open(os.devnull, os.O_RDWR)
     if devnull != fd:  # os.open returns fd itself if fd is closed and is the lowest free number
         os.dup2(devnull, fd)

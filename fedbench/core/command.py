@@ -80,7 +80,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def _folder(text: str) -> str:
-    """Return the argument of ``--config-dir`` with ``~`` expanded; raise argparse's error unless it is a folder."""
+    """Return the path given to ``--config-dir`` with ``~`` expanded; raise ArgumentTypeError if it is not a folder."""
     path = typed_path(text)
     if not text or not path.is_dir():
         raise argparse.ArgumentTypeError(f"no such folder: {text!r}")

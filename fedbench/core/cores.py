@@ -24,13 +24,13 @@ def cores(system: Path = SYSTEM) -> int:
 
 
 def _slurm() -> list[float]:
-    """Return the number of CPUs that Slurm assigned to each task, as the only item; [] outside of Slurm."""
+    """Return a list with the number of CPUs that Slurm assigned to each task; [] outside of Slurm."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return [int(given)] if given.isdecimal() else []
 
 
 def _ray() -> list[float]:
-    """Return the number of CPUs that Ray assigned to this worker, as the only item; [] outside of Ray's workers."""
+    """Return a list with the number of CPUs that Ray assigned to this worker; [] outside of Ray's workers."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return []
@@ -64,7 +64,7 @@ def _quotas(system: Path) -> Iterator[float]:
 
 
 def _version_2(folder: Path) -> float | None:
-    """Return the quota of a version 2 group in processors; None without a limit.
+    """Return the CPU quota of a control group of version 2, in processors; None if the group has no limit.
 
     cpu.max has a quota and a period: "200000 100000" means 2 processors, "max 100000" no limit.
     """
@@ -73,7 +73,10 @@ def _version_2(folder: Path) -> float | None:
 
 
 def _version_1(folder: Path) -> float | None:
-    """Return the quota of a version 1 group in processors; None without a limit, for which the file contains -1."""
+    """Return the CPU quota of a control group of version 1, in processors; None if the group has no limit.
+
+    Without a limit, cpu.cfs_quota_us contains -1.
+    """
     quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 

@@ -25,7 +25,7 @@ def check_file(flag: str, path: Path | None) -> None:
     if path is None:
         return
     require(path != Path(), f'{flag} must name a file, but is empty or ".": name a new file')
-    with _os_errors_explained(f"{flag} {path} cannot be written"):
+    with _os_errors_explained(f"{flag} {path} cannot be written", "name another file"):
         require(not path.is_dir(), f"{flag} {path} is a folder: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path if path.exists() else path.parent)
@@ -44,7 +44,7 @@ def check_folder(flag: str, path: Path | None) -> None:
     if path is None:
         return
     require(path != Path(), f'{flag} must name a folder, but is empty or ".": name a new folder')
-    with _os_errors_explained(f"{flag} {path} cannot be made"):
+    with _os_errors_explained(f"{flag} {path} cannot be made", "name another folder"):
         path.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path)
 
@@ -65,19 +65,25 @@ def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> N
     check_file(flag, path)
     is_device = path.exists() and not path.is_file()
     destination = nullcontext(path) if is_device else replacing(path, many_writers=True)
-    with _os_errors_explained(f"{flag} {path} cannot be written"), destination as target, target.open("wb") as file:
+    explained = _os_errors_explained(f"{flag} {path} cannot be written", "name a file on another disk, or free space")
+    with explained, destination as target, target.open("wb") as file:
         write(file)
 
 
 def _check_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError if this process may not write into an existing file or folder."""
+    """Raise ConfigError if this process has no permission to write into an existing file or folder."""
     require(os.access(path, os.W_OK), f"{flag}: {path} is not writable (permission denied); name another path")
 
 
 @contextmanager
-def _os_errors_explained(sentence: str) -> Iterator[None]:
-    """Raise a ConfigError, with this sentence and the system's message, for an OSError of the block."""
+def _os_errors_explained(failure: str, remedy: str) -> Iterator[None]:
+    """Turn an OSError of the block into a ConfigError, "<failure>: <the system's message>; <remedy>".
+
+    Args:
+        failure: What cannot be done, such as "--out x.csv cannot be written".
+        remedy: What the user can do, such as "name another file".
+    """
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{sentence}: {error.strerror or refused(error)}") from error
+        raise ConfigError(f"{failure}: {error.strerror or refused(error)}; {remedy}") from error

@@ -35,10 +35,10 @@ def digest(value: Any) -> str:
     """Return the sha256 (hex) of a value.
 
     Args:
-        value: A number, text, None, an array, or lists and mappings of them.
+        value: A number, text, None, a NumPy array, or nested lists and mappings of them.
 
     Raises:
-        ValueError: It contains another type.
+        ValueError: It contains an object of another type.
     """
     sha = hashlib.sha256()
     for line in _lines("", value):
@@ -50,12 +50,12 @@ def _lines(where: str, value: Any) -> Iterator[str]:
     """Yield one line of text for each leaf, list and mapping in a value.  Equal values have equal lines.
 
     Args:
-        where: The position of the value in the whole one, such as "/'x'/0".
+        where: The path of the value inside the value of `digest`, such as "/'x'/0" for its entry "x", item 0.
         value: As in `digest`.
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Widened):
+    if isinstance(value, Widened):  # convert blocks one by one, because the whole array may not fit in memory
         parts = (block.astype(value.dtype, order="C") for block in blocks(value.array, BLOCK))
         yield _line(where, value.dtype, value.array, parts)
     elif isinstance(value, np.ndarray):
@@ -72,8 +72,8 @@ def _lines(where: str, value: Any) -> Iterator[str]:
         yield f"{where} {value!r}"
     else:
         raise ValueError(
-            f"it contains a {type(value).__name__}, which has no digest: use numbers, text, None, "
-            "arrays, lists and mappings"
+            f"the value at {where or '/'} is a {type(value).__name__}, which cannot be hashed: store only numbers, "
+            "text, None, NumPy arrays, lists and mappings"
         )
 
 
@@ -82,9 +82,9 @@ def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]
 
     Args:
         where: As in `_lines`.
-        dtype: The type to report, which is that of the parts.
-        array: The array, for its shape.
-        parts: Its consecutive parts, C-contiguous.
+        dtype: The type of the parts.
+        array: The array, of which only the shape is used.
+        parts: The content of the array in consecutive C-contiguous parts.
     """
     crc = 0
     for part in parts:
@@ -104,12 +104,12 @@ class Running:
         self.size, self.crc = size, int(crc, 16)
 
     def add(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append bytes to the sequence."""
         self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
 
     @property
     def mark(self) -> Mark:
-        """The mark of all bytes so far."""
+        """[number of bytes, CRC-32 as hex] of all bytes that were added so far."""
         return [self.size, f"{self.crc:08x}"]
 
 

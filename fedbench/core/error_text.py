@@ -39,6 +39,7 @@ def running_layer(error: BaseException, module: Any = None) -> tuple[str, nn.Mod
         The layer's name in the module ("" for the module itself) and the layer; None if no layer was running.
     """
     frames = traceback.walk_tb(error.__traceback__)
+    # a layer was running if the traceback has a frame of one of its methods, whose local variable self is the layer
     running: list[Any] = [f.f_locals["self"] for f, _ in frames if isinstance(f.f_locals.get("self"), nn.Module)]
     if not running:
         return None
@@ -57,12 +58,18 @@ def is_raised_here(error: BaseException, within: str = PACKAGES[-1]) -> bool:
 
 
 def is_raised_outside_layers(error: BaseException) -> bool:
-    """Return whether an exception is a bug of fedbench: its own line raised it, and no layer was running."""
+    """Return whether an exception is a bug of fedbench: a line of fedbench raised it while no layer was running.
+
+    False: the exception comes from the user's model or from a library.
+    """
     return is_raised_here(error) and running_layer(error) is None
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the innermost line outside of torch, Hydra and fedbench, as in "model.py, line 3"; "" without one."""
+    """Return the line of the user's code that was running, as in "model.py, line 3"; "" if there is none.
+
+    It is the innermost line of the traceback outside of torch, Hydra and fedbench.
+    """
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     outside = [(name, line) for name, line in frames if not name.startswith((*PACKAGES, "<"))]
     return f"{Path(outside[-1][0]).name}, line {outside[-1][1]}" if outside else ""

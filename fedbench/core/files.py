@@ -15,7 +15,7 @@ DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, OSErro
 
 
 def typed_path(text: str) -> Path:
-    """Return a path with ``~`` expanded: a shell does not expand it in ``--out=~/file``."""
+    """Return the path of a command-line argument with ``~`` expanded, which shells do not do in ``--out=~/file``."""
     return Path(text).expanduser()
 
 
@@ -58,7 +58,7 @@ def replace_text(path: Path, lines: Iterable[str], durable: bool = True) -> None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if the file is missing, damaged, or has another content."""
+    """Return the dict in a JSON file; {} if the file is missing or damaged, or contains something else than a dict."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ _is_paused = False
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the collector until `resume` is called, or until the end of the block."""
+    """Pause Python's garbage collector until `resume` is called, or until the end of the block."""
     global _is_paused
     _is_paused = _is_paused or gc.isenabled()
     gc.disable()
@@ -25,7 +25,10 @@ def paused() -> Iterator[None]:
 
 
 def resume() -> None:
-    """End the pause, if there is one, and freeze all objects the first time."""
+    """End the pause of the garbage collector, if there is one.
+
+    The first time, all existing objects are frozen: later collections skip them.
+    """
     global _is_paused
     if _is_paused:
         if not gc.get_freeze_count():  # only once: later there may be garbage of an earlier run

@@ -12,7 +12,7 @@ DEFAULT_NAME = "inputs"  # name of the input of a data set that gives one array 
 
 
 def wrap_inputs(inputs: Any) -> dict[str, Any]:
-    """Return the inputs by name: a dict unchanged, or one tensor as {DEFAULT_NAME: tensor}."""
+    """Return the inputs of a model as a dict by name: a dict unchanged, and one tensor as {DEFAULT_NAME: tensor}."""
     return inputs if isinstance(inputs, dict) else {DEFAULT_NAME: inputs}
 
 
@@ -33,8 +33,8 @@ def map_inputs(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
     """Apply a function to the tensor, or to each tensor of the dict.
 
     Args:
-        function: Gets a tensor of the inputs, and the tensors of the same name of the others.
-        inputs: A tensor, or tensors by name.
+        function: Called with a tensor of ``inputs``, followed by the tensors of that name in ``others``.
+        inputs: A tensor, or a dict of tensors by name.
         others: Further inputs of the same form.
 
     Returns:

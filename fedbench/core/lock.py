@@ -59,7 +59,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a process has locked the folder."""
+    """Return whether any process, including this one, has locked a run folder."""
     try:
         with writing(folder):
             return False
@@ -68,11 +68,11 @@ def is_held(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """Return the process that has locked the folder, as in "process 12 on host"; "another process" if unknown."""
+    """Return the process that has locked a run folder, as in "process 12 on host"; "another process" if unknown."""
     with suppress(OSError, ValueError):
         path = next(p for p in (folder / MARK, folder / NAME) if p.exists() and p.stat().st_size)
-        number, host = path.read_text(encoding="utf-8").splitlines()[:2]
-        return f"process {int(number)} on {host}"
+        process_id, host = path.read_text(encoding="utf-8").splitlines()[:2]
+        return f"process {int(process_id)} on {host}"
     return "another process"
 
 

@@ -19,7 +19,7 @@ BLOCK_BYTES = 64 << 20
 
 
 def file_of(array: np.ndarray) -> mmap.mmap | None:
-    """Return the mapped file of an array or of its base; None if the array is in memory."""
+    """Return the memory map of which an array is a view; None if the array is not memory-mapped."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -27,12 +27,12 @@ def file_of(array: np.ndarray) -> mmap.mmap | None:
 
 
 def is_read_only_file(array: np.ndarray) -> bool:
-    """Return whether an array is a read-only map of a file."""
+    """Return whether an array is a read-only view of a memory-mapped file."""
     return file_of(array) is not None and not array.flags.writeable
 
 
 def release(array: np.ndarray) -> None:
-    """Release the pages of a read-only mapped array; do nothing for other arrays."""
+    """Free the memory of the file's pages that were read through a read-only mapped array.  Ignore other arrays."""
     if hasattr(mmap, "MADV_DONTNEED") and is_read_only_file(array):
         file = file_of(array)
         assert file is not None
@@ -87,7 +87,7 @@ class EntryReader:
         """
         if not out.size:
             return
-        target = out.data.cast("B")
+        target = out.data.cast("B")  # the bytes of out
         for i, first_byte in enumerate((self.begin + index * self.size).tolist()):
             num_read = os.preadv(self._file, [target[i * self.size : (i + 1) * self.size]], first_byte)
             if num_read != self.size:
@@ -114,14 +114,14 @@ def take(array: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def can_read_entries(array: np.ndarray) -> bool:
-    """Return whether `EntryReader` supports this array on this system."""
+    """Return whether `EntryReader` can read an array: a contiguous read-only np.memmap, on a system with preadv."""
     return (
         hasattr(os, "preadv") and is_read_only_file(array) and array.flags.c_contiguous and _memmap(array) is not None
     )
 
 
 def _memmap(array: np.ndarray) -> np.memmap | None:
-    """Return the np.memmap that an array is or is a view of; None if there is none."""
+    """Return the np.memmap that an array is, or of which it is a view; None if the array is not from an np.memmap."""
     base: object = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base

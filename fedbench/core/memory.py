@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def physical_memory() -> int:
-    """Return the physical memory in bytes, or 16 GB if the system does not report it."""
+    """Return the size of the machine's memory in bytes; 16 GiB if the system does not report it."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 << 30
 
 
@@ -21,7 +21,7 @@ def scratch_folder() -> Path:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Return whether a folder is on a file system in memory (tmpfs, ramfs); False if it is unknown."""
+    """Return whether a folder is on a file system that is kept in memory (tmpfs, ramfs); False if it is unknown."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -6,7 +6,8 @@ a configuration against such annotations by pydantic.  At run time, values are p
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate, doc
@@ -47,7 +48,7 @@ class ConfigError(ValueError):
     """A mistake of the user, for example in an option.  Commands print its message without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows in place of a traceback."""
+        """Return the lines that IPython prints in place of a traceback: the message only."""
         return [f"fedbench: {self}"]
 
 
@@ -91,14 +92,27 @@ def require(condition: bool, sentence: str) -> None:
         raise ConfigError(sentence)
 
 
+@contextmanager
+def error_prefix(source: str) -> Iterator[None]:
+    """Put the option or file at fault in front of a ConfigError of the block: "<source>: <message>".
+
+    Args:
+        source: The option or file, such as "dataset.path=data.npz".
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
 def check_each(key: str, values: Any, num_clients: int, what: str = "rates") -> None:
     """Check that an option is one value or a list with one value per client.
 
     Args:
         key: The option, for the message.
-        values: Its value.
+        values: The value of the option: a list, or anything else for one value.
         num_clients: The number of training clients.
-        what: The plural name of its values, for the message.
+        what: What the list consists of, in the plural, for the message.
 
     Raises:
         ConfigError: The list has another length.
@@ -134,4 +148,4 @@ def require_distinct(names: Iterable[str], what: str) -> None:
     """
     names = list(names)
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    require(twice is None, f"{what}: the name {twice} occurs twice: {listed(names)}")
+    require(twice is None, f"{what} must be distinct, but {twice} occurs twice in {listed(names)}: rename one of them")

@@ -29,7 +29,7 @@ fused_sgd: Any = getattr(torch, "_fused_sgd_", None)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module or any of its layers has forward hooks."""
+    """Return whether a module or any of its layers has forward hooks or forward pre-hooks."""
     return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
@@ -42,4 +42,4 @@ class MoveListener(nn.Module):
         return self
 
     def on_move(self) -> None:
-        """Respond to a move or cast that has been done.  Subclasses override it."""
+        """React to a move or cast, after it was done.  Subclasses must implement it; here, it does nothing."""

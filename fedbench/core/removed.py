@@ -177,11 +177,11 @@ def drop_removed(values: dict[str, Any]) -> None:
     Args:
         values: The values, nested or by dotted key.
     """
-    for group, options in list(_groups(values)):
+    for group, options in list(_groups(values)):  # nested values
         for name, (neutral, _) in options.items():
-            if group.get(name, ...) == neutral:
+            if group.get(name, ...) == neutral:  # ... stands for an absent option, because None may be a value
                 del group[name]
-    for key in [key for key in values if key.endswith("._target_")]:
+    for key in [key for key in values if key.endswith("._target_")]:  # values by dotted key
         prefix = key.removesuffix("_target_")
         for name, (neutral, _) in _options_of(values[key]).items():
             if values.get(prefix + name, ...) == neutral:
@@ -189,7 +189,10 @@ def drop_removed(values: dict[str, Any]) -> None:
 
 
 def with_removed(values: Any) -> Any:
-    """Return nested values with the removed options of their classes added, for the hash."""
+    """Return a copy of nested values in which each class again has its removed options, at the values without effect.
+
+    Hashes of configurations are computed from the result, so that they stay those of earlier releases.
+    """
     if not isinstance(values, Mapping):
         return values  # lists stored what the user wrote, without the defaults of conf
     removed = {name: neutral for name, (neutral, _) in _options_of(values.get("_target_")).items()}
@@ -201,21 +204,21 @@ def refuse_removed(key: str, values: Any) -> None:
 
     Args:
         key: The dotted key of the values, for the message.
-        values: The values.
+        values: The options by name, possibly nested.  Values of other types have no options.
 
     Raises:
         ConfigError: There is a removed option.
     """
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if name in (options := _options_of(values.get("_target_"))):
-            raise ConfigError(f"{key}.{name} was removed, so leave it out: {options[name][1]}")
+            raise ConfigError(f"{key}.{name} was removed, so leave it out. In its place: {options[name][1]}")
         refuse_removed(f"{key}.{name}", value)
 
 
 def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
-    """Yield each mapping in nested values whose class has removed options, with these options.
+    """Yield (mapping, removed options of its class) for each mapping in nested values whose class has such options.
 
-    An option is a pair (value without effect, what to use instead), by name.
+    The removed options are given by name, as pairs (value without effect, what to use instead).
     """
     if isinstance(values, dict):
         if options := _options_of(values.get("_target_")):
@@ -226,7 +229,7 @@ def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[An
 
 
 def _options_of(target: Any) -> Mapping[str, tuple[Any, str]]:
-    """Return the removed options of a class, as listed in REMOVED; {} if it has none.
+    """Return the removed options of a class by name, as listed in REMOVED; {} if it has none.
 
     Args:
         target: The dotted name of the class in this or an earlier release.  A value that is no text has no options.

@@ -29,6 +29,7 @@ def key(*parts: int | str) -> int:
     Args:
         *parts: What the draws depend on, as in ``key(seed, "cohort", round)``.
     """
+    # the first letter of the type and the separator keep apart 1 and "1", and ("a", "b") and ("ab",)
     text = "\x1f".join(f"{type(p).__name__[0]}{p}" for p in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -69,7 +70,7 @@ def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """Return the next output of SplitMix64 for the states z, uint64 of any shape."""
+    """Return the next output of the generator SplitMix64 from each of the states z, uint64 of any shape."""
     z = z + np.uint64(GAMMA)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
@@ -77,14 +78,14 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def client_keys(base: int, ids: np.ndarray) -> np.ndarray:
-    """Return a key per client for RowRandom.
+    """Derive one key per client from a common key, for `RowRandom`.
 
     Args:
-        base: A key.
+        base: The common key.
         ids: The clients [K].
 
     Returns:
-        int64 keys [K].
+        The keys [K] int64.
     """
     return bits(base, ids).view(np.int64)
 
@@ -100,35 +101,37 @@ class RowRandom:
         self.keys, self.calls = keys, 0
 
     def random_bits(self, *shape: int) -> Tensor:
-        """Return tensors of 64 random bits each, as int64.  # [K, *shape]"""
+        """Return int64 numbers of 64 random bits each, a tensor of the given shape per client.  # [K, *shape]"""
         self.calls += 1
         n = math.prod(shape)
-        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # distinct for all calls  [n]
+        # with less than 2**40 numbers in a call, no counter occurs in two calls
+        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # [n]
         z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # [K, n]
         return z.view(len(self.keys), *shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Return uniform numbers in [0, 1), float32 with 24 random bits.  # [K, *shape]"""
+        """Return float32 numbers, uniform in [0, 1), a tensor of the given shape per client.  # [K, *shape]"""
+        # the upper 24 of 64 bits, as float32 has a precision of 24 bits
         return _shift(self.random_bits(*shape), 40).float() / (1 << 24)
 
     def normal(self, *shape: int) -> Tensor:
-        """Return standard normal numbers, by the Box-Muller transform.  # [K, *shape]"""
-        radius = (1 - self.uniform(*shape)).log().mul(-2).sqrt()
+        """Return float32 standard normal numbers, a tensor of the given shape per client.  # [K, *shape]"""
+        radius = (1 - self.uniform(*shape)).log().mul(-2).sqrt()  # Box-Muller transform
         return radius * (2 * math.pi * self.uniform(*shape)).cos()
 
 
 def _signed(c: int) -> int:
-    """Return the int64 with the same bits as the uint64 c, because torch computes with int64."""
+    """Return the int64 that has the same 64 bits as the uint64 c.  Torch computes with int64 only."""
     return c - (1 << 64) if c >> 63 else c
 
 
 def _shift(z: Tensor, n: int) -> Tensor:
-    """Shift the bits of int64 numbers to the right by n, and fill with zeros."""
+    """Shift the bits of int64 numbers to the right by n places, and fill with zeros."""
     return (z >> n) & ((1 << (64 - n)) - 1)  # torch's shift fills with the sign bit
 
 
 def _mix_torch(z: Tensor) -> Tensor:
-    """Return what `_mix` returns, for int64 tensors with the same bits."""
+    """Do what `_mix` does on int64 tensors, whose bits are those of the uint64 numbers of `_mix`."""
     z = z + _signed(GAMMA)
     z = (z ^ _shift(z, 30)) * _signed(MIX1)
     z = (z ^ _shift(z, 27)) * _signed(MIX2)
@@ -157,7 +160,7 @@ def _length(
     drop_last: bool,
     step_fraction: np.ndarray | None,
 ) -> _Length:
-    """Return the amount of local work per client.  Arguments as in `batches`."""
+    """Return the batch size and the numbers of local steps of each client.  The arguments are those of `batches`."""
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)

@@ -41,10 +41,10 @@ class RoundContext:
 
     @property
     def changes_state(self) -> bool:
-        """Whether the state of clients may change."""
+        """Whether client states may change: only in mode "round"."""
         return self.mode == "round"
 
     @property
     def mean_weights(self) -> Tensor:
-        """The client weights, normalized to sum 1.  # [K] float32"""
+        """The weights of these clients in a mean, normalized to sum 1, on the device.  # [K] float32"""
         return torch.from_numpy(self.client_weights / self.client_weights.sum()).float().to(self.device)

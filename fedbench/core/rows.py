@@ -63,7 +63,7 @@ class Rows:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one client's row."""
+        """The size of one client's row in bytes."""
         return self.default.numel() * self.default.element_size()
 
     def _allocate(self, capacity: int) -> Tensor:
@@ -81,12 +81,13 @@ class Rows:
         return torch.empty(shape, dtype=self.default.dtype, device=device)
 
     def _grow(self, needed: int) -> None:
-        """Make room in the store for `needed` rows, and copy the written ones."""
+        """Enlarge the store to at least `needed` rows, if it is smaller, and copy the written rows into it."""
         if needed <= len(self.store):
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.num_clients)
+        # a big store is not doubled but gets its final size: the system allocates a page when it is first written
         if needed <= self.most and (self.location == "disk" or capacity * self.row_bytes > BIG):
-            capacity = self.most  # pages of a file or of host memory are allocated when first written
+            capacity = self.most
         bigger = self._allocate(capacity)
         bigger[: self.used] = self.store[: self.used]
         self.store = bigger
@@ -102,14 +103,14 @@ class Rows:
         return out
 
     def _read(self, slots: np.ndarray) -> Tensor:
-        """Return the stored rows at indices [K] of the store, on the device.  # [K, ...]"""
+        """Return the rows at the positions slots [K] of the store, on the compute device.  # [K, ...]"""
         index = torch.from_numpy(slots.astype(np.int64)).to(self.store.device)
         if self.device.type != "cuda" or self.location == "device":
             return self.store[index].to(self.device)
         return torch.index_select(self.store, 0, index, out=self._pinned(len(index))).to(self.device)
 
     def _pinned(self, count: int) -> Tensor:
-        """Return page-locked host memory for rows, which is reused.  # [count, ...]"""
+        """Return page-locked host memory for a number of rows, uninitialized.  Each call reuses it.  # [count, ...]"""
         if self.staging is None or len(self.staging) < count:
             self.staging = torch.empty((count, *self.default.shape), dtype=self.default.dtype, pin_memory=True)
         return self.staging[:count]
@@ -126,15 +127,15 @@ class Rows:
         self.store[index] = values.to(self.store)
 
     def has(self, ids: Ids) -> Tensor:
-        """Return whether the row of each client was written.  # [K] bool"""
+        """Return, for each of the clients ids [K], whether its row was written.  # [K] bool, on the compute device"""
         return torch.from_numpy(self.slot[ids] >= 0).to(self.device)
 
     def whole(self) -> Tensor:
-        """Return all rows, with the default for those never written.  # [N, ...]"""
+        """Return the rows of all N clients; a row that was never written is the default.  # [N, ...]"""
         return self[np.arange(self.num_clients)]
 
     def touched(self) -> Ids:
-        """Return the clients whose row was written, ascending."""
+        """Return the ids of the clients whose row was written, ascending.  # [k] int64"""
         return np.flatnonzero(self.slot >= 0)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -147,7 +148,8 @@ class Rows:
         ids = self.touched()
         order = ids[np.argsort(self.slot[ids])]  # in the order of the store
         rows = self.store[: self.used]
-        if rows.device.type == "cpu" and rows.numel():  # a new storage of this length, as torch.save writes all of it
+        # torch.save writes the whole store of which rows is a view.  A tensor from NumPy ends with its last row.
+        if rows.device.type == "cpu" and rows.numel():
             rows = torch.from_numpy(rows.view(-1).view(torch.uint8).numpy()).view(rows.dtype).view(rows.shape)
         return {"ids": torch.from_numpy(order), "rows": rows.cpu()}
 
@@ -165,35 +167,37 @@ class Rows:
         self._check(state["ids"], state["rows"])
         self.slot[:] = -1
         self.used, self.store = 0, self._allocate(0)
-        ids, size = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
+        ids, block_rows = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
         self._grow(len(ids))
-        for start in range(0, len(ids), size):
-            self[ids[start : start + size]] = state["rows"][start : start + size]
+        for start in range(0, len(ids), block_rows):
+            self[ids[start : start + block_rows]] = state["rows"][start : start + block_rows]
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
-        """Raise ValueError unless these clients [k] and rows [k, ...] of a checkpoint fit this matrix."""
+        """Raise ValueError unless the clients ids [k] and rows [k, ...] of a checkpoint fit this matrix."""
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
             raise ValueError(
-                f"the rows {self.name!r} are {rows.dtype} {tuple(rows.shape)}, expected {self.default.dtype} "
-                f"{(len(ids), *self.default.shape)}"
+                f"the checkpoint has rows {self.name!r} of type {rows.dtype} and shape {tuple(rows.shape)}, but the "
+                f"method now needs {self.default.dtype} and {(len(ids), *self.default.shape)}: undo changes of the "
+                "method or the model"
             )
         numbers = ids.numpy()
         if len(np.unique(numbers)) < len(numbers) or ((numbers < 0) | (numbers >= self.num_clients)).any():
             raise ValueError(
-                f"the rows {self.name!r} must be of distinct clients, with numbers from 0 to {self.num_clients - 1}"
+                f"the rows {self.name!r} of the checkpoint must belong to distinct clients from 0 to "
+                f"{self.num_clients - 1}, but belong to {numbers.tolist()[:12]}: the file is damaged"
             )
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of a GPU, or the physical memory of the machine for other devices, in bytes."""
+    """Return the free memory of a GPU in bytes; for other devices, the size of the machine's memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return physical_memory()
 
 
 def disk_space() -> int:
-    """Return the free bytes of the folder for temporary files, or 0 if that folder is in memory."""
+    """Return the free disk space for large temporary files, in bytes; 0 if their folder is kept in memory."""
     folder = scratch_folder()
     return 0 if is_in_memory(folder) else shutil.disk_usage(folder).free
 
@@ -267,7 +271,10 @@ class RowStore:
         return rows
 
     def plan(self) -> list[str]:
-        """Return one line per state, with its largest size and where it is stored, for the log before round 1."""
+        """Return one line per state with its largest size and its location, as in "c_i: 100 x 650 numbers, ..., host".
+
+        The lines are logged before round 1.
+        """
         return [f"{self.size(r.name, r.default, r.num_clients)}, {r.location}" for r in self.all.values()]
 
     def size(self, name: str, default: Tensor, count: int | None = None) -> str:
@@ -283,7 +290,7 @@ class RowStore:
         return f"{name}: {self._rows(default.numel(), count)}, {total / 2**20:,.1f} MiB at most"
 
     def _rows(self, numbers: int, count: int | None) -> str:
-        """Describe the number of rows and their length, as in "20 of 100 x 650 numbers".
+        """Describe a matrix, as in "20 of 100 x 650 numbers": 650 per client, written for at most 20 of 100 clients.
 
         Args:
             numbers: The length of a row.
@@ -291,11 +298,11 @@ class RowStore:
         """
         if count not in (None, self.num_clients):
             return f"{count:,} x {numbers:,} numbers"
-        some = f"{self.most:,} of " if self.most < self.num_clients else ""
-        return f"{some}{self.num_clients:,} x {numbers:,} numbers"
+        written = f"{self.most:,} of " if self.most < self.num_clients else ""
+        return f"{written}{self.num_clients:,} x {numbers:,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return the written rows of every state, by name."""
+        """Return {name: `Rows.state_dict`} of all states: the clients whose rows were written, and these rows."""
         return {name: rows.state_dict() for name, rows in self.all.items()} | self._waiting
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]], late: Collection[str] = ()) -> None:
@@ -312,6 +319,9 @@ class RowStore:
         self._waiting = {name: state[name] for name in late if name not in self.all}
         state = {name: rows for name, rows in state.items() if name not in self._waiting}
         if unknown := state.keys() - self.all.keys():
-            raise ValueError(f"it has rows {', '.join(sorted(unknown))}, which the run does not have")
+            raise ValueError(
+                f"the checkpoint has rows {', '.join(sorted(unknown))}, which the method does not create: undo changes "
+                "of the method or its options"
+            )
         for name, rows in self.all.items():
             rows.load_state_dict(state[name])

@@ -82,12 +82,16 @@ def to_dict(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "the configuration"
         reason = str(error).splitlines()[0]
-        is_missing = "issing mandatory" in reason
-        raise ConfigError(f"{key} must be given: add {key}=..." if is_missing else f"{key}: {reason}") from error
+        is_missing = "issing mandatory" in reason  # OmegaConf's message for a value of ???
+        raise ConfigError(
+            f"{key} must be given: add {key}=..."
+            if is_missing
+            else f"{key} refers to another value that cannot be resolved ({reason}): correct the name in ${{...}}"
+        ) from error
 
 
 def with_home(value: Any) -> Any:
-    """Return nested values in which ``~`` and ``~/`` at the beginning of strings are replaced by the home folder."""
+    """Return nested values in which strings ``~`` and ``~/...`` are replaced by paths in the user's home folder."""
     if isinstance(value, dict):
         return {key: with_home(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -97,12 +101,12 @@ def with_home(value: Any) -> Any:
 
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:
-    """Return whether a dotted key matches a pattern, such as ``tracking.*``."""
+    """Return whether a dotted key matches any of the patterns, such as ``tracking.*``."""
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def show(value: Any) -> str:
-    """Return a value as it is written in YAML."""
+    """Return a value as text for messages, in YAML: null, true, 'text', [1, 2], {key: value}."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
@@ -138,7 +142,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
 
 
 def _is_left_out(key: str) -> bool:
-    """Return whether a dotted key is not hashed."""
+    """Return whether `config_hash` omits a dotted key, because its value does not affect results."""
     return key in ("name", "paper") or key.startswith(("choices.", "paper.")) or is_matched(key, UNHASHED_KEYS)
 
 
@@ -166,7 +170,7 @@ def _canonical(key: str, value: Any, root: str) -> Any:
 
 
 def renewed(values: Any) -> Any:
-    """Replace the targets in stored values by the current names of their classes (moved.py)."""
+    """Return stored nested values with the current name of each class under ``_target_`` (moved.py)."""
     if isinstance(values, list):
         return [renewed(value) for value in values]
     if not isinstance(values, Mapping):
@@ -199,7 +203,14 @@ def update_stored(values: dict[str, Any]) -> None:
 
 
 def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a stored run by dotted key, updated as by `update_stored`."""
+    """Return the values of a stored run, updated as by `update_stored`.
+
+    Args:
+        flat: The values by dotted key.
+
+    Returns:
+        The updated values by dotted key.
+    """
     flat = {**LATER_KEYS, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
     for group, (option, neutral) in LATER_GROUPS.items():
@@ -237,10 +248,12 @@ def load_config(path: Path) -> DictConfig:
         cfg = OmegaConf.create(text)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"{path} cannot be read: {reason}") from error
+        raise ConfigError(
+            f"{path} cannot be read as a configuration ({reason}): restore the file, or name another run"
+        ) from error
     require(
         isinstance(cfg, DictConfig) and "${" not in text,
-        f"{path} was not saved by fedbench: give the config.yaml of a run folder",
+        f"{path} was not saved by fedbench, because it is not a mapping of plain values: name the folder of a run",
     )
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
@@ -268,9 +281,9 @@ def clients_to_train(num_clients: int, num_new: int) -> int:
 
 
 def check_cohort(clients_per_round: int | None, num_clients: int) -> None:
-    """Raise ConfigError if clients_per_round exceeds the number of clients."""
+    """Raise ConfigError if the option clients_per_round (None: not set) exceeds the number of training clients."""
     require(
         clients_per_round is None or clients_per_round <= num_clients,
         f"clients_per_round={clients_per_round} must be at most the number of training clients, {num_clients}: "
-        "lower it",
+        "lower it, or raise partition.num_clients",
     )

@@ -61,12 +61,12 @@ def handled(handler: Handler, names: Iterable[str] = STOP_SIGNALS) -> Iterator[N
 
 
 def is_warning(number: int) -> bool:
-    """Return whether a signal only announces a time limit."""
+    """Return whether a signal is one of WARNINGS, which announce a time limit but do not end the process."""
     return number in [getattr(signal, name, None) for name in WARNINGS]
 
 
 def _restore(handlers: dict[int, Any]) -> None:
-    """Install these handlers, by signal number."""
+    """Install the given handler of each signal number."""
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -86,7 +86,11 @@ def _pass_on(number: int, previous: Any) -> None:
 
 
 def _detach_closed(terminals: list[int]) -> None:
-    """Redirect streams of a closed terminal to /dev/null, because printing to it would raise an error."""
+    """Redirect file descriptors to /dev/null if their terminal was closed, because printing to it raises an error.
+
+    Args:
+        terminals: File descriptors that were terminals when the block began.
+    """
     for fd in terminals:
         if not os.isatty(fd):
             devnull = os.open(os.devnull, os.O_RDWR)

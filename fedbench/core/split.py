@@ -31,16 +31,16 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lists: Sequence[np.ndarray]) -> Ragged:
-        """Concatenate N index arrays, some of which may be empty."""
+        """Build from one array of sample indices per client.  Arrays may be empty."""
         flat = np.concatenate([np.empty(0, np.int64), *lists])
         return cls.from_sizes(flat, np.array([len(x) for x in lists], np.int64))
 
     @classmethod
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> Ragged:
-        """Build from indices in client order.
+        """Build from the concatenated lists of all clients and their lengths.
 
         Args:
-            indices: The concatenated lists [total].
+            indices: The lists of sample indices, one client after the other [total].
             sizes: The length of each list [N].
         """
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)  # [N + 1]
@@ -48,11 +48,11 @@ class Ragged:
 
     @classmethod
     def from_owners(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> Ragged:
-        """Build from indices and their clients.  The order within a client does not change.
+        """Build from sample indices in any order, and the client of each.  A client's list keeps this order.
 
         Args:
             indices: Sample indices [total].
-            owners: The client of each index [total].
+            owners: The client of each sample [total].
             num_clients: N.
         """
         order = np.argsort(owners, kind="stable")
@@ -73,7 +73,7 @@ class Ragged:
         return np.diff(self.offsets)
 
     def sizes_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the number of samples of clients ids [K].  # [K] int64"""
+        """Return the numbers of samples of the clients ids [K].  # [K] int64"""
         return self.offsets[ids + 1] - self.offsets[ids]
 
     def owners(self) -> np.ndarray:
@@ -85,12 +85,12 @@ class Ragged:
         return np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], self.sizes)
 
     def select(self, ids: Sequence[int] | np.ndarray) -> Ragged:
-        """Return the K lists of clients ids [K], in that order.  A client may occur twice."""
+        """Return the lists of the clients ids [K], in the order of ids.  A client may occur twice."""
         ids = np.asarray(ids, np.int64)
         sizes = self.sizes_of(ids)  # [K]
-        selected = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
-        positions = selected.ranks() + np.repeat(self.offsets[:-1][ids], sizes)  # [total of ids]
-        return Ragged(self.indices[positions], selected.offsets)
+        selected = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)  # its indices are set below
+        begins = np.repeat(self.offsets[:-1][ids], sizes)  # where the list of each entry begins in self.indices
+        return Ragged(self.indices[begins + selected.ranks()], selected.offsets)
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,16 @@ class Split:
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of all parts, by names such as "train_indices"."""
+        """Return indices and offsets of the three parts, by the names "train_indices", "train_offsets" and so on."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
         return {f"{part}_{field}": getattr(parts[part], field) for part in parts for field in ("indices", "offsets")}
 
     def save(self, path: str | Path) -> None:
-        """Write an uncompressed npz file atomically."""
+        """Write the split into an uncompressed npz file, atomically.
+
+        Raises:
+            ConfigError: The path is not a file.
+        """
         path = Path(path)
         require(
             path.is_file() or not path.exists(),
@@ -153,5 +157,7 @@ class Split:
                 parts = [Ragged(npz[f"{part}_indices"], npz[f"{part}_offsets"]) for part in ("train", "val", "test")]
                 names = tuple(npz["names"].tolist()) if "names" in npz.files else None
         except DAMAGE as error:
-            raise ConfigError(f"{path} is not a partition saved by fedbench, or is damaged ({error})") from error
+            raise ConfigError(
+                f"{path} is damaged or not a partition that fedbench saved ({error}): use the partition.npz of a run"
+            ) from error
         return cls(parts[0], parts[1], parts[2], names)

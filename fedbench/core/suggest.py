@@ -4,5 +4,5 @@ import os
 
 
 def suggested(command: str) -> str:
-    """Return a command as the user would type it, with `uv run` if uv started this process."""
+    """Return a command as the user should type it: after "uv run" if uv started this process, else unchanged."""
     return f"uv run {command}" if os.environ.get("UV") else command

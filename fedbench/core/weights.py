@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
-NO_WEIGHTS = "it is damaged, or contains other objects than tensors and plain values"
+NO_WEIGHTS = (
+    "the file is damaged, or contains other objects than tensors and plain values; only state dicts that torch.save "
+    "wrote can be read"
+)
 
 
 def read_weights(path: Path, device: torch.device | str = "cpu", mmap: bool = False) -> Any:

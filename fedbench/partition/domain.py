@@ -8,7 +8,7 @@ cap the size, and require 2 training and 2 test samples.
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, Positive, require
+from fedbench.core.options import Count, Positive, error_prefix, require
 from fedbench.core.split import Ragged
 from fedbench.data.base import Arrays
 from fedbench.partition.dirichlet import Dirichlet
@@ -98,10 +98,8 @@ class Domain:
         Returns:
             For each pool, the sample indices of each client of the site.
         """
-        try:
+        with error_prefix(f"client site {site}"):
             return self.site_partition.assign(labels, pools, self.clients_per_domain, rng)
-        except ConfigError as error:
-            raise ConfigError(f"client site {site}: {error}") from error
 
 
 def _concatenate(by_site: list[Ragged]) -> Ragged:

@@ -98,5 +98,7 @@ def test_damaged_weights_are_not_advised_to_be_trusted(here: Path) -> None:
         with pytest.raises(ValueError) as error:
             read_weights(Path(name))
         assert "weights_only" not in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="it is damaged, or contains other objects than tensors and plain values"):
+    with pytest.raises(
+        ValueError, match="the file is damaged, or contains other objects than tensors and plain values"
+    ):
         read_weights(Path("foreign.pt"))

@@ -62,11 +62,13 @@ def test_cfg_shows_the_new_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_classes_with_former_names_are_refused() -> None:
     """Nothing would read these attributes."""
-    with pytest.raises(ConfigError, match=r"test_renamed\.Mine\.leaks is now called bypasses_upload: rename it"):
+    with pytest.raises(
+        ConfigError, match=r"test_renamed\.Mine defines leaks, which is now called bypasses_upload: rename it"
+    ):
         type("Mine", (FedAvg,), {"__module__": __name__, "leaks": "a reason"})
-    with pytest.raises(ConfigError, match="tally is now called sample_statistics"):
+    with pytest.raises(ConfigError, match="tally, which is now called sample_statistics"):
         type("Mine", (Classification,), {"tally": lambda self, logits, y: {}})
-    with pytest.raises(ConfigError, match="pack is now called compress"):
+    with pytest.raises(ConfigError, match="pack, which is now called compress"):
         type("Mine", (TopK,), {"pack": lambda self, x, draws, message: x})
 
 
@@ -78,5 +80,5 @@ class SetsFormerName(FedAvg):
 def test_former_names_that_a_constructor_sets_are_refused() -> None:
     """Privacy would not refuse this method: the reason would be read by nobody."""
     cfg = compose([f"algorithm._target_={__name__}.SetsFormerName"])
-    with pytest.raises(ConfigError, match=r"SetsFormerName\.leaks is now called bypasses_upload"):
+    with pytest.raises(ConfigError, match=r"SetsFormerName defines leaks, which is now called bypasses_upload"):
         build.algorithm(cfg)

@@ -201,7 +201,7 @@ def test_what_a_round_made_is_there_again_after_a_resume() -> None:
     assert second.late == {"memory/up"} and second.state_dict().keys() == {"theta", "memory/up"}
     third = RowStore(50, CPU, 1 << 20, 0)
     third("theta", DEFAULT)
-    with pytest.raises(ValueError, match="it has rows memory/up, which the run does not have"):
+    with pytest.raises(ValueError, match="the checkpoint has rows memory/up, which the method does not create"):
         third.load_state_dict(first.state_dict())
 
 

@@ -436,12 +436,12 @@ def narrow_rows(state: dict[str, Any]) -> None:
         (lambda state: state.update(rows={}), "does not fit the run (it has no "),
         (
             lambda state: state["rows"].update(x=next(iter(state["rows"].values()))),
-            "it has rows x, which the run does not have",
+            "the checkpoint has rows x, which the method does not create",
         ),
         (lambda state: state.update(record="[1"), "does not fit the run (Expecting"),
-        (foreign_ids, "must be of distinct clients, with numbers from 0 to 5"),
-        (repeated_ids, "must be of distinct clients, with numbers from 0 to 5"),
-        (narrow_rows, "expected torch.float32"),
+        (foreign_ids, "must belong to distinct clients from 0 to 5"),
+        (repeated_ids, "must belong to distinct clients from 0 to 5"),
+        (narrow_rows, "the method now needs torch.float32"),
     ],
 )
 @pytest.mark.parametrize("digest", [True, False])

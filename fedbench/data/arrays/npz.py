@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import LARGEST, ConfigError, Count, require
+from fedbench.core.options import LARGEST, ConfigError, Count, error_prefix, require
 from fedbench.data._depth import Range, Window, check_window, common_window, to_eight_bits
 from fedbench.data._files import cached, fingerprint, log, read_npz
 from fedbench.data._foreign import refuse_foreign
@@ -174,7 +174,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
     check_spelling(client_names or (), f"{name}: client")
     split = _as_split(flat.get("split"), len(y), name)
     scale = half_per_channel(inputs) if inputs.dtype == np.uint8 else None
-    try:
+    with error_prefix(name):
         return Arrays(
             inputs=inputs,
             targets=y,
@@ -187,8 +187,6 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
             mean=scale,
             std=scale,
         ).check()
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
 
 
 def _is_one_hot(y: np.ndarray) -> bool:

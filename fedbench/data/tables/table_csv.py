@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, listed, require, require_distinct
+from fedbench.core.options import error_prefix, listed, require, require_distinct
 from fedbench.data._names import check_spelling, positions
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.tables._csv import Column, CsvTable, Decimal, ordered, split_codes
@@ -105,7 +105,7 @@ class TableCsv:
         split = np.full(len(table), TRAIN, np.int8)
         if split_column is not None:
             split = split_codes(split_column.require_values(), f"{table.path}: {split_column.name}")
-        try:
+        with error_prefix(f"{self.path}"):
             return Arrays(
                 inputs=raw,
                 targets=targets,
@@ -118,8 +118,6 @@ class TableCsv:
                 subject=self._codes(table, "patient")[1],
                 fit=TableFit(tuple(counts), self.indicator, self.scale_fit, self.scale, self.fill, self.constant),
             ).check()
-        except ConfigError as error:
-            raise ConfigError(f"{self.path}: {error}") from error
 
     def _column(self, table: CsvTable, role: str) -> Column | None:
         """Return the column of a role; None if dataset.columns assigns none."""

@@ -252,8 +252,8 @@ def test_files_of_questions_leave_out_what_is_hidden(tmp_path: Path) -> None:
 
 def test_a_name_in_dataset_classes_twice_is_refused(tmp_path: Path) -> None:
     for key in ("classes", "silos"):
-        with pytest.raises(ConfigError, match=f"dataset.{key}: the name a occurs twice: a, b, a"):
+        with pytest.raises(ConfigError, match=f"dataset.{key} must be distinct, but a occurs twice in a, b, a: rename"):
             ImageTable(str(tmp_path), "x.csv", **{key: ["a", "b", "a"]})
     np.savez(tmp_path / "a.npz", X=np.zeros((4, 2)), y=np.arange(4) % 2, classes=np.array(["a", "a"]))
-    with pytest.raises(ConfigError, match="the class names: the name a occurs twice"):
+    with pytest.raises(ConfigError, match="the class names must be distinct, but a occurs twice"):
         Npz(str(tmp_path), str(tmp_path / "a.npz")).load()

@@ -48,7 +48,11 @@ def check(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
-    """Check the options of each callback, and that the packages it needs are installed."""
+    """Raise ConfigError if a callback has an invalid option, or needs a package that is not installed.
+
+    Args:
+        callbacks: The options of each callback, by its name in the group ``callbacks``.
+    """
     for name, entry in callbacks.items():
         key = f"callbacks.{name}"
         require(
@@ -74,11 +78,18 @@ def _check_kind(group: str, target: Any) -> None:
     found = find_target(target, f"{group}._target_") if isinstance(target, str) else None
     if isinstance(found, type):
         fits = hasattr(found, name) or name in {base.__name__ for base in found.__mro__}  # a method, or a base class
-        require(fits, f"{group}._target_={target} is not a {expected}")
+        require(
+            fits,
+            f"{group}._target_={target} is not a {expected}: name such a class, or choose an option by {group}=...",
+        )
 
 
 def _check_clients(values: Mapping[str, Any]) -> None:
-    """Check options that depend on the number of clients, if partition.num_clients is given."""
+    """Raise ConfigError if an option does not fit partition.num_clients.  Check nothing if this is null.
+
+    Args:
+        values: The resolved configuration.
+    """
     num_clients = values["partition"]["num_clients"]
     if num_clients is None:
         return
@@ -90,7 +101,14 @@ def _check_clients(values: Mapping[str, Any]) -> None:
 
 
 def _check_top(values: dict[str, Any]) -> None:
-    """Raise ConfigError if a key outside the groups is unknown or has an invalid value, or if a group is missing."""
+    """Check the keys outside the groups, and that each group has an option.
+
+    Args:
+        values: The resolved configuration.
+
+    Raises:
+        ConfigError: A key is unknown or has an invalid value, or a group has no option.
+    """
     fields = RunConfig.__dataclass_fields__
     for key in values:
         if key not in fields:
@@ -106,19 +124,24 @@ def _check_top(values: dict[str, Any]) -> None:
     of_clients = epochs if isinstance(epochs, list) else [epochs]
     require(
         fewest is None or (fewest <= min(of_clients, default=0) and all(float(e).is_integer() for e in of_clients)),
-        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}, which must be whole numbers",
+        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}, which must be whole numbers: "
+        "lower it, or change local.epochs",
     )
     require(
         fewest is None or values["local"]["steps"] is None,
-        f"system.fewest_epochs={fewest} draws numbers of epochs, so it needs local.steps=null, "
-        f"got {values['local']['steps']}",
+        f"system.fewest_epochs={fewest} draws numbers of epochs, so local.steps must be null, got "
+        f"{values['local']['steps']}: remove one of the two options",
     )
     require(values["name"] != "", "name is empty: give the run a name, or null for the name of its algorithm")
     _check_privacy(values.get("privacy") or {"epsilon": None})
 
 
 def _check_privacy(privacy: Mapping[str, Any]) -> None:
-    """Raise ConfigError if clip or sensitivity do not fit the other keys of privacy."""
+    """Raise ConfigError if privacy.clip or privacy.sensitivity do not fit the other options of privacy.
+
+    Args:
+        privacy: The options of the group.  With epsilon None, privacy is off and nothing is checked.
+    """
     epsilon, clip = privacy["epsilon"], privacy.get("clip")
     if epsilon is None:
         return
@@ -129,14 +152,15 @@ def _check_privacy(privacy: Mapping[str, Any]) -> None:
     )
     require(
         privacy["calibration"] == "paper" or privacy["sensitivity"] == "clip",
-        f"privacy.sensitivity must be clip with privacy.calibration=analytic, got {show(privacy['sensitivity'])}",
+        f"privacy.sensitivity must be clip with privacy.calibration=analytic, got {show(privacy['sensitivity'])}; set "
+        "it to clip, or use privacy.calibration=paper",
     )
 
 
 def _suggest(name: str, values: dict[str, Any]) -> str:
     """Return " did you mean ...?" for an unknown top-level key; "" if no key is similar.
 
-    Keys inside of groups with the same name have priority: optimizer.lr for lr.
+    If a group has a key of this name, it is suggested first: optimizer.lr for lr.
 
     Args:
         name: The unknown key.
@@ -150,6 +174,11 @@ def _suggest(name: str, values: dict[str, Any]) -> str:
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:
-    """Return what has the keys of a group, for messages: the option, "algorithm=pgfed", or the class in its place."""
+    """Return what defines the options of a group, for messages: "algorithm=pgfed", or the path of the user's class.
+
+    Args:
+        group: The group.
+        values: The resolved configuration.
+    """
     chosen, target = (values.get("choices") or {}).get(group), str(values[group].get("_target_", group))
     return f"{group}={chosen}" if chosen and not is_class(group, chosen, target) else target

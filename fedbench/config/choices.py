@@ -55,7 +55,11 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
 
 @cache
 def _warn_of_old_name(old: str) -> None:
-    """Log, once per process, that a key has a new name."""
+    """Warn that an option has a new name, once per process.
+
+    Args:
+        old: The dotted key that the user gave.
+    """
     log.warning("%s is now called %s; the old name is accepted for one release", old, new_name(old))
 
 
@@ -81,7 +85,7 @@ def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: 
 
 
 def _target(cfg: DictConfig, group: str) -> str | None:
-    """Return the class of a group in a configuration; None if it has none, which `check` reports later."""
+    """Return the value of GROUP._target_; None if it is missing or no text, which `check` reports later."""
     try:
         target = OmegaConf.select(cfg, f"{group}._target_")
     except OmegaConfBaseException:
@@ -90,7 +94,16 @@ def _target(cfg: DictConfig, group: str) -> str | None:
 
 
 def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
-    """Return the keys of a group that the chosen experiment files and local.yaml set, with their values as text."""
+    """Return the keys of a group that local.yaml and the files of the chosen experiments set.
+
+    Args:
+        cfg: The configuration with ``choices``.
+        group: The group.
+        folders: The folders of options.
+
+    Returns:
+        The values as text, by key without the group: {"lr": "0.1"} for optimizer.lr=0.1.
+    """
     names = [f"experiment/{name}" for name in str(cfg.choices.experiment or "").split(",") if name]
     of_each_file = [keys_set(name, group, folders) for name in ["local", *names]]
     return {key: text for keys in of_each_file for key, text in keys.items()}
@@ -103,6 +116,7 @@ def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, 
         cfg: The configuration; changed in place.
         group: The group.
         requested: The keys of the group that the command line and experiment files set, with their values as text.
+            These are kept, as are the reserved keys of the group.
     """
     reserved = getattr(RESERVED[group], "__dataclass_fields__", ())
     for key in set(cfg[group]) - {*requested, *reserved}:
@@ -113,7 +127,15 @@ def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, 
 
 
 def _choose_cohort_key(cfg: DictConfig, overrides: list[str]) -> None:
-    """Ignore clients_per_round of files if the command line gives sample_rate; raise ConfigError if it gives both."""
+    """Set clients_per_round of the files to None if the command line gives sample_rate, which replaces it.
+
+    Args:
+        cfg: The configuration; changed in place.
+        overrides: The overrides of the command line.
+
+    Raises:
+        ConfigError: The command line gives both.
+    """
     given = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
     number, rate = given.get("clients_per_round", "null"), given.get("sample_rate")
     require(
@@ -125,7 +147,10 @@ def _choose_cohort_key(cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def _lists(overrides: Any) -> dict[str, str]:
-    """Return "a,b" for groups with several options (``+experiment=[a,b]``), which Hydra does not record."""
+    """Return the options of groups that are given a list, as {"experiment": "a,b"} for ``+experiment=[a,b]``.
+
+    Hydra does not record these choices.
+    """
     matches = (re.fullmatch(r"\+*(\w+)=\[(.*)\]", text) for text in overrides)
     return {match[1]: match[2].replace(" ", "") for match in matches if match}
 

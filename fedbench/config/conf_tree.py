@@ -35,7 +35,7 @@ def find_conf_dir() -> Path:
 
 
 def conf_dirs(extra: str | None = None) -> list[Path]:
-    """Return the folders of options: fedbench's conf folder and, if ``extra`` is given, the user's --config-dir."""
+    """Return the conf folders: that of fedbench and, if ``extra`` is not None, the user's --config-dir ``extra``."""
     return [find_conf_dir(), *([Path(extra).resolve()] if extra else [])]
 
 
@@ -86,7 +86,7 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
 
 
 def _moved(path: str, other: str) -> bool:
-    """Return whether both dotted paths are of one class of fedbench, which was moved to another module."""
+    """Return whether two dotted paths name the same class of fedbench in different modules, because it was moved."""
     in_fedbench = path.startswith("fedbench.") and other.startswith("fedbench.")
     return in_fedbench and path.rpartition(".")[2] == other.rpartition(".")[2]
 
@@ -140,12 +140,17 @@ def is_class(group: str, choice: str | None, target: str | None, folders: Sequen
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name in lower case, so that FedAvg equals fedavg, and PGFedCE pgfed_ce."""
+    """Return a name in lower case without other characters than letters and digits: pgfedce for PGFed-CE."""
     return re.sub(r"[\W_]", "", name).casefold()
 
 
 def includes_itself(name: str, folders: Sequence[Path] | None = None) -> bool:
-    """Return whether a file (such as model/mine) includes itself by its defaults, directly or indirectly."""
+    """Return whether a file of options includes itself by its defaults, directly or through other files.
+
+    Args:
+        name: The file, such as model/mine.
+        folders: The conf folders.  None: fedbench's.
+    """
     stack = [*_defaults(read_option(name, folders), name)]
     visited: set[str] = set()
     while stack:
@@ -185,7 +190,15 @@ def inherited(name: str, key: str, folders: Sequence[Path] | None = None) -> dic
 
 
 def read_option(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
-    """Return the content of an option's file or of a table row; {} if there is neither."""
+    """Return the content of an option's file, or of a row of a paper's table as an experiment file.
+
+    Args:
+        name: The file, such as model/mlp or experiment/table/row.
+        folders: The conf folders.  None: fedbench's.
+
+    Returns:
+        The nested values; {} if there is neither a file nor a row.
+    """
     text = _file(name, folders)
     row = read_row(name, folders or [find_conf_dir()]) if text is None and name.startswith("experiment/") else None
     return row or _mapping(text or "")
@@ -219,21 +232,34 @@ def option_files(group: str, option: str, folders: Sequence[Path] | None = None)
 
 
 def _text(name: str, folders: Sequence[Path] | None) -> str:
-    """Return the text of a file such as model/mlp, or of a row of a paper's table as a file; "" if there is neither."""
+    """Return the text of an option's file, or of a row of a paper's table as an experiment file.
+
+    Args:
+        name: The file, such as model/mlp or experiment/table/row.
+        folders: The conf folders.  None: fedbench's.
+
+    Returns:
+        The text; "" if there is neither a file nor a row.
+    """
     text = _file(name, folders)
     is_row = text is None and name.startswith("experiment/")
     return row_text(name, folders or [find_conf_dir()]) if is_row else text or ""
 
 
 def _file(name: str, folders: Sequence[Path] | None) -> str | None:
-    """Return the text of the first file of that name, such as model/mlp, in folders of options; None if none has it."""
+    """Return the text of NAME.yaml in the first conf folder that has this file; None if no folder has it.
+
+    Args:
+        name: The file, such as model/mlp.
+        folders: The conf folders.  None: fedbench's.
+    """
     paths = (folder / f"{name}.yaml" for folder in folders or [find_conf_dir()])
     path = next((path for path in paths if path.is_file()), None)
     return path.read_text(encoding="utf-8") if path else None
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    """Return the content of a YAML text; {} if it is not a mapping."""
+    """Return the values of a text in YAML; {} if it is not a mapping."""
     import yaml
 
     values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -256,7 +282,7 @@ def _defaults(values: dict[str, Any], name: str) -> list[str]:
 
 
 def models_with(columns: str) -> list[str]:
-    """Return the options of the group model that have a column group of this name."""
+    """Return the options of the group model that define a column group, such as "head", under the key ``columns``."""
     import yaml
 
     folder = find_conf_dir() / "model"
@@ -265,12 +291,12 @@ def models_with(columns: str) -> list[str]:
 
 
 def group_overview(names: Iterable[str]) -> list[str]:
-    """Return a shorter list of options, in which nested ones are replaced by their top folder, as ``table/*``."""
+    """Return a shorter list of options: those in the same folder, such as table/a and table/b, become ``table/*``."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
 
 
 def families(names: Iterable[str], least: int = 3) -> list[str]:
-    """Return a still shorter list of options, in which folders with the same first word are one entry, ``word_*/*``.
+    """Return a still shorter list of options: folders with the same first word become one entry, ``word_*/*``.
 
     Args:
         names: The result of `group_overview`.

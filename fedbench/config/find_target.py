@@ -27,7 +27,8 @@ def find_target(target: str, key: str) -> Callable[..., Any]:
     parts = target.split(".")
     for depth in range(len(parts) - 1 if all(parts) else 0, 0, -1):
         module = _import(".".join(parts[:depth]), key)
-        if module is not None and getattr(module.__spec__, "origin", "") is not None:  # None: a folder without files
+        # a module without origin is a folder without Python files, which Python imports as a namespace package
+        if module is not None and getattr(module.__spec__, "origin", "") is not None:
             return _member(module, parts[depth:], key)
     raise ConfigError(
         f"{key}: there is no module for {target!r}: write package.module.Class; your own module must be importable "
@@ -57,7 +58,10 @@ def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any
         members = _defined_in(module) + modules
         hint = nearest(names[0], members) or f" it has {listed(members) or 'no classes'}"
         raise ConfigError(f"{key}: {module.__name__} has no {'.'.join(names)};{hint}")
-    require(callable(found), f"{key}={path} is not a class or function, but of type {type(found).__name__}")
+    require(
+        callable(found),
+        f"{key}={path} is not a class or function, but of type {type(found).__name__}: name a class or function",
+    )
     return found
 
 
@@ -79,12 +83,13 @@ def _import(name: str, key: str) -> ModuleType | None:
             return None
         reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
         raise ConfigError(
-            f"{key}: {name} cannot be imported: {type(error).__name__}: {reason} ({_position(error)})"
+            f"{key}: {name} cannot be imported: {type(error).__name__}: {reason} ({_position(error)}); correct this "
+            "file, or install what it imports"
         ) from error
 
 
 def _position(error: BaseException) -> str:
-    """Return file and line of an error, as text: those of a syntax error, else where it was raised."""
+    """Return the file and line that raised an error or has a syntax error, as in "net.py, line 3"."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -92,7 +97,7 @@ def _position(error: BaseException) -> str:
 
 
 def _defined_in(module: ModuleType) -> list[str]:
-    """Return the names of the public classes and functions that a module defines."""
+    """Return the names of the public classes and functions that a module defines itself, without imported ones."""
     return [
         name
         for name, value in vars(module).items()

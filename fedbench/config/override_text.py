@@ -15,7 +15,7 @@ HOME = re.compile(QUOTED + r"|(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,
 
 
 def value_text(value: Any) -> str:
-    """Return a number, text, None, a list or a dict in Hydra's grammar."""
+    """Return a number, text, None, list or dict as text that Hydra parses to the same value, as in {a:1,b:[x,y]}."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float):
@@ -28,7 +28,7 @@ def value_text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text in Hydra's grammar: with quotes if it has special characters or would not be read as text."""
+    """Return a text as Hydra parses it: in quotes if it has special characters or would be read as a number or null."""
     if UNQUOTED.fullmatch(text) and not OTHER.fullmatch(text):
         return text
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)  # backslashes are doubled before quotes only
@@ -37,12 +37,12 @@ def quoted(text: str) -> str:
 
 
 def with_home(text: str) -> str:
-    """Return an override with ``~`` in its paths expanded, because a shell does not expand ``key=~/folder``."""
+    """Return an override in which ``~`` at the beginning of paths is expanded, as shells do not do in ``key=~/x``."""
     key, equals, value = text.partition("=")
     return key + equals + HOME.sub(_expanded, value)
 
 
 def _expanded(match: re.Match[str]) -> str:
-    """Return the replacement of a match of `HOME`: the expanded path, or quoted text unchanged."""
+    """Return the text that replaces a match of `HOME`: the expanded path; quoted text is returned unchanged."""
     before, path = match.groups()
     return match[0] if path is None else before + quoted(str(Path(path.rstrip()).expanduser()))

@@ -71,23 +71,28 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
     try:
         table = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} cannot be read as YAML ({reason}): correct this line") from error
     require(
         isinstance(table, dict) and isinstance(table.get("rows"), dict),
         f"{path} is not a table: it needs the key rows, a mapping from the name of each row to its keys",
     )
     unknown = [key for key in table if key not in KEYS]
-    require(not unknown, f"{path} has the unknown key {', '.join(map(str, unknown))}; a table has {', '.join(KEYS)}")
+    require(
+        not unknown,
+        f"{path} has the unknown key {', '.join(map(str, unknown))}; a table has {', '.join(KEYS)}: correct the name",
+    )
     for row, given in table["rows"].items():
         require(
             isinstance(given, str | list | dict),
-            f"{path}: row {row} must be a mapping of keys, or the experiments that it extends, got {given}",
+            f"{path}: row {row} must be a mapping of keys, or the name or list of the experiments that it extends, "
+            f"got {given}",
         )
     return table
 
 
 def row_names(folders: Sequence[Path]) -> list[str]:
-    """Return the names of the rows of all tables as table/row."""
+    """Return the names of the rows of all tables in conf folders, as "table/row"."""
     return [f"{name}/{row}" for name, table in read_tables(folders).items() for row in table["rows"]]
 
 
@@ -95,7 +100,7 @@ def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
     """Return the keys of a row, merged with the common keys of its table.
 
     Args:
-        option: table/row.
+        option: The row, as table/row or experiment/table/row.
         folders: The conf folders.
 
     Returns:
@@ -113,7 +118,7 @@ def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
     """Return a row as the content of an experiment file.
 
     Args:
-        option: table/row.
+        option: The row, as table/row or experiment/table/row.
         folders: The conf folders.
 
     Returns:
@@ -136,12 +141,18 @@ def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def _is_group(key: str, folders: Sequence[Path]) -> bool:
-    """Return whether a key is a group of options, which has a folder in conf."""
+    """Return whether a key of a row names a group of options, such as "algorithm", which has a folder in conf."""
     return "." not in key and any((folder / key).is_dir() for folder in folders)
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set a value at a dotted key of nested mappings, which are changed in place and made if they are missing."""
+    """Set a value in nested dicts, in place.  Missing inner dicts are created.
+
+    Args:
+        content: The nested dicts.
+        key: The dotted key, such as "algorithm.mu".
+        value: The value.
+    """
     *above, last = key.split(".")
     for part in above:
         content = content.setdefault(part, {})
@@ -152,7 +163,7 @@ def row_text(option: str, folders: Sequence[Path]) -> str:
     """Return a row as the text of an experiment file; "" if there is no such row.
 
     Args:
-        option: table/row.
+        option: The row, as table/row or experiment/table/row.
         folders: The conf folders.
     """
     import yaml

@@ -31,7 +31,7 @@ INSTANTIATE_KEYS = {"_target_", *CONVERSIONS}
 
 
 def _number(value: Any) -> Any:
-    """Raise ValueError for nan, and for integers that exceed int64."""
+    """Return a number unchanged; raise ValueError, which pydantic reports, for nan and for integers beyond int64."""
     if value != value or (isinstance(value, int) and abs(value) > LARGEST):
         raise ValueError
     return value
@@ -70,7 +70,10 @@ def check_target(
         ConfigError: The target cannot be imported, or an option is invalid.
     """
     target = values.get("_target_")
-    require(isinstance(target, str), f"{key}._target_ must be the path of a class, got {show(target)}")
+    require(
+        isinstance(target, str),
+        f"{key}._target_ must be the path of a class, such as package.module.Class, got {show(target)}",
+    )
     for name, allowed in CONVERSIONS.items():
         require(
             name not in values or any(values[name] is one or values[name] == one for one in allowed),
@@ -101,7 +104,7 @@ def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], o
         model.model_validate(options)
     except ValidationError as error:
         unknown = [e for e in error.errors() if e["type"] == "extra_forbidden" and len(e["loc"]) == 1]
-        first = (unknown or error.errors())[0]
+        first = (unknown or error.errors())[0]  # an unknown option is reported before an invalid value
         name = str(first["loc"][0])
         fields = fields_of(model)
         if unknown:
@@ -168,7 +171,7 @@ def _takes(name: str, options: list[str], prefix: str, owner: str) -> str:
 
 
 def _choices(annotation: Any) -> Iterator[str]:
-    """Yield the values of all Literals in an annotation."""
+    """Yield the values of all Literals in an annotation as text: "a", "b" for Literal["a", "b"] | None."""
     for arg in get_args(annotation):
         if get_origin(annotation) is Literal:
             yield str(arg)
@@ -177,13 +180,13 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _is_target(value: Any) -> bool:
-    """Return whether a value is a mapping from which an object is built."""
+    """Return whether a value is a mapping with ``_target_``, from which Hydra builds an object."""
     return isinstance(value, Mapping) and "_target_" in value
 
 
 # -- models ----------------------------------------------------------------------------------------------
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a model by the names of the options."""
+    """Return the fields of a pydantic model of `options_of`, by the names of the options."""
     return {str(field.alias): field for field in model.model_fields.values()}
 
 
@@ -232,7 +235,16 @@ def _model(fields: Mapping[str, FieldInfo], is_open: bool) -> type[BaseModel]:
 
 
 def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a constructor, with those of base classes for ``**kwargs``; and whether it allows others."""
+    """Return the fields of a class's constructor, and whether it accepts any other option.
+
+    If the constructor has ``**kwargs``, the fields of the next base class are added.
+
+    Args:
+        target: The class.
+
+    Returns:
+        The fields by option, and True if options without a field are allowed.
+    """
     fields: dict[str, FieldInfo] = {}
     is_open = False
     for base in target.__mro__[:-1]:
@@ -250,7 +262,7 @@ def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
 def _of_function(
     function: Callable[..., Any], scope: dict[str, Any] | None = None, skip: int = 0
 ) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a function's parameters by name, and whether it allows any other option.
+    """Return the fields of a function's parameters by name, and whether it accepts any other option (``**kwargs``).
 
     Args:
         function: The function.
@@ -268,7 +280,7 @@ def _of_function(
 
 
 def _scope(target: type) -> dict[str, Any]:
-    """Return the global names for the annotations of a dataclass and its bases."""
+    """Return the global names that the annotations of a dataclass and its base classes may use."""
     modules = [sys.modules.get(base.__module__) for base in reversed(target.__mro__)]
     return {name: value for module in modules if module for name, value in vars(module).items()}
 
@@ -295,7 +307,12 @@ def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
 
 
 def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
-    """Return the type of an annotation given as text; Any if it uses a name imported only for type checking."""
+    """Return the type that an annotation names; Any if it uses a name that is imported only for type checking.
+
+    Args:
+        annotation: The annotation, which may be text.
+        scope: The global names that it may use.
+    """
     holder = types.SimpleNamespace(__annotations__={"option": annotation})
     try:
         return typing.get_type_hints(holder, scope, include_extras=True)["option"]
@@ -304,7 +321,11 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 def _kind(annotation: Any) -> tuple[Any, str]:
-    """Return the type with which pydantic checks an annotation, and a description for messages ("a whole number")."""
+    """Return the type with which pydantic checks an annotation, and its description for messages.
+
+    Returns:
+        (int, "a whole number") for int.  Annotations without a rule have (Any, "any value").
+    """
     annotation = getattr(annotation, "__value__", annotation)  # of a type alias (type X = ...)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is None and isinstance(annotation, type) and is_dataclass(annotation):

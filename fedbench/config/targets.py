@@ -30,7 +30,10 @@ def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str
 
 
 def trusted(stored: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (dotted key, value) for each key `trust` of a stored configuration, whose file may run code."""
+    """Return (dotted key, value) for each option `trust` that a stored configuration sets.
+
+    The option names a file that is read by pickle, which may run code.
+    """
     values = {f"{group}.trust": (stored.get(group) or {}).get("trust") for group in ("dataset", "partition")}
     return [(key, value) for key, value in values.items() if value is not None]
 
@@ -71,7 +74,7 @@ def _is_user_class(target: str, run_dir: Path) -> bool:
         return False
     here, run = Path.cwd().resolve(), run_dir.resolve()
     inside = run.relative_to(here).parts if run.is_relative_to(here) else ()
-    run_tree = here / inside[0] if inside else run  # may be from another person
+    run_tree = here / inside[0] if inside else run  # may be copied from another person, with classes of its own
     package = Path(__file__).resolve().parents[1]
     files = [path.resolve() for paths in modules for path in paths]
     excluded = any(folder in path.parents or folder == path for path in files for folder in (run_tree, package))
@@ -126,7 +129,7 @@ def _defines_class(path: Path, names: list[str]) -> bool:
 
 
 def _targets(values: Any) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, target) for each target in nested values."""
+    """Yield (dotted key, value) for each key ``_target_`` in nested values."""
     pairs = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
     for key, value in pairs:
         if key == "_target_":
@@ -135,6 +138,6 @@ def _targets(values: Any) -> Iterator[tuple[str, str]]:
 
 
 def _targets_of_conf(config_dir: str | None) -> set[str]:
-    """Return the classes and functions that the files in fedbench's conf folder and the user's --config-dir name."""
+    """Return the dotted paths under ``_target_`` in the files of fedbench's conf folder and the user's --config-dir."""
     files = [path for folder in conf_dirs(config_dir) for path in folder.rglob("*.yaml")]
     return {t for path in files for t in re.findall(r"_target_:\s*['\"]?([\w.]+)", path.read_text("utf-8"))}

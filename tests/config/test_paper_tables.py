@@ -89,7 +89,10 @@ def test_the_source_lists_tables_and_rows() -> None:
     [
         ("title: x\n", "mine.yaml is not a table: it needs the key rows"),
         ("rows: {a: {}}\ncomon: {}\n", "mine.yaml has the unknown key comon; a table has title, remarks,"),
-        ("rows: {a: 3}\n", "mine.yaml: row a must be a mapping of keys, or the experiments that it extends, got 3"),
+        (
+            "rows: {a: 3}\n",
+            "mine.yaml: row a must be a mapping of keys, or the name or list of the experiments that it extends",
+        ),
         ("rows: {a: [}\n", "mine.yaml cannot be read"),
     ],
 )

@@ -39,12 +39,20 @@ class Bottleneck:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of its parameters."""
+        """Return what the names of this layer's parameters begin with: "NAME.", or "" for the model itself."""
         return f"{self.name}." if self.name else ""
 
 
 def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
-    """Return the bottlenecks of the model whose parameters are all within the given columns."""
+    """Return the bottlenecks of the model whose trained parameters are all within some columns.
+
+    Args:
+        model: The model.  Its layers with a method `hidden_units` are searched.
+        within: Columns of a row, such as all columns outside the head.
+
+    Returns:
+        The bottlenecks, in the order of the model's layers; empty if there are none.
+    """
     bottlenecks = []
     for name, module in model.module.named_modules():
         hidden_units = module.hidden_units() if isinstance(module, HasHiddenUnits) else None
@@ -94,7 +102,16 @@ def assign(cost: np.ndarray) -> np.ndarray:
 
 # -- rows ------------------------------------------------------------------------------------------------
 def incoming(model: FlatModel, rows: Tensor, bottleneck: Bottleneck) -> Tensor:
-    """Return the incoming weights of each unit of one bottleneck, in each of the rows [K, P].  # [K, m, d]"""
+    """Return the weights that enter each hidden unit of a bottleneck.
+
+    Args:
+        model: The model.
+        rows: K client models as rows.  # [K, P]
+        bottleneck: The bottleneck with m hidden units.
+
+    Returns:
+        For each model and unit, its d incoming weights.  # [K, m, d]
+    """
     return bottleneck.hidden_units.incoming_weights(model.named(rows), bottleneck.prefix)
 
 

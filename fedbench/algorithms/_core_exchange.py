@@ -45,11 +45,11 @@ class CoreExchange:
         self.cores = self.cores.index_copy(0, cohort.index, core)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors by attribute name."""
+        """Return all tensors that are attributes of this exchange, by attribute name, for a checkpoint."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors of `state_dict`."""
+        """Restore the attributes from the dict that `state_dict` returned."""
         for name in self.state_dict():
             setattr(self, name, state[name].to(self.cores.device))
 
@@ -79,7 +79,15 @@ class LimitedCoreExchange(CoreExchange):
         self.seen = torch.zeros(n, n, dtype=torch.bool, device=cores.device)
 
     def download(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Download the selected cores, or all of them in a client's first round (see the base class).  # [K, N]"""
+        """Download M selected cores to each client, or the cores of all others in its first round.
+
+        Args:
+            cohort: The downloading clients.
+            d: Their relationship vectors: d_ij is the weight of c_j in client i's model.  # [K, N]
+
+        Returns:
+            Index into `cores` of the version of c_j that each client then has.  # [K, N]
+        """
         is_new = self.held[cohort.index, :1] < 0  # in its first round  [K, 1]
         chosen = self.choose(cohort, d) & ~is_new  # the first download, of all cores, does not count as a choice
         self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
@@ -88,7 +96,15 @@ class LimitedCoreExchange(CoreExchange):
         return torch.where(downloads | itself(cohort), self.newest, self.held[cohort.index])
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Select M of the other clients' cores for each client, by the relationship vectors d [K, N].  # [K, N] bool"""
+        """Select the M cores that each client downloads.
+
+        Args:
+            cohort: The downloading clients.
+            d: Their relationship vectors: larger |d_ij| makes core j more likely with selection="intended".  # [K, N]
+
+        Returns:
+            True where client i downloads core j; a client never selects its own core.  # [K, N] bool
+        """
         is_self, was_chosen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
         # the M largest of log p_j + Gumbel noise are M draws without replacement with probabilities p_j
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
@@ -117,11 +133,19 @@ class LimitedCoreExchange(CoreExchange):
 
 
 def by_turn(turn: Tensor, score: Tensor) -> Tensor:
-    """Return the indices that sort each row by ascending turn [K, N], then by descending score [K, N].  # [K, N]"""
+    """Return the order of each row's entries: by ascending turn, and within a turn by descending score.
+
+    Args:
+        turn: Entries of a lower turn come first.  # [K, N] int
+        score: Rank within a turn; the largest comes first.  # [K, N]
+
+    Returns:
+        Indices that sort each row.  # [K, N]
+    """
     best = score.argsort(1, descending=True)
     return best.gather(1, turn.gather(1, best).argsort(dim=1, stable=True))  # stable: equal turns stay sorted by score
 
 
 def itself(cohort: Cohort) -> Tensor:
-    """Return the mask of each client's own core.  # [K, N] bool"""
+    """Return a mask that is True where column j is the cohort's client i itself, for all N clients j.  # [K, N] bool"""
     return cohort.index[:, None] == torch.arange(cohort.num_clients, device=cohort.device)

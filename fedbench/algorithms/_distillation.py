@@ -32,7 +32,15 @@ def require_classes(federation: Federation, name: str) -> None:
 
 
 def log_probabilities(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the log softmax of logits [k, B, C, ...] over the classes that each client has.  # [k, B, C, ...]"""
+    """Return the log softmax of logits over the classes that each client has.
+
+    Args:
+        logits: Logits of k clients.  # [k, B, C] or [k, B, C, ...] for pixels
+        batch: Their batch.  If `batch.class_mask` [k, C] is not None, it is False for classes that a client lacks.
+
+    Returns:
+        Log probabilities; about -1e9 for a class that the client lacks.  # as logits
+    """
     if batch.class_mask is not None:
         shape = (len(logits), 1, -1, *[1] * (logits.dim() - 3))
         logits = logits.masked_fill(~batch.class_mask.view(shape), ABSENT)

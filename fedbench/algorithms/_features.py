@@ -38,15 +38,21 @@ def require_labels(federation: Federation, name: str) -> None:
 
 
 def num_features(model: FlatModel) -> int:
-    """Return F, the number of inputs of the model's linear head."""
+    """Return F, the number of features that the model's linear head (or 1x1 convolution) reads."""
     head = model.module.head
     return head.in_features if isinstance(head, nn.Linear) else head.in_channels  # type: ignore[union-attr]
 
 
 def features_and_logits(s: Step, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the features and the logits of rows [k, P], by one forward pass in training mode.
+    """Return the features and the logits of each client's batch, by one forward pass in training mode.
 
-    # [k, B, F], [k, B, C]
+    Args:
+        s: The local step of k clients.
+        rows: Their models, one row each.  # [k, P]
+        batch: Their batch.
+
+    Returns:
+        Features [k, B, F], and logits [k, B, C].
     """
     z = s.features(rows, batch)
     return z, s.model.head(rows, z)
@@ -54,7 +60,16 @@ def features_and_logits(s: Step, rows: Tensor, batch: Batch) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-    """Return the features of fixed rows, [P] or [k, P], in evaluation mode and without a gradient.  # [k, B, F]"""
+    """Return the features of each client's batch in evaluation mode, without a gradient.
+
+    Args:
+        s: The local step of k clients.
+        rows: The models that compute them: one for all clients [P], or one for each [k, P].
+        batch: The batch.
+
+    Returns:
+        Features, the inputs of the head.  # [k, B, F]
+    """
     return s.model.features(rows.expand(s.k, -1), batch.x)
 
 

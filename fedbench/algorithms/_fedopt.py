@@ -35,7 +35,7 @@ class FedOpt(FedAvg):
         self.weights: Weights = weights
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 2."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedOpt (Algorithm 2): clients train from w, and `rule` takes a server step on their mean."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
         self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)  # the new w, by self.rule

@@ -37,7 +37,7 @@ class Wrapper(Algorithm):
 
 
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `Wrapper` that calls inner's method of the same name with the same arguments."""
+    """Return a method of `Wrapper` that calls the method of the same name of the wrapped method, `inner`."""
 
     @functools.wraps(method)
     def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
@@ -63,12 +63,18 @@ class FineTuned(Wrapper):
         self.fine_tunes_after_training = inner.fine_tunes_after_training or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Check the inner method and the options finetune.*."""
+        """Raise ConfigError unless the wrapped method can run here, and the options finetune.* are valid."""
         self.inner.check(federation, model, optimizer)
         self.check_settings(federation.num_clients, model.columns, optimizer)
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Check the inner method, the number of learning rates and the column group."""
+        """Raise ConfigError unless the wrapped method's options, finetune.lr and finetune.part are valid.
+
+        Args:
+            num_clients: Number of training clients; None if only the data set determines it.
+            groups: Names of the model's column groups, such as "head".
+            optimizer: The local optimizer.
+        """
         self.inner.check_settings(num_clients, groups, optimizer)
         if isinstance(self.lr, PerClient) and num_clients is not None:
             check_each("finetune.lr", list(self.lr.values), num_clients)

@@ -35,7 +35,16 @@ UNEVEN, BALANCE = 4.0, 2.0  # ratio of the residuals above which r changes, and 
 
 # -- proximal operators, row by row ------------------------------------------------------------------------
 def prox(R: Tensor, s: float, norm: Norm) -> Tensor:
-    """Return argmin_W 0.5 ||W - R||^2 + s sum over rows of ||W_m||, for R [M, d] and s >= 0.  # [M, d]"""
+    """Apply the proximal operator of s ||.|| to every row of R: argmin_W 0.5 ||W - R||^2 + s sum_m ||W_m||.
+
+    Args:
+        R: One row for each of M edges.  # [M, d]
+        s: Weight of the norm, >= 0; 0 returns R.
+        norm: Norm of a row.
+
+    Returns:
+        W.  # [M, d]
+    """
     if s == 0:
         return R
     if norm == "l1":
@@ -62,7 +71,7 @@ def onto_l1_ball(R: Tensor, s: float) -> Tensor:
 
 
 def dual_norm(U: Tensor, norm: Norm) -> Tensor:
-    """Return the dual norm of every row of U [M, d].  # [M]"""
+    """Return the dual norm of every row of U [M, d]: linf for norm="l1", l2 for "l2", l1 for "linf".  # [M]"""
     if norm == "l1":
         return U.abs().amax(1)
     return U.norm(dim=1) if norm == "l2" else U.abs().sum(1)
@@ -102,7 +111,7 @@ class Network:
 
     @functools.cached_property
     def B(self) -> Tensor:
-        """The signed incidence matrix.  # [M, N]"""
+        """The signed incidence matrix: row m has 1 at client i and -1 at client j of edge m = (i, j).  # [M, N]"""
         m = torch.arange(len(self), device=self.i.device)
         B = torch.zeros(len(self), self.N, dtype=torch.float64, device=self.i.device)
         B[m, self.i], B[m, self.j] = 1, -1
@@ -124,42 +133,61 @@ class Network:
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
-        """A generalized inverse of L, by the eigenvectors of the positive eigenvalues.  # [N, N]"""
+        """A generalized inverse of the graph Laplacian L = B' B, by its positive eigenvalues.  # [N, N]"""
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
 
     def differences(self, Z: Tensor) -> Tensor:
-        """Return B Z.  # [M, d]"""
+        """Return B Z: for each edge (i, j), the row z_i minus the row z_j of Z [N, d].  # [M, d]"""
         return Z.index_select(0, self.i) - Z.index_select(0, self.j)
 
     def sums(self, W: Tensor) -> Tensor:
-        """Return B' W.  # [N, d]"""
+        """Return B' W: for each client, the sum of the rows of W [M, d] over its edges, with their signs.  # [N, d]"""
         if W.is_cuda:
             return self.B.T.to(W) @ W
         edges, signs, first = self.incident  # on a CPU embedding_bag is faster than index_add_
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
     def weighted(self, V: Tensor) -> Tensor:
-        """Return C V.  # [N, d]"""
+        """Return C V: each client's row of V [N, d], multiplied by the client's weight c_i.  # [N, d]"""
         return self.weights[:, None].to(V) * V
 
     def inverse(self, r: float) -> Tensor:
-        """Return (C + r L)^-1.  # [N, N]"""
+        """Return (C + r L)^-1 for the client weights C, the graph Laplacian L and a penalty r > 0.  # [N, N]"""
         return self.vectors / (1 + r * self.values) @ self.vectors.T
 
     def means(self, V: Tensor) -> Tensor:
-        """Return for each client the weighted mean of V over its connected component.  # [N, d]"""
+        """Return for each client the weighted mean of V [N, d] over the clients connected to it.  # [N, d]
+
+        Two clients are connected if a path of edges leads from one to the other.
+        """
         member = torch.nn.functional.one_hot(self.component, self.num_components).to(V)  # [N, components]
         member = self.weighted(member)
         return ((member.T @ V) / member.sum(0)[:, None])[self.component]
 
     def flows(self, V: Tensor) -> Tensor:
-        """Return the U of minimal norm with B' U = C (V - means of V).  # [M, d]"""
+        """Return a dual variable U for the solution in which all connected clients have their mean.
+
+        Of all U with B' U = C (V - means of V), it is the one of minimal norm.
+
+        Args:
+            V: The clients' vectors.  # [N, d]
+
+        Returns:
+            U, one row per edge.  # [M, d]
+        """
         return self.differences(self.pseudoinverse.to(V) @ self.weighted(V))
 
 
 def _components(linked: Tensor) -> Tensor:
-    """Return the number, from 0, of each client's connected component in the adjacency linked [N, N].  # [N]"""
+    """Return the number of each client's connected component, counted from 0.
+
+    Args:
+        linked: Adjacency matrix of the clients, 1 for an edge and else 0.  # [N, N]
+
+    Returns:
+        The numbers; equal for clients that a path connects.  # [N]
+    """
     reach = linked + torch.eye(len(linked)).to(linked)  # whether a path leads from i to j  [N, N]
     for _ in range(len(linked).bit_length()):  # the length of paths doubles each time
         reach = ((reach @ reach) > 0).to(linked)

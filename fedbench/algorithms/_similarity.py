@@ -44,7 +44,16 @@ def sketches(cohort: Cohort, kind: Sketch, samples: int | None) -> Tensor:
 
 
 def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-    """Return inputs [k, b, ...] as [k, b, c, p]: channels and pixels of images, one channel for other inputs."""
+    """Return inputs of any shape as samples with channels and pixels.
+
+    Args:
+        model: Unused, required by `cohort.forward`.
+        rows: Unused, required by `cohort.forward`.
+        inputs: Images [k, b, c, h, w], or other inputs, whose numbers count as the pixels of one channel.
+
+    Returns:
+        The inputs.  # [k, b, c, pixels]
+    """
     if isinstance(inputs, Tensor) and inputs.dim() == 5:
         return inputs.flatten(3)
     return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in wrap_inputs(inputs).values()], 2)[:, :, None]
@@ -107,7 +116,7 @@ def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
 
 
 def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:
-    """Return the symmetric adjacency of n clients that are linked as the pairs of `edges` list.  # [n, n] bool"""
+    """Return the adjacency matrix of n clients, True for both orders of each pair (i, j) in `edges`.  # [n, n] bool"""
     adjacency = torch.zeros(n, n, dtype=torch.bool)
     for i, j in edges:
         adjacency[i, j] = adjacency[j, i] = True

@@ -35,18 +35,18 @@ class APFL(Algorithm):
         self.alpha, self.adaptive = per_client(alpha), adaptive
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start w and all v_i from one initial model."""
+        """Create the state: global model w, personal models v_i with the same initial values, and weights a_i."""
         self.w = model.init_row()  # [P]
-        self.v = rows("v", default=self.w)  # lazy [N, P]
-        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # lazy [N, 1]; of new clients: mean
+        self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
+        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # [N, 1]; of new clients: mean
         if isinstance(self.alpha, PerClient):
             all_ids = np.arange(federation.num_clients)
             self.a[all_ids] = self.alpha.of(all_ids, self.w.device)
         self.buffers = model.trained.rest(model.size)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: train w and v_i together, and average w."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of APFL (Algorithm 1): clients train w and v_i in the same steps, and the server averages w."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(
             w,
             step=self.step,
@@ -55,11 +55,11 @@ class APFL(Algorithm):
             a=self.a[cohort.ids],
         )
         self.v[cohort.ids], self.a[cohort.ids] = out.v, out.a
-        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent
-        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent; w is added again
+        self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one local step of Algorithm 1."""
+        """Take one local step of w (`s.theta`) and v_i; if adaptive, also of a_i in the first step of a round."""
         vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # [k, P]
         g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)
         if self.adaptive and s.t == 0:
@@ -71,10 +71,10 @@ class APFL(Algorithm):
             s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return a_i v_i + (1 - a_i) w."""
+        """Return the deployed models of the cohort, the mixtures a_i v_i + (1 - a_i) w.  # [K, P]"""
         a = self.a[cohort.ids]
         return a * self.v[cohort.ids] + (1 - a) * cohort.broadcast(w=self.w).w
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

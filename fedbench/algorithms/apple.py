@@ -74,7 +74,7 @@ class APPLE(Algorithm):
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Check that all versions of all cores fit in memory."""
+        """Raise ConfigError unless all versions of all clients' cores fit into the free memory of the device."""
         super().check(federation, model, optimizer)
         n, have = federation.num_clients, free_memory(federation.device)
         # with a bandwidth, each core has its newest version and up to one older version per client
@@ -89,7 +89,7 @@ class APPLE(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the cores, which all clients have, and d_i = q."""
+        """Create the state: independent initial cores c_i, which all clients have, and relationship vectors d_i = q."""
         n, w = federation.num_clients, model.init_row()
         self.columns = model.trained
         self.q = torch.from_numpy(federation.num_samples / federation.num_samples.sum()).to(w)  # [N]
@@ -99,13 +99,13 @@ class APPLE(Algorithm):
             if self.bandwidth is None
             else LimitedCoreExchange(cores, self.bandwidth, self.selection)
         )
-        self.core = rows("core", default=w)  # lazy [N, P]
-        self.d = rows("d", default=self.q)  # lazy [N, N]
+        self.core = rows("core", default=w)  # [N, P]; a row equals the default until it is set
+        self.d = rows("d", default=self.q)  # [N, N]; a row equals the default until it is set
         first = model.trained.put(w, model.trained.take(self.q @ cores))
-        self.theta = rows("theta", default=first)  # lazy [N, P]
+        self.theta = rows("theta", default=first)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: download cores, train c_i and d_i, and upload c_i."""
+        """Run one round of APPLE (Algorithm 1): clients download cores, train c_i and d_i, and upload c_i."""
         i, d = cohort.index[:, None], self.d[cohort.ids]  # client indices [K, 1], d_i [K, N]
         versions, cores = self.exchange.download(cohort, d), self.exchange.cores  # [K, N], [V, P]
         on_server = cores[self.exchange.newest[cohort.index]]  # c_i as the server has it  [K, P]
@@ -153,26 +153,31 @@ class APPLE(Algorithm):
         return into
 
     def strength(self, round: int, rounds: int) -> float:
-        """Return lambda(r), in [0, 1], in round r = `round` (0 is the first) of `rounds`."""
+        """Return the weight lambda(r) of the penalty in round r = `round`, which falls from 1 in round 0 to 0.
+
+        Args:
+            round: Number of the round, from 0.
+            rounds: Number of rounds of the run.
+        """
         L = int(self.fraction * rounds + 1e-9)  # as in the paper, lambda is 0 from round L on
         if round >= L:
             return 0.0
         return 1e-3 ** (round / L) if self.scheduler == "exponential" else (1 + math.cos(math.pi * round / L)) / 2
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w_i, as last trained."""
+        """Return the deployed models of the cohort, the mixtures w_i at the end of their last training.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return d, the directed relationship vectors.  # [N, N]"""
+        """Return {"d": relationship vectors of all clients}: d[i, j] is the weight of core j in model i.  # [N, N]"""
         return {"d": self.d.whole()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors, including the uploaded cores and their versions."""
+        """Return all tensors of the method by attribute name, with the uploaded cores and their versions."""
         return super().state_dict() | self.exchange.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors of `state_dict`."""
+        """Restore the tensors from the dict that `state_dict` returned."""
         of_exchange = self.exchange.state_dict().keys()
         super().load_state_dict({name: value for name, value in state.items() if name not in of_exchange})
         self.exchange.load_state_dict(state)

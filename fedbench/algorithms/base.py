@@ -109,7 +109,7 @@ class Algorithm:
 
     @property
     def _name(self) -> str:
-        """Return x for a method of fedbench/algorithms/x.py, as in algorithm=x; of a user's method, its class name."""
+        """Return the method's name for messages: x for fedbench/algorithms/x.py, else the name of the user's class."""
         module = type(self).__module__
         return module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
 
@@ -145,7 +145,7 @@ class Algorithm:
         raise NotImplementedError
 
     def round(self, cohort: Cohort) -> None:
-        """Run one communication round with the sampled clients."""
+        """Run one communication round with the cohort, the sampled clients: train, upload and update the server."""
         raise NotImplementedError
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
@@ -177,7 +177,7 @@ class Algorithm:
         return model.predict(rows, inputs)
 
     def global_row(self) -> Tensor | None:
-        """Return the server's model [P], or None if the method has none."""
+        """Return the server's current model as a row [P], or None for a method without a server model."""
         return None
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
@@ -219,7 +219,14 @@ class Algorithm:
         return self.initial_row_for_new_clients(cohorts)
 
     def _deployed_rows(self, cohort: Cohort) -> Tensor:
-        """Return the deployed models as after the last round: the rows, or the entry "theta" of a dict.  # [K, P]"""
+        """Return the models that the clients deploy after the last round, as rows.
+
+        Args:
+            cohort: The clients.
+
+        Returns:
+            Output of `personalized`, or its entry "theta" if it is a dict; one row for all is repeated.  # [K, P]
+        """
         deployed = self.personalized(cohort, final=True)
         rows = deployed["theta"] if isinstance(deployed, dict) else deployed
         return rows.expand(len(cohort), -1)
@@ -233,15 +240,25 @@ class Algorithm:
         return {}
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return the cohort's measurements for figures by name.  It is called after the last round.  # [K, ...] each"""
+        """Return measurements of the cohort's clients for figures, by name.
+
+        It is called after the last round.  By default there are none.
+
+        Returns:
+            Tensors with one entry per client.  # [K, ...] each
+        """
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors on self by attribute name.  The simulator saves row stores itself."""
+        """Return all tensors that are attributes of the method, by name.  Row stores are saved separately."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors of `state_dict`, each on the device of the current one."""
+        """Restore the attributes from the dict that `state_dict` returned.
+
+        Args:
+            state: Tensors by attribute name.  Each moves to the device of the attribute that it replaces.
+        """
         for name, value in state.items():
             current = getattr(self, name, None)
             setattr(self, name, value.to(current.device) if isinstance(current, Tensor) else value)

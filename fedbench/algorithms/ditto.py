@@ -30,12 +30,12 @@ class Ditto(FedAvg):
         self.lam, self.personal_epochs = per_client(lam), personal_epochs
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all personal models from the initial global model."""
+        """Create the state: the server model w, and one personal model v_i per client with the same initial values."""
         super().setup(federation, model, rows)
         self.v = rows("v", default=self.w)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: train v_i towards the received w, then w as in FedAvg."""
+        """Run one round of Ditto (Algorithm 1): train v_i towards the received w, then run FedAvg for w."""
         w = cohort.broadcast(w=self.w).w  # [P]
         pull = (lambda s: s.value(self.lam) * (s.theta - w)) if self.lam else None  # [k, P]
         v = cohort.train(
@@ -44,9 +44,9 @@ class Ditto(FedAvg):
             how=LocalTraining(epochs=self.personal_epochs, buffers="v", throughput_weight=0, uploaded=False),
         ).theta  # throughput_weight=0: throughput counts each sample once
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
         self.v[cohort.ids] = v  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return v_i, as last trained."""
+        """Return the deployed models of the cohort, v_i as last trained.  # [K, P]"""
         return self.v[cohort.ids]

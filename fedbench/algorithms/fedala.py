@@ -62,15 +62,15 @@ class FedALA(Algorithm):
         self.eta_A, self.fraction, self.tensors, self.who = eta_A, fraction, tensors, who
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, with A = 1."""
+        """Create the state: server and client models with the same initial values, and weights A_i = 1."""
         trained = [span for name, span in model.spans.items() if name not in model.buffer_names]
         self.h = Columns(trained[-self.tensors :])
         self.w = model.init_row()  # [P]
-        self.theta = rows("theta", default=self.w)  # lazy [N, P]
-        self.A = rows("A", default=torch.ones(self.h.size, device=self.w.device))  # lazy [N, |h|]
+        self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
+        self.A = rows("A", default=torch.ones(self.h.size, device=self.w.device))  # [N, |h|], at first the default
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedALA (Algorithm 1): clients learn A_i, train from the mixture, and the server averages."""
         if self.who == "all":
             everybody = cohort.all_clients()
             self.theta[everybody.ids] = self.start(everybody)
@@ -78,11 +78,18 @@ class FedALA(Algorithm):
         else:
             out = cohort.train(self.start(cohort))
         self.theta[cohort.ids] = out.theta
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # theta - w is sent, and the server adds w
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def start(self, cohort: Cohort) -> Tensor:
-        """Send w, learn A_i, and return the rows from which the clients train.  # [K, P]"""
+        """Send w to the clients, let them learn A_i, and return the models from which they train.
+
+        Args:
+            cohort: The clients.
+
+        Returns:
+            w in all columns below h; in the last layers h, theta_i + (w - theta_i) A_i.  # [K, P]
+        """
         start, A, differs = self.initialize(cohort, cohort.broadcast(w=self.w).w)
         learned = cohort.ids[differs]
         self.A[learned] = A[torch.from_numpy(differs).to(A.device)]
@@ -147,7 +154,14 @@ class FedALA(Algorithm):
         return A
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one gradient step on A.  s.theta is w, and h of the model is theta_i + D A = w - D (1 - A)."""
+        """Take one gradient step on the weights A_i; the models do not change.
+
+        The loss is that of the mixed model, whose columns h are theta_i + D A_i = w - D (1 - A_i).
+
+        Args:
+            s: The step of k clients: s.theta is w, s.state.A the weights, s.state.D the differences w - theta_i in h.
+            batch: One batch of every client.
+        """
         A, D = s.state.A, s.state.D  # [k, |h|]
         loss_before = s.summed_loss.clone()
         mixed = self.h.put(s.theta, self.h.take(s.theta) - D * (1 - A))  # [k, P]
@@ -156,9 +170,9 @@ class FedALA(Algorithm):
         s.state.last_loss.copy_(s.summed_loss - loss_before)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the models from which the clients would start, given the server's new model.  # [K, P]"""
+        """Return the deployed models of the cohort: those from which the clients would train next.  # [K, P]"""
         return self.initialize(cohort, cohort.broadcast(w=self.w).w)[0]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -61,7 +61,7 @@ class FedAMP(Algorithm):
         self.decay, self.decay_every, self.cap = decay, decay_every, cap
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a cap with sigma="auto", and warn of weights that may be negative."""
+        """Raise ConfigError for sigma="auto" without cap.  Warn if a client's own weight X_ii may become negative."""
         super().check(federation, model, optimizer)
         require(
             self.sigma != "auto" or self.cap is not None,
@@ -82,7 +82,7 @@ class FedAMP(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model."""
+        """Create the state: each client's model as last trained, and as last uploaded, with the same initial values."""
         read = 8 * rows.most * model.size  # bytes; models of 4 bytes per number are read twice, to compare and to mix
         if read >= 1 << 30:
             log.info(
@@ -94,10 +94,10 @@ class FedAMP(Algorithm):
                 read / 2**30,
             )
         self.columns = model.trained
-        self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))  # lazy [N, P]
+        self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))  # [N, P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: compute u_i, then minimize f_i(w) + lam / (2 alpha_k) ||w - u_i||^2."""
+        """Run one round of FedAMP: clients get mixtures u_i of similar models, and train with a pull towards them."""
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
         weight = self.lam / alpha
@@ -109,7 +109,7 @@ class FedAMP(Algorithm):
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, previous=previous).w
 
     def alpha(self, round: int) -> float:
-        """Return alpha_k in a round (0 is the first)."""
+        """Return the server's step size alpha_k in a round (0 is the first), which decays every decay_every rounds."""
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
@@ -137,11 +137,11 @@ class FedAMP(Algorithm):
         return u
 
     def peers(self) -> np.ndarray:
-        """Return the clients whose models are mixed: all that have uploaded.  # [M]"""
+        """Return the ids of the clients whose models are mixed, which are all that have uploaded so far.  # [M] int"""
         return self.w.touched()
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """Return ||w_i - w_j||^2 of models [K, p] and [m, p].  # [K, m]"""
+        """Return the squared distances ||w_i - w_j||^2 between models w_i [K, p] and w_j [m, p].  # [K, m]"""
         return squared_distances(w_i, w_j)
 
     def attention(self, distances: Tensor, is_other: Tensor, alpha: float) -> Tensor:
@@ -160,11 +160,11 @@ class FedAMP(Algorithm):
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w_i, as last trained."""
+        """Return the deployed models of the cohort, w_i as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
 
 def median_distance(distances: Tensor) -> float:
-    """Return the median of the positive distances.  If none is positive, no scale has an effect, and it is 1."""
+    """Return the median of the positive distances; 1.0 if none is positive, because no scale then matters."""
     positive = distances[distances > 0]
     return float(positive.median()) if len(positive) else 1.0

@@ -66,30 +66,30 @@ class FedAS(Algorithm):
         self.fisher_batch_size = fisher_batch_size
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from the initial server model."""
+        """Create the state: server model w and client models theta_i with the same initial values."""
         self.w = model.init_row()  # [P]
-        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         self.base, self.num_classes = model.without("head"), federation.num_classes
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedAS: clients align the base of w, train, and the server averages with the weights t_i."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         theta = cohort.train(self.aligned(cohort, w, self.theta[cohort.ids])).theta  # [K, P]
         up = cohort.upload(
             theta=theta,
             t=self.trace(cohort, theta),
-            relative_to={"theta": "w"},  # theta - w is sent
+            relative_to={"theta": "w"},  # theta - w is sent, and the server adds w
             previous={"t": None},  # None: t is sent as it is
             uncompressed=["t"],
         )
         t = up.t.clamp_min(1e-12)  # noise may make it negative  [K]
-        self.w = cohort.mean(up.theta, weights=t / t.sum(), updates="w")  # the new w, by the run's server rule
+        self.w = cohort.mean(up.theta, weights=t / t.sum(), updates="w")  # or the option server's step to it
         self.theta[cohort.ids] = theta
 
     def aligned(self, cohort: Cohort, w: Tensor, theta: Tensor) -> Tensor:
@@ -121,11 +121,19 @@ class FedAS(Algorithm):
         return self.base.put(theta, self.base.take(aligned))
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return the class means mu_c of the features under theta_i [K, P], and the class counts."""
+        """Return each client's class means mu_c of features and class counts, for its model in theta [K, P]."""
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def trace(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Return t_i, the sum over all batches of |gradient at theta_i [K, P]|^2.  # [K]"""
+        """Return the weight t_i of each client, the sum over batches of the squared norm of its gradient.
+
+        Args:
+            cohort: The clients.
+            theta: Their trained models, at which the gradients are computed.  # [K, P]
+
+        Returns:
+            The weights t_i, not normalized.  # [K]
+        """
 
         def step(s: Step, batch: Batch) -> None:  # only adds up t_i; theta_i does not move
             s.state.t.add_(s.grad(batch).square().sum(1))
@@ -136,9 +144,9 @@ class FedAS(Algorithm):
         return cohort.train(theta, step=step, how=how, t=theta.new_zeros(len(cohort))).t
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i, as last trained."""
+        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -28,23 +28,23 @@ class FedAvg(Algorithm):
         self.deploy = deploy
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model, from which all clients start."""
+        """Create the state: the server model w, from which all clients start."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedAvg (Algorithm 1): clients train from the server model w, and the server averages."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
         if self.theta is not None:
             self.theta[cohort.ids] = out.theta
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w for every client; with deploy="local", theta_i as last trained."""
+        """Return what the cohort deploys: w [P], or with deploy="local" each client's last trained model [K, P]."""
         return cohort.broadcast(w=self.w).w if self.theta is None else self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -29,7 +29,7 @@ class FedAvgM(FedAvg):
         self.rule = Momentum(beta, server_lr, nesterov)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedAvg with a step of server momentum."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedAvg, in which the server moves w towards the clients' mean with momentum."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
         self.w = cohort.mean(up.theta, updates="w", rule=self.rule)  # the new w, by self.rule

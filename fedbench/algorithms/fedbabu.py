@@ -45,19 +45,19 @@ class FedBABU(Algorithm):
         self.fine_tunes_after_training = finetune_epochs > 0
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model, from which all clients start."""
+        """Create the state: the server model w = [u, h] of base u and head h, from which all clients start."""
         self.w = model.init_row()  # [P]
         self.head, self.base = model.columns["head"], model.without("head")
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: train and average the base u."""
+        """Run one round of FedBABU (Algorithm 1): clients train the base u alone, and the server averages it."""
         u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
-        self.w = self.base.put(self.w, cohort.mean(up.u, updates="u"))  # the new u, by the run's server rule
+        self.w = self.base.put(self.w, cohort.mean(up.u, updates="u"))  # or the option server's step to it
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return [u, h] for every client; after the last round, fine-tuned by the client."""
+        """Return what the cohort deploys: [u, h] [P]; after the last round, fine-tuned by each client [K, P]."""
         w = self.base.put(self.w, cohort.broadcast(u=self.base.take(self.w)).u)
         if not final:
             return w
@@ -72,5 +72,5 @@ class FedBABU(Algorithm):
         ).theta
 
     def global_row(self) -> Tensor:
-        """Return [u, h]."""
+        """Return the server model [u, h] of the averaged base and the initial head.  # [P]"""
         return self.w

@@ -33,32 +33,32 @@ class FedBN(Algorithm):
         self.norms = norms
 
     def personal_columns(self, model: FlatModel) -> Columns:
-        """Return the parameters and running statistics of the personal layers."""
+        """Return the columns of a row that stay personal: parameters and statistics of the chosen norm layers."""
         return model.add_group("personal_norms", PATTERNS[self.norms])
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model."""
+        """Create the state: the shared columns w at the server, and the personal columns b_i of each client."""
         self.personal = self.personal_columns(model)
         self.shared = self.personal.rest(model.size)
         if not self.personal.size:
             log.warning("the model has no such normalization layers, so algorithm=%s is FedAvg here", self._name)
         w = model.init_row()
         self.w = self.shared.take(w).clone()  # [|w|]
-        self.b = rows("b", default=self.personal.take(w))  # lazy [N, |b|]
+        self.b = rows("b", default=self.personal.take(w))  # [N, |b|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedBN (Algorithm 1): clients train all columns, and the server averages the shared ones."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(self.with_norms(cohort, w), how=LocalTraining(uploaded=self.shared))  # [K, P]
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # [K, |w|]; the change of w is sent
-        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
+        self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
         self.b[cohort.ids] = self.personal.take(out.theta)
 
     def with_norms(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Return the shared columns joined with each client's own.  # [K, P]"""
+        """Join the shared columns w [|w|] with each client's personal normalization layers to full rows.  # [K, P]"""
         rows = w.new_empty(len(cohort), self.shared.size + self.personal.size)
         return self.personal.put(self.shared.put(rows, w), self.b[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the averaged columns with each client's normalization layers."""
+        """Return the deployed models of the cohort: shared columns w with each client's normalization.  # [K, P]"""
         return self.with_norms(cohort, cohort.broadcast(w=self.w).w)

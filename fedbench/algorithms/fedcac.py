@@ -42,14 +42,14 @@ class FedCAC(Algorithm):
         self.tau, self.beta = tau, beta
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, without critical parameters."""
+        """Create the state: server model w, client means c_i = w, and masks m_i without critical parameters."""
         self.w = model.init_row()  # [P]
-        self.c = rows("c", default=self.w)  # lazy [N, P]
-        self.m = rows("m", default=torch.zeros_like(self.w, dtype=torch.bool))  # lazy [N, P]
+        self.c = rows("c", default=self.w)  # [N, P]; a row equals the default until it is set
+        self.m = rows("m", default=torch.zeros_like(self.w, dtype=torch.bool))  # [N, P], at first the default
         self.spans = [span for name, span in model.spans.items() if name not in model.buffer_names]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedCAC: clients train from b_i; the server averages w, and c_i over similar clients."""
         b = self.start(cohort)  # [K, P]
         out = cohort.train(cohort.download(b=b).b)
         theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent
@@ -59,11 +59,20 @@ class FedCAC(Algorithm):
         self.m[cohort.ids] = m
 
     def start(self, cohort: Cohort) -> Tensor:
-        """Return b_i: the mean over similar clients in critical parameters, w elsewhere.  # [K, P]"""
+        """Return b_i, from which client i trains: c_i in its critical parameters and w in all others.  # [K, P]"""
         return torch.where(self.m[cohort.ids], self.c[cohort.ids], self.w)
 
     def critical(self, sensitivity: Tensor) -> Tensor:
-        """Return which parameters are critical, by the magnitudes of the sensitivities [K, P].  # [K, P] bool"""
+        """Return which parameters of each client are critical.
+
+        In each parameter tensor of n numbers these are the int(tau n) of largest magnitude.
+
+        Args:
+            sensitivity: Sensitivities (theta_i - b_i) theta_i of K clients.  # [K, P]
+
+        Returns:
+            True for critical parameters.  Those without any sensitivity (at most 1e-20) never are.  # [K, P] bool
+        """
         m = torch.zeros_like(sensitivity, dtype=torch.bool)
         for a, b in self.spans:  # columns of each parameter tensor
             s = sensitivity[:, a:b].abs()
@@ -96,9 +105,9 @@ class FedCAC(Algorithm):
         return (overlap >= threshold) & (t <= self.beta) | itself
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return b_i with the newest w.  # [K, P]"""
+        """Return the deployed models of the cohort, b_i with the newest server model w.  # [K, P]"""
         return cohort.download(b=self.start(cohort)).b
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -57,7 +57,7 @@ class FedCP(Algorithm):
         self.lam: float | PerClient = per_client(lam)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a linear head."""
+        """Raise ConfigError unless the model's head is a linear layer."""
         super().check(federation, model, optimizer)
         require(
             isinstance(getattr(model.module, "head", None), nn.Linear),
@@ -66,7 +66,7 @@ class FedCP(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model and policy, with the initial head as global head."""
+        """Add a global head and the policy network to the model, and create the state w, g and h_i."""
         size = num_features(model)
         model.extend(head_g="copy:head", policy=model.seeded(lambda: policy(size), "fedcp"))
         self.head, self.head_g = model.columns["head"], model.columns["head_g"]
@@ -74,10 +74,10 @@ class FedCP(Algorithm):
         row = model.init_row()
         self.w = self.shared.take(row).clone()  # [|w|]
         self.g = self.head_g.take(row).clone()  # [|head|]
-        self.h = rows("h", default=self.head.take(row))  # lazy [N, |head|]
+        self.h = rows("h", default=self.head.take(row))  # [N, |head|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedCP: clients train base, head and policy; the server averages base, policy and heads."""
         server = cohort.broadcast(w=self.w, g=self.g)
         theta = self.train(cohort, self.rows_of(cohort, server.w, server.g))  # [K, P]
         h = self.head.take(theta)
@@ -88,7 +88,15 @@ class FedCP(Algorithm):
         self.h[cohort.ids] = h
 
     def train(self, cohort: Cohort, start: Tensor) -> Tensor:
-        """Train base, personal head and policy from rows [K, P].  # [K, P]"""
+        """Train base, personal head and policy of each client, with the global head fixed.
+
+        Args:
+            cohort: The clients.
+            start: Their models [u, h_i, g, r] before training.  # [K, P]
+
+        Returns:
+            The trained models.  # [K, P]
+        """
         received = start[0]  # any client's row, because only its base is read, which is the same for all  [P]
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
@@ -102,11 +110,11 @@ class FedCP(Algorithm):
         return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
 
     def contexts(self, cohort: Cohort, rows: Tensor) -> Tensor:
-        """Return v_i / |v_i| of rows [K, P].  # [K, F]"""
+        """Return the unit vectors v_i / |v_i| of the clients' personal heads in rows [K, P].  # [K, F]"""
         return context(cohort.model, rows)
 
     def noise(self, s: Step, z: Tensor) -> Tensor:
-        """Return Gumbel noise for features z.  # [k, B, 2, F]"""
+        """Return standard Gumbel noise for both shares of every feature in z [k, B, F].  # [k, B, 2, F]"""
         u = s.rng.uniform(z.shape[1], 2, z.shape[2]).clamp_min(2**-25)
         return -(-u.log()).log()
 
@@ -127,27 +135,27 @@ class FedCP(Algorithm):
         return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], "head_g")
 
     def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
-        """Return the shared columns w [|w|] joined with the global head g [|head|] and each client's head.  # [K, P]"""
+        """Join shared columns w [|w|], global head g [|head|] and each client's head to full rows.  # [K, P]"""
         rows = w.new_empty(len(cohort), cohort.model.size)
         return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the rows [u, h_i, g, r].  # [K, P]"""
+        """Return the deployed models of the cohort, with base u, heads h_i and g, and policy r.  # [K, P]"""
         server = cohort.broadcast(w=self.w, g=self.g)
         return self.rows_of(cohort, server.w, server.g)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits without noise.  # [k, b, C]"""
+        """Return the logits of inputs [k, b, ...] under deployed rows [k, P], without Gumbel noise.  # [k, b, C]"""
         return self.logits(model, rows, model.features(rows, inputs), context(model, rows), 0.0)
 
 
 def policy(size: int) -> nn.Module:
-    """Return the policy network r for features of `size` numbers, with two outputs for each feature."""
+    """Return a new policy network r, which maps `size` features to two numbers for each feature."""
     return nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU())
 
 
 def context(model: FlatModel, rows: Tensor) -> Tensor:
-    """Return v_i / |v_i|, the normalized sum over classes of the weights of h_i, of rows [k, P].  # [k, F]"""
+    """Return v_i / |v_i|, where v_i sums the weights of client i's head over classes, of rows [k, P].  # [k, F]"""
     return F.normalize(model.named(rows)["head.weight"].sum(1), dim=1)
 
 

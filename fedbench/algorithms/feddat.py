@@ -52,7 +52,7 @@ class FedDAT(Algorithm):
         self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require paired bottlenecks."""
+        """Raise ConfigError unless each adapted layer of the model has two bottlenecks (adapter.twin=true)."""
         super().check(federation, model, optimizer)
         require(
             bool(columns_of_pairs(model)[1]),
@@ -61,16 +61,16 @@ class FedDAT(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all A0 and A1 from one initial adapter."""
+        """Create the state: shared adapter A1, personal A0 and A2 with the same initial values, and personal heads."""
         self.first, self.second = columns_of_pairs(model)
         self.rest = (self.first | self.second).rest(model.size)  # the head and all other columns
         w = self.initial = model.init_row()  # [P]
         self.A1 = self.first.take(w).clone()  # [A]
-        self.A0, self.A2 = (rows(name, default=self.A1) for name in ("A0", "A2"))  # lazy [N, A]
+        self.A0, self.A2 = (rows(name, default=self.A1) for name in ("A0", "A2"))  # [N, A], at first the default
         self.head = rows("head", default=self.rest.take(w))
 
     def round(self, cohort: Cohort) -> None:
-        """Train A0 and A1 of the cohort, and average A1."""
+        """Run one round of FedDAT: clients train A0 and A1, which distill into each other; the server averages A1."""
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         start = self.rows(cohort, A1, A1)
         A0 = self.first.put(start, self.A0[cohort.ids])  # as rows of the model  [K, P]
@@ -79,10 +79,19 @@ class FedDAT(Algorithm):
         self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)
         self.head[cohort.ids] = self.rest.take(out.theta)
         up = cohort.upload(A1=self.first.take(out.theta), relative_to={"A1": "A1"})  # the change of A1 is sent
-        self.A1 = cohort.mean(up.A1, updates="A1")  # the new A1, by the run's server rule
+        self.A1 = cohort.mean(up.A1, updates="A1")  # the new A1: the mean, or the step of the option server towards it
 
     def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
-        """Join the clients' heads with first and second bottlenecks, each [A] for all or [K, A].  # [K, P]"""
+        """Build each client's model from its head and two bottlenecks per layer.
+
+        Args:
+            cohort: The clients.
+            first: Values of the first bottlenecks, [A] for all clients or [K, A].
+            second: Values of the second bottlenecks, likewise.
+
+        Returns:
+            The models.  # [K, P]
+        """
         row = self.rest.put(self.initial.expand(len(cohort), -1), self.head[cohort.ids])
         return self.second.put(self.first.put(row, first), second)
 
@@ -129,14 +138,17 @@ class FedDAT(Algorithm):
         return loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the client's head with A0 and A2; for a client that never took part, with A1 as both.  # [K, P]"""
+        """Return the deployed models of the cohort: head, A0 and A2.  Before a client's first round A0 = A2 = A1.
+
+        # [K, P]
+        """
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         took_part = self.A0.has(cohort.ids)[:, None]  # [K, 1]
         A0, A2 = (torch.where(took_part, rows[cohort.ids], A1) for rows in (self.A0, self.A2))  # [K, A]
         return self.rows(cohort, A0, A2)
 
     def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
-        """Return A1 in both bottlenecks, with the initial head.  # [P]"""
+        """Return the model of all new clients: A1 in both bottlenecks, and the initial head.  # [P]"""
         return self.second.put(self.first.put(self.initial, self.A1), self.A1)
 
 

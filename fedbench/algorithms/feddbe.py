@@ -55,22 +55,22 @@ class FedDBE(Algorithm):
         self.m = m
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a linear head, whose input is the features."""
+        """Raise ConfigError unless the model has a linear head, whose input is the features."""
         super().check(federation, model, optimizer)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from the initial model, with personal shifts of 0."""
+        """Add a shift of the features to the model, and create the state: w, the shifts c_i = 0 and the global mean."""
         self.g = torch.zeros(num_features(model), device=federation.device)  # [F]
         self.has_g = torch.zeros((), dtype=torch.bool)  # on the host
         model.extend(shift=self.g)
         self.shift = model.columns["shift"]
         self.shared = self.shift.rest(model.size)
         self.w = model.init_row()  # [P]
-        self.c = rows("c", default=self.g)  # lazy [N, F]
+        self.c = rows("c", default=self.g)  # [N, F]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedDBE: clients train from w with their shift c_i, and the server averages w."""
         if not self.has_g:
             self.g = self.global_mean(cohort.all_clients())
             self.has_g = torch.ones_like(self.has_g)
@@ -80,10 +80,19 @@ class FedDBE(Algorithm):
         out = cohort.train(start, loss=self.loss, how=how, r=r, g=self.g.expand_as(r))
         self.c[cohort.ids] = self.shift.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # the change of w is sent
-        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))  # the new w, by the run's server rule
+        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))  # or the option server's step to it
 
     def global_mean(self, everybody: Cohort) -> Tensor:
-        """Let all clients train once, upload the running means of their features, and download the mean.  # [F]"""
+        """Let all clients train once, and return the mean of the running means of their features.
+
+        It runs before round 1.  The trained models are discarded.
+
+        Args:
+            everybody: All N clients.
+
+        Returns:
+            The global mean g, as the clients receive it.  # [F]
+        """
         start = self.shared.put(self.w, everybody.broadcast(w=self.shared.take(self.w)).w)
         once = LocalTraining(key="means", optimizer=everybody.engine.optimizer.fresh(), uploaded=False)
         r = self.g.new_zeros(len(everybody), len(self.g))  # [N, F]
@@ -92,7 +101,10 @@ class FedDBE(Algorithm):
         return everybody.broadcast(g=everybody.mean(up.r)).g
 
     def plain_loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss without shifts, and update the running mean r with this batch.  # [k, B]"""
+        """Return the task's loss of each sample without shift; also update the running mean r with the batch.
+
+        # [k, B]
+        """
         z = s.features(rows, batch)  # [k, B, F]
         self.move_mean(s, z, batch)
         return s.task_loss(s.model.head(rows, z), batch)
@@ -107,7 +119,12 @@ class FedDBE(Algorithm):
         return s.task_loss(self.shifted_logits(s.model, rows, z), batch) + s.value(self.kappa) * distance
 
     def move_mean(self, s: Step, z: Tensor, batch: Batch) -> Tensor:
-        """Update the running mean r with features z [k, B, F, ...].
+        """Update the running mean r of each client's features with a batch.
+
+        Args:
+            s: The step of k clients; s.state.r is r [k, F].
+            z: Features of the batch.  # [k, B, F, ...]
+            batch: The batch.
 
         Returns:
             The new r, whose gradient passes through this batch only.  # [k, F]
@@ -118,22 +135,22 @@ class FedDBE(Algorithm):
         return r
 
     def shifted_logits(self, model: FlatModel, rows: Tensor, z: Tensor) -> Tensor:
-        """Return the head's outputs for z + c_i.  # [k, B, C, ...]"""
+        """Return the head's logits for features z [k, B, F, ...] plus each client's shift c_i.  # [k, B, C, ...]"""
         c = model.named(rows)["shift"]  # [k, F]
         return model.head(rows, z + c.view(len(c), 1, -1, *[1] * (z.dim() - 3)))
 
     def with_shifts(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Return the shared columns w [|w|] joined with each client's shift.  # [K, P]"""
+        """Join the shared columns w [|w|] with each client's shift c_i to full rows.  # [K, P]"""
         return self.shift.put(self.shared.put(self.w, w), self.c[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the rows [w, c_i].  # [K, P]"""
+        """Return the deployed models of the cohort: w with each client's shift c_i.  # [K, P]"""
         return self.with_shifts(cohort, cohort.broadcast(w=self.shared.take(self.w)).w)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of the shifted features.  # [k, b, C, ...]"""
+        """Return the logits of inputs [k, b, ...] under rows [k, P], with features shifted by c_i.  # [k, b, C, ...]"""
         return self.shifted_logits(model, rows, model.features(rows, inputs))
 
     def global_row(self) -> Tensor:
-        """Return w, which has no shift."""
+        """Return the server model w, whose shift is 0.  # [P]"""
         return self.w

@@ -35,14 +35,14 @@ class FedDyn(Algorithm):
         self.alpha = per_client(alpha)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize w, and g_i = h = 0."""
+        """Create the state: server model w, server state h = 0, and each client's linear term g_i = 0."""
         self.w = model.init_row()  # [P]
         self.h = torch.zeros_like(self.w)  # [P]
-        self.g = rows("g", default=self.h)  # lazy [N, P]
+        self.g = rows("g", default=self.h)  # [N, P]; a row equals the default until it is set
         self.trained = model.trained
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedDyn: clients train with the linear and quadratic term; the server updates h and w."""
         g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w  # [P]
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.state.g)
@@ -53,9 +53,9 @@ class FedDyn(Algorithm):
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w for every client."""
+        """Return what the cohort deploys, the server model w for every client.  # [P]"""
         return cohort.broadcast(w=self.w).w
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -41,20 +41,20 @@ class FedExP(Algorithm):
         self.weights: Literal["uniform", "samples"] = weights
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model."""
+        """Create the state: the server model w, which is also the previous one before round 1."""
         self.w = self.previous = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedExP (Algorithm 1): the server extrapolates the mean change of the clients."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
         self.previous = self.w
         self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)  # the new w, by self.rule
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed model for every client."""
+        """Return what the cohort deploys, `global_row` for every client.  # [P]"""
         return cohort.broadcast(w=self.global_row()).w
 
     def global_row(self) -> Tensor:
-        """Return the mean of the last two server models, or the last one."""
+        """Return the mean of the last two server models; with deploy="last", the last one.  # [P]"""
         return (self.w + self.previous) / 2 if self.deploy == "mean_of_two" else self.w

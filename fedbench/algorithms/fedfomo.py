@@ -52,15 +52,15 @@ class FedFomo(Algorithm):
         self.uploaded: Rows | None = None  # before the first private or compressed upload
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, set Pref = I, and hold out samples of every client."""
+        """Create the state (client models, Pref = I), and hold out training samples of every client for its loss L."""
         w, self.rows = model.init_row(), rows
-        self.theta = rows("theta", default=w)  # lazy [N, P]
+        self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
-        self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # lazy [N, N]
+        self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # [N, N], at first the default
         federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def round(self, cohort: Cohort) -> None:
-        """Mix downloaded models (from the second round on), train and upload."""
+        """Run one round of FedFomo: from round 2 on clients mix downloaded models; then they train and upload."""
         theta = self.theta[cohort.ids]  # [K, P]
         if self.last is not None and self.models:
             theta = self.mixed(cohort, theta, self.ref[cohort.ids])
@@ -75,7 +75,7 @@ class FedFomo(Algorithm):
         self.last, self.prev = up.theta, cohort.index
 
     def on_server(self, cohort: Cohort) -> Tensor:
-        """Return theta_i as the server has it: the last upload, or the initial model.  # [K, P]"""
+        """Return theta_i as the server has it: as last uploaded, or the initial model before that.  # [K, P]"""
         if cohort.is_lossless:
             return self.theta[cohort.ids]
         if self.uploaded is None:
@@ -134,14 +134,19 @@ class FedFomo(Algorithm):
         return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i, as last trained."""
+        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
 
 def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
-    """Return the positions that sort each row of pref [K, K'] in descending order; ties are in random order.
+    """Return the order of each client's candidates by descending preference, with ties in random order.
 
-    # [K, K']
+    Args:
+        pref: Preference of K clients for K' candidates.  # [K, K']
+        draws: Random number generator of each client.
+
+    Returns:
+        Positions of the candidates, the preferred one first.  # [K, K']
     """
     shuffled = draws.uniform(pref.shape[1]).argsort(1)
     best = pref.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)  # stable: ties stay shuffled

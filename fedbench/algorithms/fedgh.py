@@ -46,7 +46,7 @@ class FedGH(Algorithm):
         self.head_lr = head_lr
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Require one learning rate for the head."""
+        """Raise ConfigError for head_lr=None with one learning rate per client: the server's head needs one rate."""
         super().check_settings(num_clients, groups, optimizer)
         require(
             self.head_lr is not None or not isinstance(optimizer.lr, list),
@@ -55,21 +55,21 @@ class FedGH(Algorithm):
         )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial base and head."""
-        self.head = model.columns["head"]
+        """Create the state: the shared head h, and client models with the same initial values."""
+        self.head = model.columns["head"]  # columns of the head in a row
         self.num_classes = federation.num_classes
         w = model.init_row()
         self.h = self.head.take(w).clone()  # [|h|]
-        self.theta = rows("theta", default=w)  # lazy [N, P]
+        self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedGH: clients train and upload class means; the server trains the head h on these."""
         start = self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)  # [K, P]
         theta = cohort.train(start, how=LocalTraining(uploaded=False)).theta
         self.theta[cohort.ids] = theta
@@ -86,7 +86,7 @@ class FedGH(Algorithm):
         self.h = self.train_head(cohort, up.means[has_prototype][order], classes[has_prototype][order])
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return the statistics of the features of all training samples under the rows theta [K, P]."""
+        """Return class counts and class means of the features of all training samples, for models theta [K, P]."""
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def train_head(self, cohort: Cohort, means: Tensor, classes: Tensor) -> Tensor:
@@ -111,9 +111,9 @@ class FedGH(Algorithm):
         return h
 
     def order(self, cohort: Cohort) -> Tensor:
-        """Return random numbers by which the server sorts the class means.  # [K, C]"""
+        """Return a random number for each client and class, by which the server sorts the class means.  # [K, C]"""
         return cohort.random("class means").uniform(self.num_classes)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return each client's base with the newest head.  # [K, P]"""
+        """Return the deployed models of the cohort: each client's base with the newest server head h.  # [K, P]"""
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

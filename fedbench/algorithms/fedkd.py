@@ -53,22 +53,22 @@ class FedKD(Algorithm):
         self.student_lr, self.T_start, self.T_end = student_lr, T_start, T_end
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all students and teachers from one initial model, and all W_i from one draw."""
+        """Create the state: student w, teachers theta_i with the same initial values, and the feature maps W_i."""
         self.w = self.g = model.init_row()  # [P]
         self.numbers = torch.tensor([self.g.numel()], device=self.g.device)  # not truncated yet
-        self.theta = rows("theta", default=self.g)  # lazy [N, P]
+        self.theta = rows("theta", default=self.g)  # [N, P]; a row equals the default until it is set
         size = num_features(model)
         initial_W = model.seeded(lambda: nn.Linear(size, size, bias=False), "fedkd").weight.detach()
-        self.W = rows("W", default=initial_W.flatten().to(self.g))  # lazy [N, F F]
+        self.W = rows("W", default=initial_W.flatten().to(self.g))  # [N, F F]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round."""
+        """Run one round of FedKD: clients train teacher and student; the server averages and truncates the students."""
         g = cohort.broadcast(g=self.g, num_values={"g": self.numbers.expand(len(cohort))}).g
         W = self.W[cohort.ids]  # [K, F F]
         out = cohort.train(
@@ -84,11 +84,16 @@ class FedKD(Algorithm):
         low_rank, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
         # the change of g is sent; num_values counts the numbers of the factors, which determine its size in bytes
         up = cohort.upload(g=low_rank, relative_to={"g": "g"}, num_values={"g": numbers})
-        self.w = cohort.mean(up.g, weights="uniform", updates="g")  # the new g, by the run's server rule
+        self.w = cohort.mean(up.g, weights="uniform", updates="g")  # the mean, or the option server's step towards it
         (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one step of the teacher, of W_i and of the student.  s.theta is g, s.state.teacher is theta_i."""
+        """Take one step of the teacher, of W_i and of the student.
+
+        Args:
+            s: The step of k clients: s.theta is the student g, s.state.teacher the teacher theta_i, s.state.W is W_i.
+            batch: One batch of every client.
+        """
         at_theta = s.grad(batch, rows=s.state.teacher, loss=self.teacher_loss)
         at_g = s.grad(batch, loss=self.student_loss)
         s.descend(at_theta, name="teacher", uploaded=False)
@@ -96,14 +101,25 @@ class FedKD(Algorithm):
         s.descend(at_g, lr=self.student_lr)
 
     def teacher_loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return L as a function of theta_i, and store the gradient of L in W_i in the state slope.  # [k]"""
+        """Return L as a function of the teacher theta_i, with the student fixed.
+
+        It also writes the gradient of L in W_i to the state `slope`.
+
+        Args:
+            s: The step of k clients.
+            theta: The teachers.  # [k, P]
+            batch: One batch of every client.
+
+        Returns:
+            L of each client.  # [k]
+        """
         of_theta = features_and_logits(s, theta, batch)
         with torch.no_grad():
             of_g = features_and_logits(s, s.theta, batch)
         return self.loss(s, of_theta, of_g, batch, stores_slope=True)
 
     def student_loss(self, s: Step, g: Tensor, batch: Batch) -> Tensor:
-        """Return L as a function of g.  # [k]"""
+        """Return L of each client as a function of its student g [k, P], with the teacher fixed.  # [k]"""
         of_g = features_and_logits(s, g, batch)
         with torch.no_grad():
             of_theta = features_and_logits(s, s.state.teacher, batch)
@@ -143,15 +159,15 @@ class FedKD(Algorithm):
         return c + self.mean(divergence + 2 * error.square().mean(2), batch) / c
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
-        """Return the mean of values [k, B] over the samples of each client.  # [k]"""
+        """Return each client's mean of values [k, B] over the samples of its batch, without padding.  # [k]"""
         return (values * batch.weight).sum(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i.  # [K, P]"""
+        """Return the deployed models of the cohort, the teachers theta_i.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the mean w of the students, before truncation.  # [P]"""
         return self.w
 
 

@@ -38,7 +38,7 @@ class FedLC(FedAvg):
         self.tau: float | PerClient = per_client(tau)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require targets that are classes, because the method needs the number of samples of each class."""
+        """Raise ConfigError unless targets are classes of samples or pixels, because the method counts the classes."""
         super().check(federation, model, optimizer)
         require(
             bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
@@ -47,21 +47,21 @@ class FedLC(FedAvg):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize w, and count the classes of each client."""
+        """Create the state: the server model w, and the number n_i[c] of training samples of each client and class."""
         super().setup(federation, model, rows)
         self.n = federation.label_counts  # [N, C] on the host
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedLC: clients train with logits that are shifted by class, and the server averages."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         n = torch.from_numpy(self.n[cohort.ids]).to(w)  # [K, C]
         shift = cohort.value(self.tau) * n.clamp_min(1).pow(-0.25)  # [K, C]
         out = cohort.train(w, loss=self.loss, shift=shift, present=n > 0)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of the calibrated logits over the client's classes.  # [k, B]"""
+        """Return the task's loss of each sample, with calibrated logits over its client's classes.  # [k, B]"""
         logits = s.forward(theta, batch)  # [k, B, C, ...]
         shift = s.state.shift.view(len(logits), 1, -1, *[1] * (logits.dim() - 3))  # [k, 1, C, ...]
         return s.task_loss(logits - shift, dataclasses.replace(batch, class_mask=s.state.present))

@@ -43,7 +43,13 @@ class FedNova(FedAvg):
         self.mu, self.server_momentum = mu, server_momentum
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Require an optimizer whose accumulation vector is known."""
+        """Raise ConfigError unless the optimizer is SGD whose accumulation vector is known in each round.
+
+        Args:
+            num_clients: Number of training clients; None if only the data set determines it.
+            groups: Names of the model's column groups.
+            optimizer: The local optimizer.
+        """
         super().check_settings(num_clients, groups, optimizer)
         is_sgd = isinstance(optimizer, SGD)
         require(
@@ -62,19 +68,19 @@ class FedNova(FedAvg):
         self.rho = optimizer.momentum if is_sgd else 0.0
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize w, and the server momentum to zero."""
+        """Create the state: the server model w, and the server momentum v = 0."""
         super().setup(federation, model, rows)
         self.v = torch.zeros_like(self.w)  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedNova: clients train from w, and the server averages their normalized changes."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, extra_grad=(lambda s: self.mu * (s.theta - w)) if self.mu else None)
         a = self.accumulation(out.steps, out.lr)  # [K]
         counts = {"a": a, "T": out.steps} if self.mu else {"a": a}  # [K] each
         up = cohort.upload(
             theta=out.theta,
-            relative_to={"theta": "w"},  # theta - w is sent
+            relative_to={"theta": "w"},  # theta - w is sent, and the server adds w
             previous=dict.fromkeys(counts),  # None for each: a and T are sent as they are
             uncompressed=[*counts],
             **counts,  # type: ignore[arg-type]

@@ -38,13 +38,13 @@ class FedNTD(FedAvg):
         self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample."""
+        """Raise ConfigError unless each sample has one class."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedNTD (Algorithm 1): clients train with distillation from w, and the server averages."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
 
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
             logits = s.forward(theta, batch)  # [k, B, C]
@@ -55,11 +55,19 @@ class FedNTD(FedAvg):
             return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl
 
         out = cohort.train(w, loss=loss if self.beta else None)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def not_true(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return log q(l): the log softmax of l / tau over the client's classes but the true one.  # [k, B, C]"""
+        """Return the log softmax of logits / tau over the client's classes except the sample's true class.
+
+        Args:
+            logits: Logits of k clients.  # [k, B, C]
+            batch: Their batch, with the true classes.
+
+        Returns:
+            Log probabilities log q(l); about -1e9 for excluded classes.  # [k, B, C]
+        """
         classes = torch.arange(logits.shape[2], device=logits.device)
         excluded = batch.y[..., None] == classes  # [k, B, C]
         if batch.class_mask is not None:

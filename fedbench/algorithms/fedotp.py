@@ -52,15 +52,15 @@ class FedOTP(Algorithm):
         self.gamma, self.eps = gamma, eps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add columns for p_l to the model, and start all clients from one draw of both prompts."""
+        """Add a personal prompt p_l to the model, and create the state: all clients start from the same two prompts."""
         clip: Any = model.module
         model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
         self.global_prompt, self.local_prompt = model.columns["prompt"], model.columns["local"]
         self.w = model.init_row()  # [P]
-        self.p_l = rows("p_l", default=self.local_prompt.take(self.w))  # lazy [N, l d]
+        self.p_l = rows("p_l", default=self.local_prompt.take(self.w))  # [N, l d], at first the default
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: train both prompts, and average p_g."""
+        """Run one round of FedOTP (Algorithm 1): clients train both prompts, and the server averages p_g."""
         if cohort.round == 0:
             cohort = cohort.all_clients()
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g  # [l d]
@@ -72,11 +72,11 @@ class FedOTP(Algorithm):
         self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of the logits of `predict`.  # [k, B]"""
+        """Return the task's loss of each sample, from the logits of `predict`.  # [k, B]"""
         return s.task_loss(self.predict(s.model, rows, batch.x), batch)  # [k, B]
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return logit_c = s <T*, sim>.  # [k, B, C]"""
+        """Return the logits s <T*, sim> of inputs [k, B, ...] under the prompts in rows [k, P].  # [k, B, C]"""
         clip: Any = model.module
         named = model.named(rows)
         T = clip.text(torch.stack([clip.context(named), named["local"]], -3))  # [k, 2, C, D]
@@ -84,21 +84,36 @@ class FedOTP(Algorithm):
         return clip.scale * self.transported(similarities(F, T))
 
     def transported(self, sim: Tensor) -> Tensor:
-        """Return <sg(T*), sim> of similarities sim [k, 2, C, B, M], without a gradient through T*.  # [k, B, C]"""
+        """Return the sum of similarities over tokens and prompts, weighted by the optimal transport plan T*.
+
+        Args:
+            sim: Similarities of text features and image tokens, for two prompts.  # [k, 2, C, B, M]
+
+        Returns:
+            <T*, sim>, without a gradient through T*.  # [k, B, C]
+        """
         plan = _transport.plan(sim, self.eps, self.gamma)
         return (plan * sim).sum((1, 4)).transpose(1, 2)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return rows with the prompts p_g and p_l.  # [K, P]"""
+        """Return the deployed models of the cohort: averaged prompt p_g and personal prompts p_l.  # [K, P]"""
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g
         return self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])
 
     def global_row(self) -> Tensor:
-        """Return p_g with the initial p_l."""
+        """Return the server model: the averaged prompt p_g with the initial p_l.  # [P]"""
         return self.w
 
 
 def similarities(F: Tensor, T: Tensor) -> Tensor:
-    """Return the cosines of tokens F [k, B, M, D] and texts T [k, 2, C, D].  # [k, 2, C, B, M]"""
+    """Return the inner products of image tokens F and text features T, which are cosines of unit vectors.
+
+    Args:
+        F: M tokens of each image.  # [k, B, M, D]
+        T: Features of C class names under two prompts.  # [k, 2, C, D]
+
+    Returns:
+        The similarities.  # [k, 2, C, B, M]
+    """
     sim = T.flatten(1, 2) @ F.flatten(1, 2).transpose(1, 2)  # [k, 2 C, B M]
     return sim.view(*T.shape[:3], *F.shape[1:3])

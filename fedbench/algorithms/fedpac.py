@@ -84,24 +84,24 @@ class FedPAC(Algorithm):
         self.head_epochs, self.head_lr, self.weights = head_epochs, head_lr, weights
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial base and head, without prototypes."""
-        self.base = model.without("head")
-        self.head = self.base.rest(model.size)
+        """Create the state: shared base u, mixed heads h_i with the same initial values, and prototypes G = 0."""
+        self.base = model.without("head")  # columns of all parameters outside the head
+        self.head = self.base.rest(model.size)  # all other columns of a row
         w = model.init_row()
         self.u = self.base.take(w).clone()  # [|u|]
-        self.h = rows("h", default=self.head.take(w))  # lazy [N, |head|]
+        self.h = rows("h", default=self.head.take(w))  # [N, |head|]; a row equals the default until it is set
         self.num_classes = federation.num_classes
         self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
         self.has_prototype = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedPAC: clients train; the server averages bases and prototypes, and mixes heads."""
         server = cohort.broadcast(u=self.u, G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
         theta = self.with_heads(cohort, server.u)  # [K, P]
         before = self.statistics(cohort, theta)
@@ -119,13 +119,13 @@ class FedPAC(Algorithm):
             previous={"V": None, "H": None, "means": None, "counts": None},  # None: sent as they are
             uncompressed=["V", "counts"],
         )
-        self.u = cohort.mean(up.u, updates="u")  # the new u, by the run's server rule
+        self.u = cohort.mean(up.u, updates="u")  # the new u: the mean, or the step of the option server towards it
         self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
         a = self.head_weights(up.V, up.H)  # [K, K]
         self.h[cohort.ids] = a @ up.h
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
-        """Send each client its head, and return the base u joined with it.  # [K, P]"""
+        """Send each client its head h_i, and return it joined with the base u [|u|] to a full row.  # [K, P]"""
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), cohort.download(h=self.h[cohort.ids]).h)
 
@@ -152,17 +152,33 @@ class FedPAC(Algorithm):
         return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return the statistics of the features of all training samples under the rows theta [K, P]."""
+        """Return class counts and class means of the features of all training samples, for models theta [K, P]."""
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def variance_and_means(self, cohort: Cohort, statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
-        """Return V_i and H_i (module docstring) of the statistics before training.  # [K], [K, C, F]"""
+        """Return the variance V_i of each client's features, and its scaled class means H_i.
+
+        Args:
+            cohort: The clients.
+            statistics: Their class counts, and means and squared norms of features, before training.
+
+        Returns:
+            V_i [K], and H_i[c] = pi_ic mu_ic [K, C, F] (module docstring).
+        """
         pi = statistics.counts / statistics.counts.sum(1, keepdim=True).clamp_min(1)  # label shares  [K, C]
         variance = (pi * statistics.squares - pi.square() * statistics.means.square().sum(2)).sum(1)  # [K]
         return variance / cohort.num_samples.clamp_min(1), pi[..., None] * statistics.means
 
     def head_weights(self, V: Tensor, H: Tensor) -> Tensor:
-        """Return the weights a_ij of head j in the head of client i, by V [K] and H [K, C, F].  # [K, K]"""
+        """Solve each client's quadratic program for the weights of all heads in its own.
+
+        Args:
+            V: Variances of the clients' features.  # [K]
+            H: Their scaled class means.  # [K, C, F]
+
+        Returns:
+            a_ij, the weight of head j in the head of client i; rows sum to 1.  # [K, K]
+        """
         v = V.double().clamp_min(0).cpu().numpy()  # privacy noise may make V negative  [K]
         H_flat = H.flatten(1).double().cpu().numpy()  # [K, C F]
         a = np.stack([minimize_on_simplex((H_i - H_flat) @ (H_i - H_flat).T + np.diag(v)) for H_i in H_flat])
@@ -170,9 +186,9 @@ class FedPAC(Algorithm):
         return torch.from_numpy(self.normalized(a)).to(H)
 
     def normalized(self, a: np.ndarray) -> np.ndarray:
-        """Scale each client's weights to a sum of 1.  # [K, K]"""
+        """Scale each client's weights, the rows of a [K, K], to a sum of 1.  # [K, K]"""
         return a / a.sum(1, keepdims=True)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the averaged base with each client's mixed head.  # [K, P]"""
+        """Return the deployed models of the cohort: shared base u with each client's mixed head h_i.  # [K, P]"""
         return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

@@ -21,26 +21,26 @@ class FedPer(Algorithm):
     has_base = True
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial base and head."""
-        self.base = model.without("head")
-        self.head = self.base.rest(model.size)
+        """Create the state: shared base u at the server, and a personal head v_i for each client."""
+        self.base = model.without("head")  # columns of all parameters outside the head
+        self.head = self.base.rest(model.size)  # all other columns of a row
         w = model.init_row()
         self.u = self.base.take(w).clone()  # [|u|]
-        self.v = rows("v", default=self.head.take(w))  # lazy [N, |head|]
+        self.v = rows("v", default=self.head.take(w))  # [N, |head|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithms 1 and 2."""
-        u = cohort.broadcast(u=self.u).u
+        """Run one round of FedPer: clients train base and head together, and the server averages the bases."""
+        u = cohort.broadcast(u=self.u).u  # as the clients receive it  [|u|]
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
-        self.u = cohort.mean(up.u, updates="u")  # the new u, by the run's server rule
+        self.u = cohort.mean(up.u, updates="u")  # the new u: the mean, or the step of the option server towards it
         self.v[cohort.ids] = self.head.take(out.theta)
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
-        """Return the base u joined with each client's head.  # [K, P]"""
+        """Join the base u [|u|] with the personal head of each client to full rows.  # [K, P]"""
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), self.v[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the averaged base with each client's head."""
+        """Return the deployed models of the cohort: shared base u with each client's head v_i.  # [K, P]"""
         return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

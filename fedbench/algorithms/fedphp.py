@@ -40,32 +40,32 @@ class FedPHP(FedAvg):
         self.lam: float | PerClient = per_client(lam)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a linear head, whose input is the features."""
+        """Raise ConfigError unless the model has a linear head, whose input is the features."""
         super().check(federation, model, optimizer)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start w and all theta_p from one initial model."""
+        """Create the state: server model w, and each client's moving average theta_p with the same initial values."""
         super().setup(federation, model, rows)
-        self.theta_p = rows("theta_p", default=self.w)  # lazy [N, P]
+        self.theta_p = rows("theta_p", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedPHP: clients train, update their average theta_p, and the server averages as FedAvg."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         theta_p = self.theta_p[cohort.ids]  # [K, P]
         out = cohort.train(w, loss=self.loss, theta_p=theta_p) if self.lam else cohort.train(w)
         m = cohort.value(self.mu) * (cohort.round / max(cohort.rounds - 1, 1))
         self.theta_p[cohort.ids] = (1 - m) * out.theta + m * theta_p
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return (1 - lam) CE + lam MMD(z, z_p), where every sample gets the MMD of its batch.  # [k, B]"""
+        """Return (1 - lam) CE + lam MMD(z, z_p) of each sample; each gets the MMD of its batch.  # [k, B]"""
         z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
         z_p = frozen_features(s, s.state.theta_p, batch)  # [k, B, F]
         lam, discrepancy = s.value(self.lam), mmd(z.flatten(2).float(), z_p.flatten(2).float(), batch.weight)  # [k]
         return (1 - lam) * s.task_loss(logits, batch) + lam * discrepancy[:, None]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_p.  # [K, P]"""
+        """Return the deployed models of the cohort, the moving averages theta_p.  # [K, P]"""
         return self.theta_p[cohort.ids]

@@ -96,7 +96,7 @@ class FedPIA(Algorithm):
         self.samples, self.combine, self.init = samples, combine, init
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require bottlenecks, and paired ones with combine="output_sum"."""
+        """Raise ConfigError unless the model has bottleneck adapters, two per layer with combine="output_sum"."""
         super().check(federation, model, optimizer)
         require(
             bool(alignment.bottlenecks_of(model, model.without("head"))),
@@ -109,15 +109,15 @@ class FedPIA(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start from one initial adapter, or from one for each client (init="per_client")."""
+        """Create the state: the server's adapter G, and client rows with G; with init="per_client" with their own."""
         no_pairs = (Columns([]), Columns([]))
         self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else no_pairs
         self.shared = (model.columns["head"] | self.second).rest(model.size)
-        self.head = model.columns["head"]
+        self.head = model.columns["head"]  # columns of the head in a row
         w = self.initial = model.init_row()  # [P]
         self.G = self.shared.take(w).clone()  # [A]
-        self.personal = rows("own", default=w)  # lazy [N, P]
-        self.uploaded = rows("sent", default=self.G)  # lazy [N, A]
+        self.personal = rows("own", default=w)  # [N, P]; a row equals the default until it is set
+        self.uploaded = rows("sent", default=self.G)  # [N, A]; a row equals the default until it is set
         if self.init == "per_client":
             everybody = np.arange(federation.num_clients)
             each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
@@ -130,7 +130,7 @@ class FedPIA(Algorithm):
         self.q = torch.zeros(n, S)
 
     def round(self, cohort: Cohort) -> None:
-        """Combine with G, train and upload at the clients; align and average at the server."""
+        """Run one round of FedPIA: clients combine their adapters with G and train; the server aligns and averages."""
         G = cohort.broadcast(G=self.G).G  # [A]
         personal = self.personal[cohort.ids]  # [K, P]
         without_G = self.init == "per_client" and cohort.round == 0  # G is not an average of clients yet
@@ -150,7 +150,7 @@ class FedPIA(Algorithm):
 
     @property
     def how(self) -> LocalTraining:
-        """Local training whose heads are not uploaded."""
+        """Settings of local training: only the shared columns are uploaded, not the heads."""
         return LocalTraining(uploaded=self.shared)
 
     # -- clients -----------------------------------------------------------------------------------------
@@ -224,11 +224,18 @@ class FedPIA(Algorithm):
         ]
 
     def _is_computed_once(self, model: FlatModel, bottleneck: alignment.Bottleneck) -> bool:
-        """Return whether the layer does not depend on the samples, like those of a text tower of class names."""
+        """Return whether a layer's output is the same for all samples, as in a text tower of class names."""
         return any(fnmatch.fnmatch(bottleneck.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
     def _over_tokens(self, output: Tensor) -> Tensor:
-        """Return the mean over tokens of a layer's output [k, b, ..., blocks m].  # [k, b, blocks m]"""
+        """Return the mean over tokens, all axes between sample and unit, of a layer's output.
+
+        Args:
+            output: Output of the layer.  # [k, b, ..., blocks m]
+
+        Returns:
+            The mean.  # [k, b, blocks m]
+        """
         return output.flatten(2, -2).mean(2) if output.dim() > 3 else output
 
     def integrate(self, cohort: Cohort, personal: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
@@ -257,17 +264,33 @@ class FedPIA(Algorithm):
         return out, shared.take(out.theta).lerp(Gk, self.lam)
 
     def trained(self, cohort: Cohort, start: Tensor) -> SimpleNamespace:
-        """Train from rows start [K, P] with second bottlenecks frozen, and return the output of `cohort.train`."""
+        """Train all columns except the second bottlenecks from rows `start`, and record the losses.
+
+        Args:
+            cohort: The clients.
+            start: Rows before training.  # [K, P]
+
+        Returns:
+            The output of `cohort.train`, with the cumulative losses as loss_sum [K, T].
+        """
         columns = self.second.rest(cohort.model.size)
         return cohort.train(start, step=recorded, columns=columns, how=self.how, loss_sum=cohort.step_record())
 
     def in_both(self, rows: Tensor) -> Tensor:
-        """Copy the adapter of rows [..., P] into their second bottlenecks, if there are any.  # [..., P]"""
+        """Return rows [..., P] whose second bottlenecks equal the first; unchanged without second bottlenecks."""
         return self.second.put(rows, self.first.take(rows)) if self.second else rows
 
     # -- server ------------------------------------------------------------------------------------------
     def merged(self, cohort: Cohort, up: Tensor) -> Tensor:
-        """Compute G from the uploaded adapters `up` [K, A].  # [A]"""
+        """Align the uploaded adapters with their mean, and return their weighted mean G.
+
+        Args:
+            cohort: The clients.
+            up: The uploaded adapters.  # [K, A]
+
+        Returns:
+            G; with server="average", the mean without alignment.  # [A]
+        """
         K, shared = len(cohort), self.shared
         G0 = cohort.mean(up)  # [A]
         if self.server == "average":
@@ -288,13 +311,29 @@ class FedPIA(Algorithm):
         return shared.take(G)
 
     def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, bottleneck: alignment.Bottleneck) -> Tensor:
-        """Return the distances of incoming weights of units: mover [K, P], anchor [K or 1, P].  # [K, m, m]"""
+        """Return the distances between the units of two bottlenecks, by their incoming weights.
+
+        Args:
+            model: The model.
+            mover: Rows whose units are to be reordered.  # [K, P]
+            anchor: Rows whose order they shall get, one for all or one each.  # [1, P] or [K, P]
+            bottleneck: The bottleneck, with m units.
+
+        Returns:
+            Distance of unit i of mover and unit j of anchor.  # [K, m, m]
+        """
         of_mover, of_anchor = (alignment.incoming(model, rows, bottleneck) for rows in (mover, anchor))
         return alignment.costs(of_mover, of_anchor)
 
     # -- what is deployed, and recorded ------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w_k with the client's head; G replaces w_k with client="none" and for clients that never took part."""
+        """Return the deployed models of the cohort: adapter w_k and personal head.
+
+        G replaces w_k with client="none", and for clients that never took part.
+
+        Returns:
+            The models.  # [K, P]
+        """
         personal, G = self.personal[cohort.ids], cohort.broadcast(G=self.G).G
         with_G = self.in_both(self.shared.put(personal, G))
         if self.client == "none":
@@ -304,11 +343,16 @@ class FedPIA(Algorithm):
         return torch.where(took_part, personal, with_G)
 
     def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
-        """Return G with the initial head.  # [P]"""
+        """Return the model of all new clients: the server's adapter G with the initial head.  # [P]"""
         return self.in_both(self.shared.put(self.initial, self.G))
 
     def _note(self, cohort: Cohort, **values: Tensor) -> None:
-        """Write the cohort's values [K, ...] into the attributes [N, ...] of these names."""
+        """Store figures of the cohort's clients for `matrices`.
+
+        Args:
+            cohort: The clients.
+            values: By name of an attribute [N, ...], the new entries of these clients.  # [K, ...] each
+        """
         for name, of_cohort in values.items():
             of_all = getattr(self, name)
             setattr(self, name, of_all.index_copy(0, torch.from_numpy(cohort.ids), of_cohort.to(of_all)))
@@ -318,7 +362,12 @@ class FedPIA(Algorithm):
         self._note(cohort, **{f"moved_{where}": aligned.moved.mean(1), f"cost_{where}": cost})
 
     def _note_losses(self, cohort: Cohort, sums: Tensor) -> None:
-        """Note each client's losses at the first and last step, from cumulative sums [K, T] over the steps."""
+        """Store the losses of each client's first and last local step for `matrices`.
+
+        Args:
+            cohort: The clients.
+            sums: Sum of each client's losses up to every step.  # [K, T]
+        """
         if not sums.shape[1]:  # no client has taken a step
             return
         sums, last = sums.cpu(), torch.from_numpy(np.maximum(cohort.num_steps - 1, 0))
@@ -338,6 +387,6 @@ class FedPIA(Algorithm):
 
 
 def recorded(s: Step, batch: Batch) -> None:
-    """Take a gradient step, and record the sum of the losses so far as loss_sum."""
+    """Take one gradient step on s.theta, and record the sum of the losses so far as loss_sum."""
     s.descend(s.grad(batch))
     s.record("loss_sum", s.summed_loss)

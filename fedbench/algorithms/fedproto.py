@@ -67,20 +67,20 @@ class FedProto(Algorithm):
         self.weights, self.predict_by = weights, predict_by
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, without prototypes."""
-        self.theta = rows("theta", default=model.init_row())  # lazy [N, P]
+        """Create the state: client models theta_i with the same initial values, and no prototypes yet."""
+        self.theta = rows("theta", default=model.init_row())  # [N, P]; a row equals the default until it is set
         self.num_classes = federation.num_classes
         self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
         self.has_prototype = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedProto: clients train towards prototypes; the server averages their class means."""
         server = self.send_prototypes(cohort)
         sums = self.G.new_zeros(len(cohort), *self.G.shape)  # [K, C, F]
         counts = sums.new_zeros(len(cohort), self.num_classes)  # [K, C]
@@ -106,16 +106,21 @@ class FedProto(Algorithm):
         self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
 
     def send_prototypes(self, cohort: Cohort) -> SimpleNamespace:
-        """Send the prototypes.  Return G [C, F] and has_prototype [C] as the clients receive them."""
+        """Broadcast the prototypes, and return G [C, F] and has_prototype [C] as the clients receive them."""
         return cohort.broadcast(G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
 
     def one_hot(self, batch: Batch) -> Tensor:
-        """Return the classes of the samples as vectors of one 1 and zeros; padding has zeros only.  # [k, B, C]"""
+        """Return 1 at each sample's class and else 0; padding has only zeros.  # [k, B, C]"""
         classes = torch.arange(self.num_classes, device=batch.y.device)
         return ((batch.y[..., None] == classes) & batch.real[..., None]).to(self.G)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return theta_i [K, P]; with predict_by="prototypes", once there are any, also G and has_prototype."""
+        """Return what the cohort deploys: the models, and the prototypes for prediction.
+
+        Returns:
+            A dict of theta [K, P].  With predict_by="prototypes", once there are prototypes, also G [K, C, F] and
+            has_prototype [K, C].
+        """
         theta = self.theta[cohort.ids]
         if self.predict_by == "head" or not bool(self.has_prototype.any()):
             return {"theta": theta}
@@ -127,7 +132,16 @@ class FedProto(Algorithm):
         }
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return minus the squared distances to the prototypes; without prototypes, the head's logits.  # [k, b, C]"""
+        """Return minus the squared distances of the features to the class prototypes, as logits.
+
+        Args:
+            model: The model.
+            rows: Output of `personalized` for k clients.  Without "G", the logits are those of the head.
+            inputs: Inputs of b samples of each client.  # [k, b, ...]
+
+        Returns:
+            Logits; the lowest number for a class without a prototype.  # [k, b, C]
+        """
         if "G" not in rows:
             return model.predict(rows["theta"], inputs)
         z = model.features(rows["theta"], inputs)  # [k, b, F]

@@ -29,10 +29,10 @@ class FedProx(FedAvg):
         self.mu, self.official_noop = per_client(mu), official_noop
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 2."""
+        """Run one round of FedProx: clients train from w with a pull mu (theta - w) towards it; the server averages."""
         w = cohort.broadcast(w=self.w).w  # [P]
         has_gradient = self.mu and not self.official_noop
         prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
         theta = cohort.train(w, extra_grad=prox).theta  # [K, P]
-        up = cohort.upload(theta=theta, relative_to={"theta": "w"})  # theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=theta, relative_to={"theta": "w"})  # theta - w is sent, and the server adds w
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it

@@ -27,8 +27,8 @@ class FedRep(FedPer):
         self.head_epochs, self.body_epochs = head_epochs, body_epochs
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: train the heads, then the bases, and average the bases."""
-        u = cohort.broadcast(u=self.u).u
+        """Run one round of FedRep: clients train the head, then the base; the server averages the bases."""
+        u = cohort.broadcast(u=self.u).u  # as the clients receive it  [|u|]
         theta = self.with_heads(cohort, u)  # [K, P]
         theta = cohort.train(
             theta,
@@ -37,5 +37,5 @@ class FedRep(FedPer):
         ).theta
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta
         up = cohort.upload(u=self.base.take(theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
-        self.u = cohort.mean(up.u, updates="u")  # the new u, by the run's server rule
+        self.u = cohort.mean(up.u, updates="u")  # the new u: the mean, or the step of the option server towards it
         self.v[cohort.ids] = self.head.take(theta)

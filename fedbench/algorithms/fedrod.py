@@ -43,7 +43,7 @@ class FedRoD(Algorithm):
     has_base = True
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require classes to balance, and a linear head."""
+        """Raise ConfigError unless targets are classes of samples or pixels, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require(
             bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
@@ -53,16 +53,16 @@ class FedRoD(Algorithm):
         require_linear_head(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all personal heads g_i from the generic head h."""
+        """Add a personal head to the model, and create the state: w, and heads g_i equal to the generic head."""
         model.extend(head2="copy:head")
         self.w = model.init_row()  # [P]
         self.personal = model.columns["head2"]
         self.shared = self.personal.rest(model.size)
-        self.g = rows("g", default=self.personal.take(self.w))  # lazy [N, |head|]
+        self.g = rows("g", default=self.personal.take(self.w))  # [N, |head|]; a row equals the default until it is set
         self.counts = federation.label_counts  # [N, C] on the host
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedRoD: clients train base and both heads; the server averages base and generic head."""
         w = cohort.broadcast(w=self.shared.take(self.w)).w  # [u, h]
         counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # [K, C]
         log_pi = (counts / counts.sum(1, keepdim=True)).log()  # [K, C], -inf for absent ones
@@ -70,10 +70,13 @@ class FedRoD(Algorithm):
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # the change of w is sent
-        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))  # the new w, by the run's server rule
+        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))  # or the option server's step to it
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the balanced softmax loss of h(z) plus the cross-entropy of sg h(z) + g_i(sg z).  # [k, B]"""
+        """Return the balanced softmax loss of h(z) plus the cross-entropy of h(z) + g_i(z), which trains g_i only.
+
+        # [k, B]
+        """
         z = s.features(rows, batch)  # [k, B, F]
         generic = s.model.head(rows, z)  # [k, B, C, ...]
         personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
@@ -81,15 +84,15 @@ class FedRoD(Algorithm):
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return [u, h, g_i]."""
+        """Return the deployed models of the cohort: shared base u and head h with personal heads g_i.  # [K, P]"""
         w = cohort.broadcast(w=self.shared.take(self.w)).w
         return self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits h(z) + g_i(z).  # [k, b, C, ...]"""
+        """Return the logits h(z) + g_i(z) of inputs [k, b, ...] under rows [k, P].  # [k, b, C, ...]"""
         z = model.features(rows, inputs)
         return model.head(rows, z) + model.head(rows, z, "head2")
 
     def global_row(self) -> Tensor:
-        """Return [u, h]."""
+        """Return the server model: base u and generic head h, with the initial personal head.  # [P]"""
         return self.w

@@ -33,14 +33,14 @@ class FedSAM(FedAvg):
         self.rho: float | PerClient = per_client(rho)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedSAM: clients train by sharpness-aware steps, and the server averages as FedAvg."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, step=self.step if self.rho else None)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one sharpness-aware step."""
+        """Take one local step along the gradient at theta + e, the worst point near the model s.theta."""
         g = s.grad(batch)  # [k, P]
         e = s.value(self.rho) * g / (g.norm(dim=1, keepdim=True) + 1e-12)  # [k, P]
         s.descend(s.grad(batch, rows=s.theta + e))

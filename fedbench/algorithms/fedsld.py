@@ -36,7 +36,7 @@ class FedSLD(FedAvg):
         self.reduction, self.renormalize = reduction, renormalize
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a task with one class per sample."""
+        """Raise ConfigError unless each sample has one class."""
         super().check(federation, model, optimizer)
         require(
             federation.task.single_label,
@@ -44,13 +44,13 @@ class FedSLD(FedAvg):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model, and count the labels of all clients."""
+        """Create the state: the server model w, and each client's number of training samples of each class."""
         super().setup(federation, model, rows)
         self.true_counts = federation.label_counts  # [N, C] on the host
         self.counts_of: Any = None  # before the upload in the first round
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedSLD: clients train with samples weighted by class, and the server averages."""
         w, prior = cohort.broadcast(w=self.w).w, self.prior(cohort)  # [P], [C]
 
         def step(s: Step, batch: Batch) -> None:
@@ -58,10 +58,19 @@ class FedSLD(FedAvg):
             s.descend(s.grad(batch))
 
         up = cohort.upload(theta=cohort.train(w, step=step).theta, relative_to={"theta": "w"})  # theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def prior(self, cohort: Cohort) -> Tensor:
-        """Return Pt; in the first round, after all clients have uploaded their counts, as they download it.  # [C]"""
+        """Return Pt, the share of each class among all training samples.
+
+        In the first round all clients upload their label counts, and receive Pt.
+
+        Args:
+            cohort: The clients of this round.
+
+        Returns:
+            The shares.  # [C]
+        """
         is_first_round = self.counts_of is None
         if is_first_round:
             self.counts_of = self.upload_counts(cohort.all_clients())
@@ -70,7 +79,7 @@ class FedSLD(FedAvg):
         return cohort.all_clients().broadcast(prior=prior, uncompressed=["prior"]).prior if is_first_round else prior
 
     def upload_counts(self, clients: Cohort) -> Tensor:
-        """Upload the label counts of all clients.  Negative values, from privacy noise, become 0.  # [N, C]"""
+        """Let the clients upload their label counts; negative values, from privacy noise, become 0.  # [N, C]"""
         counts = torch.from_numpy(self.true_counts).to(self.w)
         # None: the counts are sent as they are, because the server has no version
         up = clients.upload(counts=counts, previous={"counts": None}, uncompressed=["counts"])

@@ -61,26 +61,26 @@ class FML(Algorithm):
         self.kl: Reduction = kl
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample or pixel."""
+        """Raise ConfigError unless each sample or pixel has one class."""
         super().check(federation, model, optimizer)
         require_classes(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start w and all personal models from one initial model."""
+        """Create the state: server model w, and personal models theta_i with the same initial values."""
         self.w = model.init_row()  # [P]
-        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FML: clients train theta_i and a copy g of w, which teach each other; g is averaged."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})
         out = cohort.train(w, step=self.step, how=how, personal=self.theta[cohort.ids])
         self.theta[cohort.ids] = out.personal
-        up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]; g - w is sent
-        self.w = cohort.mean(up.g, weights="uniform", updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]; g - w is sent, and the server adds w
+        self.w = cohort.mean(up.g, weights="uniform", updates="w")  # the mean, or the option server's step towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one step of both models.  s.theta is g, s.state.personal is theta_i."""
+        """Take one local step of both models of each client: s.theta is g, s.state.personal is theta_i."""
 
         def L(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
             return self.loss(s, theta, s.theta, batch, s.value(self.alpha), s.value(self.beta))
@@ -115,9 +115,9 @@ class FML(Algorithm):
         return loss + (1 - b) * kl(log_p, log_p_others, self.kl) if self.targets == "live" else loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i."""
+        """Return the deployed models of the cohort, the personal models theta_i.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

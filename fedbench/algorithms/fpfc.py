@@ -65,7 +65,7 @@ class FPFC(Algorithm):
         self.fine_tunes_after_training = merge is not None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Check that the vectors of all pairs of clients fit in memory."""
+        """Raise ConfigError unless the vectors of all pairs of clients fit into the free memory of the device."""
         super().check(federation, model, optimizer)
         n, p, have = federation.num_clients, model.trained.size, free_memory(federation.device)
         need = 4 * p * (n * (n - 1) + 4 * n)  # the pairs twice, because a round computes new ones beside the old
@@ -77,16 +77,16 @@ class FPFC(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, so every delta is 0."""
+        """Create the state: client models with the same initial values, so the difference of every pair is 0."""
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
-        self.personal = rows("own", default=w)  # lazy [N, P]
+        self.personal = rows("own", default=w)  # [N, P]; a row equals the default until it is set
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
         self.n: np.ndarray | Tensor = federation.num_samples
         self.s = w.new_ones(n * (n - 1) // 2)  # [M]
         self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of FPFC: clients train towards zeta_i and upload; the server updates their pairs."""
         if self.merge is not None:
             self.n = torch.from_numpy(cohort.all_clients().client_weights)
             cohort.cost.takes_means = True  # recorded with the run: `personalized` averages clusters by these weights
@@ -119,7 +119,11 @@ class FPFC(Algorithm):
         return self.W.mean(0) + total / len(self.W)
 
     def fuse(self, ids: np.ndarray) -> None:
-        """Update delta and s of every pair with at least one of the clients `ids` of this round."""
+        """Update delta and s of every pair of clients that contains at least one of this round.
+
+        Args:
+            ids: The clients of this round.  # [K]
+        """
         if self.one_s and len(ids) == len(self.W):
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # [M]
@@ -152,11 +156,11 @@ class FPFC(Algorithm):
 
     @property
     def one_s(self) -> bool:
-        """Whether `delta` stores D [N, p] instead of all pairs, because all pairs have the same s."""
+        """Whether all pairs have the same s, so `delta` stores D [N, p], from which delta_ij = D_i - D_j follows."""
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """Return delta of all pairs.  # [M, p]"""
+        """Return delta of all M pairs of clients, also if only D is stored.  # [M, p]"""
         if not self.one_s:
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])
@@ -205,7 +209,10 @@ class FPFC(Algorithm):
             first += n - 1 - i
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w_i; after the last round with algorithm.merge, the mean of the client's cluster.  # [K, P]"""
+        """Return the deployed models of the cohort: w_i, or after the last round with merge the cluster's mean.
+
+        # [K, P]
+        """
         rows = self.personal[cohort.ids]
         if self.merge is None or not final:
             return rows
@@ -214,7 +221,16 @@ class FPFC(Algorithm):
         return self.columns.put(rows, cohort.download(w=means).w)
 
     def clusters(self, radius: float) -> Tensor:
-        """Return each client's cluster: connected components of the pairs with ||theta_ij|| <= radius.  # [N]"""
+        """Return the number of each client's cluster.
+
+        Clusters are the connected components of the pairs with ||theta_ij|| <= radius.
+
+        Args:
+            radius: Largest distance of a pair that belongs to the same cluster.
+
+        Returns:
+            Numbers from 0.  # [N]
+        """
         n = len(self.W)
         lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)  # norms of delta  [M]
         joined = np.zeros((n, n), dtype=bool)
@@ -235,13 +251,20 @@ class FPFC(Algorithm):
         return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the mean of all last uploads, for new clients without samples to select a cluster.  # [P]"""
+        """Return the model of new clients without samples: the mean of all last uploads.  # [P]"""
         return self.columns.put(self.personal.default, self.W.mean(0))
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the cluster mean with the lowest loss on each new client's training samples.
+        """Return for each new client the cluster mean with the lowest loss on its training samples.
 
-        Without algorithm.merge, clusters are the pairs within algorithm.xi.  # [n, P]
+        Without algorithm.merge, clusters are the connected pairs within algorithm.xi.
+
+        Args:
+            new_clients: n clients that took no part in training.
+            cohorts: Unused.
+
+        Returns:
+            The models.  # [n, P]
         """
         means = self.means(self.clusters(self.xi if self.merge is None else self.merge))
         rows = self.columns.put(self.personal.default.expand(len(means), -1), means)  # [clusters, P]

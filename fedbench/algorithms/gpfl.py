@@ -56,13 +56,13 @@ class GPFL(Algorithm):
         self.mu = mu
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, class embeddings and valve."""
+        """Add class embeddings and the valve to the model, and create the state: shared columns w, heads h_i."""
         size = num_features(model)
         model.extend(
             embeddings=model.seeded(lambda: torch.randn(federation.num_classes, size), "gpfl", "embeddings"),
@@ -72,19 +72,27 @@ class GPFL(Algorithm):
         decayed = model.columns["embeddings"] | model.columns["valve"]
         w = model.init_row()
         self.w = self.shared.take(w).clone()  # [|w|]
-        self.h = rows("h", default=self.head.take(w))  # lazy [N, |head|]
+        self.h = rows("h", default=self.head.take(w))  # [N, |head|]; a row equals the default until it is set
         self.decay = decayed.put(torch.zeros_like(w), torch.full_like(decayed.take(w), self.mu))  # [P]
         self.counts = federation.label_counts  # [N, C] on the host; each client knows its own
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of GPFL: clients train all columns; the server averages all but the head."""
         theta = self.train(cohort, cohort.broadcast(w=self.w).w)  # [K, P]
         up = cohort.upload(w=self.shared.take(theta), relative_to={"w": "w"})  # [K, |w|]; the change of w is sent
-        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
+        self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
         self.h[cohort.ids] = self.head.take(theta)
 
     def train(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Train the clients from the received shared columns w [|w|], and return their rows.  # [K, P]"""
+        """Train the clients from the received shared columns.
+
+        Args:
+            cohort: The clients.
+            w: Base, class embeddings and valve.  # [|w|]
+
+        Returns:
+            The clients' models after training.  # [K, P]
+        """
         start = self.with_heads(cohort, w)  # [K, P]
         M0 = cohort.model.named(start[0])["embeddings"]  # [C, F]
 
@@ -102,30 +110,41 @@ class GPFL(Algorithm):
         return cohort.train(start, loss=loss, extra_grad=decay, how=how, q_g=q_g, q_p=q_p).theta
 
     def conditions(self, cohort: Cohort, M: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q_g and q_p of the received class embeddings M [C, F] (module docstring).  # [K, F] each"""
+        """Return the conditions q_g and q_p of the valve, the means of class embeddings.
+
+        Args:
+            cohort: The clients.
+            M: The received class embeddings.  # [C, F]
+
+        Returns:
+            q_g, the mean over all classes, and q_p, the mean weighted by the client's label shares.  # [K, F] each
+        """
         counts = torch.from_numpy(self.counts[cohort.ids]).to(M)  # [K, C]
         q_p = counts / counts.sum(1, keepdim=True).clamp_min(1) @ M
         return M.mean(0).expand_as(q_p), q_p
 
     def with_heads(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Return the shared columns joined with each client's head.  # [K, P]"""
+        """Join the shared columns w [|w|] with each client's head to full rows.  # [K, P]"""
         rows = w.new_empty(len(cohort), self.shared.size + self.head.size)
         return self.head.put(self.shared.put(rows, w), self.h[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return theta, the rows [w, h_i] [K, P], and q_p, the personal conditions [K, F]."""
+        """Return what the cohort deploys: theta, rows of w and head h_i [K, P], and the conditions q_p [K, F]."""
         theta = self.with_heads(cohort, cohort.broadcast(w=self.w).w)
         return {"theta": theta, "q_p": self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])[1]}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of the personal features, h_i(valve(z, q_p)).  # [k, b, C]"""
+        """Return the logits h_i(valve(z, q_p)) of inputs [k, b, ...]; rows is the output of `personalized`.
+
+        # [k, b, C]
+        """
         theta = rows["theta"]
         z = model.features(theta, inputs)  # [k, b, F]
         return model.head(theta, conditioned(model.named(theta), z, rows["q_p"]))
 
 
 def valve(size: int) -> nn.Module:
-    """Return gamma and beta, the networks of the conditional valve, for features of `size` numbers."""
+    """Return the valve's networks, gamma and beta, each from `size` numbers (a condition) to `size` numbers."""
     parts = {name: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size)) for name in ("gamma", "beta")}
     return nn.ModuleDict(parts)
 

@@ -37,23 +37,29 @@ class HeurFedAMP(FedAMP):
         self.xi = xi
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Skip FedAMP's check, because the weights of a softmax are never negative."""
+        """Check the method as `Algorithm` does, without FedAMP's own checks: a softmax has no negative weights."""
         Algorithm.check(self, federation, model, optimizer)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, and set X_ii."""
+        """Create the state of FedAMP, and set the weight X_ii of a client's own model to xi, or to 1 / N."""
         super().setup(federation, model, rows)
         self.X_ii = 1 / federation.num_clients if self.xi is None else self.xi
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """Return cos(w_i, w_j) of models [K, p] and [m, p].  # [K, m]"""
+        """Return the cosines of models w_i [K, p] and w_j [m, p], over all pairs.  # [K, m]"""
         lengths = w_i.norm(dim=1)[:, None] * w_j.norm(dim=1)  # [K, m]
         return products(w_i, w_j) / lengths.clamp_min(1e-12)
 
     def attention(self, cosines: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """Return the weights X_ij of the other clients' models, by a softmax of cosines [K, M].
+        """Return the weights X_ij of the other clients' models, (1 - X_ii) times a softmax of cosines.
 
-        X_ij is 0 where j = i (not is_other [K, M]).  alpha has no effect.  # [K, M]
+        Args:
+            cosines: Output of `compare`.  # [K, M]
+            is_other: Whether j != i; X_ij is 0 where it is False.  # [K, M] bool
+            alpha: Unused.
+
+        Returns:
+            The weights; all 0 for a client without others.  # [K, M]
         """
         scores = (cosines * float(self.sigma)).masked_fill(~is_other, float("-inf"))
         return (1 - self.X_ii) * scores.softmax(1).nan_to_num(0)  # without other clients: 0

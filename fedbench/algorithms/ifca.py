@@ -39,7 +39,7 @@ class IFCA(Algorithm):
         self.requires, self.has_base = ("head",) if shared_body else (), shared_body
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the M cluster models independently; with shared_body, only their heads differ."""
+        """Create the state: M cluster models, initialized independently; with shared_body, only their heads differ."""
         first = model.init_row()[None]  # [1, P]
         others = model.init_rows(self.clusters - 1, "ifca") if self.clusters > 1 else first[:0]
         self.theta = torch.cat([first, others])  # [M, P]
@@ -53,7 +53,7 @@ class IFCA(Algorithm):
         )
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of IFCA: each client trains its best cluster model, and the server averages by cluster."""
         theta = cohort.broadcast(theta=self.theta).theta  # [M, P]
         chosen = self.nearest(cohort, theta)  # k_i  [K]
         out = cohort.train(theta[chosen])
@@ -68,20 +68,31 @@ class IFCA(Algorithm):
         self.theta = self.theta + step
 
     def nearest(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Return k_i = argmin_k f_i(theta_k) over the training samples.  # [K]"""
+        """Return for each client the index of the cluster model with the lowest loss on its training samples.
+
+        Args:
+            cohort: The clients.
+            theta: The cluster models.  # [M, P]
+
+        Returns:
+            Indices k_i from 0 to M - 1.  # [K]
+        """
         if self.clusters == 1:
             return torch.zeros_like(cohort.index)
         return cohort.loss(theta.expand(len(cohort), -1, -1)).argmin(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_{k_i}, with k_i selected again for the aggregated models."""
+        """Return the deployed models of the cohort: for each client, the cluster model that now fits best.  # [K, P]"""
         theta = cohort.broadcast(theta=self.theta).theta
         return theta[self.nearest(cohort, theta)]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the mean of the cluster models, for new clients without samples to select one.  # [P]"""
+        """Return the model of new clients without samples: the mean of the cluster models.  # [P]"""
         return self.theta.mean(0)
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the cluster model with the lowest loss on each new client's training samples.  # [M, P]"""
+        """Return for each new client the cluster model with the lowest loss on its training samples.
+
+        # [new clients, P]
+        """
         return self.theta[self.nearest(new_clients, self.theta)]

@@ -55,13 +55,13 @@ class KNNPer(FedAvg):
         self.lam: float | PerClient | None = per_client(lam)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one class per sample, and a linear head."""
+        """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model."""
+        """Create the state: the server model w."""
         super().setup(federation, model, rows)
         self.num_classes = federation.num_classes
 
@@ -111,19 +111,28 @@ class KNNPer(FedAvg):
         return lam
 
     def probabilities(self, model: FlatModel, rows: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return p_knn and the softmax of the logits.  # [k, b, C] each"""
+        """Return the probabilities of the neighbours and those of the server's model.
+
+        Args:
+            model: The model.
+            rows: theta, z and y of `personalized`, for k clients.
+            inputs: Inputs of b samples of each client.  # [k, b, ...]
+
+        Returns:
+            p_knn, and the softmax of the logits.  # [k, b, C] each
+        """
         z = model.features(rows["theta"], inputs)  # [k, b, F]
         p_knn = neighbours(z.flatten(2).float(), rows["z"], rows["y"], self.k, self.scale, self.num_classes)
         return p_knn, model.head(rows["theta"], z).float().softmax(2)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return log p.  # [k, b, C]"""
+        """Return the log of the mixed probabilities lam p_knn + (1 - lam) softmax, as logits.  # [k, b, C]"""
         p_knn, p = self.probabilities(model, rows, inputs)
         return torch.lerp(p, p_knn, rows["lam"][:, None]).clamp_min(torch.finfo(p.dtype).tiny).log()
 
 
 def features(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-    """Return the features of samples, each as one vector.  # [k, b, F]"""
+    """Return the features of b inputs of each client under rows, as float32 vectors.  # [k, b, F]"""
     return model.features(rows, inputs).flatten(2).float()
 
 

@@ -46,13 +46,13 @@ class L2GD(Algorithm):
         self.pr, self.mix, self.steps = pr, mix, steps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model."""
+        """Create the state: client models x_i, and the models as the server has them, with the same initial values."""
         w = model.init_row()  # [P]
-        self.x, self.uploaded = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
+        self.x, self.uploaded = rows("x", default=w), rows("sent", default=w)  # [N, P], at first the default
         self.knows: Tensor | None = None
 
     def round(self, cohort: Cohort) -> None:
-        """Run local steps, then the averaging step (1 - c) x_i + c xbar."""
+        """Run one round of L2GD: a random number of local steps, then the averaging step (1 - c) x_i + c xbar."""
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
         members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # which clients take part, on the host  [N]
         members[torch.from_numpy(cohort.ids)] = True
@@ -70,10 +70,17 @@ class L2GD(Algorithm):
         self.x[cohort.ids], self.uploaded[cohort.ids] = x.lerp(xbar, self.mix), uploaded.lerp(xbar, self.mix)
 
     def run_length(self, cohort: Cohort) -> int:
-        """Draw the number T of local steps, P(T = t) = pr (1 - pr)^t, at most `cohort.max_local_steps`."""
+        """Draw the number T of local steps of this round, for all clients together.
+
+        Args:
+            cohort: The clients, whose max_local_steps is the largest possible result.
+
+        Returns:
+            T with P(T = t) = pr (1 - pr)^t.
+        """
         num_steps = int(cohort.generator("l2gd").geometric(self.pr)) - 1  # before the first averaging step
         return min(num_steps, cohort.max_local_steps)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return x_i."""
+        """Return the deployed models of the cohort, x_i.  # [K, P]"""
         return self.x[cohort.ids]

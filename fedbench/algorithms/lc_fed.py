@@ -72,7 +72,7 @@ class LCFed(Algorithm):
         self.head_iter, self.place, self.calibrate_head = head_iter, place, calibrate_head
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a linear head or 1x1 convolution, and a layer for PCS."""
+        """Raise ConfigError unless the model has a linear head or 1x1 convolution, and a layer for PCS."""
         super().check(federation, model, optimizer)
         require_linear_head(model)
         names = {name for name, _ in model.module.named_modules()}
@@ -86,7 +86,7 @@ class LCFed(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add PCS, HC and the one-hot client index to the row; all clients start from one row."""
+        """Add PCS, HC and the one-hot client index to the model, and create the state, equal for all clients."""
         n, names = federation.num_clients, {name for name, _ in model.module.named_modules()}
         place = self.place or ("bottleneck" if "bottleneck" in names else "body")
         x, _ = federation.gather(torch.zeros(1, dtype=torch.int64, device=model.device))
@@ -109,7 +109,7 @@ class LCFed(Algorithm):
         self.head, self.hc = rows("head", default=initial_head), rows("hc", default=self.hc_columns.take(self.w))
 
     def round(self, cohort: Cohort) -> None:
-        """Train head, body and HC; average the bodies and collect the heads."""
+        """Run one round of LC-Fed: clients train head, body and HC; the server averages bodies and collects heads."""
         server = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
         theta = self.rows_of(cohort, server.body)  # [K, P]
         uploaded = self.body | self.head_columns
@@ -128,7 +128,7 @@ class LCFed(Algorithm):
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:
-        """Join the body with each client's head, HC and one-hot index.  # [K, P]"""
+        """Join the shared body [|body|] with each client's head, HC and one-hot index to full rows.  # [K, P]"""
         index = one_hot(cohort.index, cohort.num_clients).to(body)
         theta = self.body.put(self.w.expand(len(cohort), -1).clone(), body.expand(len(cohort), -1))
         theta = self.client_columns.put(theta, index)
@@ -186,7 +186,7 @@ class LCFed(Algorithm):
         return logits[..., 0, 0] if is_vector else logits
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """Return V, from 2 x classes x features channels to one channel per class."""
+        """Return V, a 3x3 convolution from 2 x classes x features channels to one channel per class."""
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
@@ -207,7 +207,15 @@ class LCFed(Algorithm):
         return (is_peak & (u > MIN_PEAK)).to(u)
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
-        """Return A(a) = K * a for a [B, C, H, W]; `row` is not needed for the fixed K.  # [B, C, H, W]"""
+        """Return A(a) = K * a, the maps smoothed by the fixed Gaussian K.
+
+        Args:
+            a: Maps of all classes.  # [B, C, H, W]
+            row: The client's parameters by name; unused, because K is fixed.
+
+        Returns:
+            The smoothed maps.  # [B, C, H, W]
+        """
         offset = torch.arange(KERNEL, device=a.device) - KERNEL // 2
         bell = torch.exp(-(offset**2) / (2 * SIGMA**2))[None, None]  # K is separable  [1, 1, KERNEL]
         images = a.flatten(0, 1)[:, None]
@@ -215,12 +223,25 @@ class LCFed(Algorithm):
         return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return theta, the averaged body with each client's head and HC [K, P], and all heads [K, N, |head|]."""
+        """Return what the cohort deploys: the models, and all heads, which HC compares.
+
+        Returns:
+            theta [K, P], the averaged body with each client's head and HC, and heads [K, N, |head|].
+        """
         server = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
         return {"theta": self.rows_of(cohort, server.body), "heads": server.heads.expand(len(cohort), -1, -1)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of HC, or with calibrate_head=false those of the head.  # [k, b, C, ...]"""
+        """Return the logits of HC, or with calibrate_head=false those of the head.
+
+        Args:
+            model: The model.
+            rows: Output of `personalized` for k clients.
+            inputs: Inputs of b samples of each client.  # [k, b, ...]
+
+        Returns:
+            Logits.  # [k, b, C, ...]
+        """
         if not self.calibrate_head:
             return model.forward(rows["theta"], inputs)
         return self.calibrated_logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["heads"][0])
@@ -228,7 +249,10 @@ class LCFed(Algorithm):
 
 # -- the two plug-ins ------------------------------------------------------------------------------------
 def pcs_layers(clients: int, channels: int) -> nn.Module:
-    """Return E: clients -> channels -> channels and F: 2 channels -> channels / 16 -> channels, without biases."""
+    """Return PCS's networks: E from a client index to `channels`, and F from 2 x channels to channels.
+
+    E has layers clients -> channels -> channels, F has 2 channels -> channels / 16 -> channels, without biases.
+    """
     hidden = max(1, channels // REDUCTION)
     return nn.ModuleDict({
         "embed1": nn.Linear(clients, channels, bias=False), "embed2": nn.Linear(channels, channels, bias=False),
@@ -258,13 +282,30 @@ def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
 
 
 def pixelwise(weight: Tensor, bias: Tensor | None, z: Tensor) -> Tensor:
-    """Apply a linear map to every pixel: weight [C, F] or [C, F, 1, 1], z [B, F, H, W].  # [B, C, H, W]"""
+    """Apply a linear map to every pixel of an image.
+
+    Args:
+        weight: The map.  # [C, F] or [C, F, 1, 1]
+        bias: Its bias [C], or None.
+        z: The images.  # [B, F, H, W]
+
+    Returns:
+        The mapped images.  # [B, C, H, W]
+    """
     y = torch.einsum("cf,bfhw->bchw", weight.flatten(1), z)
     return y if bias is None else y + bias[:, None, None]
 
 
 def outputs_of(heads: dict[str, Tensor], z: Tensor) -> Tensor:
-    """Return sigmoid(head_j(z)) of all N heads for features z [B, F, H, W].  # [N, B, C, H, W]"""
+    """Return the class probabilities of all N heads for the same features.
+
+    Args:
+        heads: "head.weight" [N, C, F] or [N, C, F, 1, 1], and "head.bias" [N, C] if heads have a bias.
+        z: Features of images.  # [B, F, H, W]
+
+    Returns:
+        sigmoid(head_j(z)).  # [N, B, C, H, W]
+    """
     outputs = torch.einsum("ncf,bfhw->nbchw", heads["head.weight"].flatten(2), z)
     if "head.bias" in heads:
         outputs = outputs + heads["head.bias"][:, None, :, None, None]

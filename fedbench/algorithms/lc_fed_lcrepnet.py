@@ -25,7 +25,7 @@ class LCFedLCRepNet(LCFed):
     """
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """Return K, a Gaussian with sum 1, and V, from 2 x classes x features channels to one channel per class."""
+        """Return HC's networks: K, a 31x31 Gaussian of sum 1, and V, a 1x1 convolution to one channel per class."""
         # integrals of the normal density over KERNEL bins; the formula of the outer edge is that of the released code
         edge = DEVIATIONS + (DEVIATIONS + 0.5) / KERNEL
         edges = torch.linspace(-edge, edge, KERNEL + 1, dtype=torch.float64)
@@ -35,7 +35,15 @@ class LCFedLCRepNet(LCFed):
         return nn.ModuleDict({"kernel": kernel, "out": nn.Conv2d(2 * classes * features, classes, 1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
-        """Return the sample standard deviation of outputs [N, B, C, H, W] over heads; 0 if N = 1.  # [B, C, H, W]"""
+        """Return U, the sample standard deviation of the outputs over the heads; 0 for a single head.
+
+        Args:
+            outputs: sigmoid(head_j(z)) of all N heads j.  # [N, B, C, H, W]
+            client: One-hot index of the client; unused.  # [N]
+
+        Returns:
+            U for each class.  # [B, C, H, W]
+        """
         return outputs.std(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:

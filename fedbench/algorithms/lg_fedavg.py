@@ -34,30 +34,30 @@ class LGFedAvg(Algorithm):
         self.update, self.drift = update, frozen_momentum_drift
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial base and head."""
-        self.head = model.columns["head"]
+        """Create the state: shared head h at the server, and client models with the same initial values."""
+        self.head = model.columns["head"]  # columns of the head in a row
         self.base = model.without("head") & model.trained
         w = model.init_row()
         self.h = self.head.take(w).clone()  # [|h|]
-        self.theta = rows("theta", default=w)  # lazy [N, P]
+        self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1: train base and head, and average the heads."""
+        """Run one round of LG-FedAvg: clients train base and head, and the server averages the heads."""
         h = cohort.broadcast(h=self.h).h
         start = self.head.put(self.theta[cohort.ids], h)  # [K, P]
         out = cohort.train(
             start, step=self.alternate if self.update == "alternate" else None, how=LocalTraining(uploaded=self.head)
         )
         up = cohort.upload(h=self.head.take(out.theta), relative_to={"h": "h"})  # [K, |h|]; the change of h is sent
-        self.h = cohort.mean(up.h, updates="h")  # the new h, by the run's server rule
+        self.h = cohort.mean(up.h, updates="h")  # the new h: the mean, or the step of the option server towards it
         self.theta[cohort.ids] = out.theta
 
     def alternate(self, s: Step, batch: Batch) -> None:
-        """Take one step on the base, then one on the head at the new base."""
+        """Take one local step on the base, then one on the head at the new base, with the same batch."""
         for columns in (self.base, self.head):
             # columns=None: momentum and weight decay also move the other half, whose gradient is 0
             s.descend(s.grad(batch, columns=columns), columns=None if self.drift else columns)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return each client's base with the averaged head.  # [K, P]"""
+        """Return the deployed models of the cohort: each client's base with the averaged head h.  # [K, P]"""
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

@@ -21,17 +21,17 @@ class Local(Algorithm):
     """
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model."""
+        """Create the state: client models theta_i with the same initial values."""
         self.theta = rows("theta", default=model.init_row())
 
     def round(self, cohort: Cohort) -> None:
-        """Continue local training of the sampled clients."""
+        """Continue the local training of the sampled clients; nothing is sent."""
         self.theta[cohort.ids] = cohort.train(self.theta[cohort.ids], how=LocalTraining(uploaded=False)).theta  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i, as last trained."""
+        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the initial model, because there is no common one.  # [P]"""
+        """Return the model of all new clients: the initial model, because there is no common one."""
         return self.theta.default

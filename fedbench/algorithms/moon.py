@@ -40,18 +40,18 @@ class Moon(FedAvg):
         self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a linear head, whose input is the features."""
+        """Raise ConfigError unless the model has a linear head, whose input is the features."""
         super().check(federation, model, optimizer)
         require_features(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from the initial server model."""
+        """Create the state: server model w, and each client's last model v_i with the same initial values."""
         super().setup(federation, model, rows)
-        self.v = rows("v", default=self.w)  # lazy [N, P]
+        self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of MOON: clients train from w with the contrastive term, and the server averages."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
 
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
@@ -62,6 +62,6 @@ class Moon(FedAvg):
             return s.task_loss(logits, batch) + s.value(self.mu) * (torch.logaddexp(near, far) - near)
 
         out = cohort.train(w, loss=loss, v=self.v[cohort.ids]) if self.mu else cohort.train(w)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
         self.v[cohort.ids] = out.theta

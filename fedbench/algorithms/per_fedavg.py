@@ -55,7 +55,7 @@ class PerFedAvg(Algorithm):
         self.parts = {"fo": 2, "hf": 3}[mode]
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require one training sample per sub-batch at every client."""
+        """Raise ConfigError unless every client has at least one training sample for each sub-batch."""
         super().check(federation, model, optimizer)
         fewest = int(federation.num_samples.min())
         require(
@@ -66,12 +66,12 @@ class PerFedAvg(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model, from which all clients start."""
+        """Create the state: the server model w, from which all clients start."""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of Per-FedAvg: clients take meta-gradient steps from w, and the server averages."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(
             w,
             step=self.step,
@@ -79,11 +79,11 @@ class PerFedAvg(Algorithm):
                 batch_size=self.parts * cohort.engine.batch_size, drop_last=True, throughput_weight=1 / self.parts
             ),
         )  # throughput_weight: throughput counts one of the sub-batches
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one step along the meta-gradient, estimated on independent sub-batches."""
+        """Take one local step of s.theta along the meta-gradient, estimated on 2 (hf: 3) parts of the batch."""
         alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
         sub_batches = batch.split(self.parts)
         adapted = s.theta - alpha * s.grad(sub_batches[0])  # [k, P]
@@ -95,15 +95,15 @@ class PerFedAvg(Algorithm):
         s.descend(g)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w after one gradient step on a training batch of each client.  # [K, P]"""
+        """Return the deployed models of the cohort: w after one step on a training batch of each client.  # [K, P]"""
         # plain SGD, whatever optimizer trains w; its rate 1.0 is replaced by lr
         how = LocalTraining(steps=1, key="adapt", lr=self.adaptation_rate(cohort), optimizer=SGD(1.0))
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
 
     def adaptation_rate(self, cohort: Cohort) -> Any:
-        """Return the size alpha of the step that adapts w: a number, or one per client [K, 1]."""
+        """Return the size alpha of the step that adapts w: one number, or one per client [K, 1]."""
         return cohort.rate() if self.alpha is None else cohort.value(self.alpha)
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -45,7 +45,7 @@ class PFedMe(Algorithm):
         self.beta, self.deploy = beta, deploy
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require beta <= 1 for models with BatchNorm, whose variances must not be extrapolated."""
+        """Raise ConfigError for beta > 1 with BatchNorm, whose variances must not be extrapolated."""
         super().check(federation, model, optimizer)
         require(
             self.beta <= 1 or not model.buffer_names,
@@ -53,14 +53,14 @@ class PFedMe(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the server model, from which all clients start."""
+        """Create the state: server model w, and personal models theta_i with the same initial values."""
         self.w = model.init_row()  # [P]
-        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         self.trained = model.trained
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of pFedMe: clients train theta_i and w_i from w; the server moves w to the mean of w_i."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
         w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
         self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
@@ -68,7 +68,7 @@ class PFedMe(Algorithm):
         self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Approximate the proximal point of the batch, then move w_i towards it."""
+        """Take inner_steps steps on theta_i (s.theta) with a batch, then move w_i (s.state.w) towards theta_i."""
         for _ in range(self.inner_steps):
             g, pull = s.grad(batch), (s.theta - s.state.w).mul_(s.value(self.lam))  # [k, P]
             self.trained.view(g).add_(self.trained.take(pull))  # changes g; running statistics are not pulled
@@ -76,9 +76,9 @@ class PFedMe(Algorithm):
         s.state.w.sub_((s.state.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i, or with deploy="w" w_i, as last trained."""
+        """Return the deployed models of the cohort as last trained: theta_i, or with deploy="w" w_i.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

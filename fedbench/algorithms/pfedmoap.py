@@ -93,7 +93,7 @@ class PFedMoAP(Algorithm):
         self.last: Any = None  # before the first round
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a CLIP model, enough clients, and a width that fits the features and the attention heads."""
+        """Raise ConfigError unless the model is CLIP, there are enough clients, and the gate's width fits."""
         super().check(federation, model, optimizer)
         clip: Any = model.module
         require(hasattr(clip, "text"), "algorithm=pfedmoap mixes text features, so it needs model=clip_prompt")
@@ -111,11 +111,11 @@ class PFedMoAP(Algorithm):
         )
 
     def width(self, D: int) -> int:
-        """Return the width d of a gate for features of width D."""
+        """Return the width d of a gate's inputs, for image features of width D: d_feature, or min(128, D)."""
         return self.d_feature or min(128, D)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one prompt and gate, with an empty pool."""
+        """Create the state: one initial prompt and gate for all clients, and an empty pool of prompts."""
         self.clip: Any = model.module
         n = federation.num_clients
         self.d = self.width(self.clip.dim)
@@ -124,20 +124,20 @@ class PFedMoAP(Algorithm):
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]
         self.w = model.init_row()  # [P]
         P_g, gate = self.prompt_columns.take(self.w), self.gate_columns.take(self.w)
-        self.prompt, self.pool = rows("prompt", default=P_g), rows("pool", default=P_g)  # lazy [N, l d]
-        self.gate = rows("gate", default=gate)  # lazy [N, |gate|]
+        self.prompt, self.pool = rows("prompt", default=P_g), rows("pool", default=P_g)  # [N, l d]
+        self.gate = rows("gate", default=gate)  # [N, |gate|]; a row equals the default until it is set
         width = self.d if self.gating == "attention" else self.clip.dim
-        self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))  # lazy [N, C, d]
+        self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))  # [N, C, d]
 
     def new_gate(self) -> nn.Module:
-        """Return a new gate with 4 (d^2 + d) parameters for attention, or (d + 1)(K_e + 1) for linear gating."""
+        """Return a new gate: the four linear layers of attention, or one linear layer with gating="linear"."""
         d = self.d
         if self.gating == "linear":
             return nn.Linear(d, self.num_others + 1)
         return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of pFedMoAP: clients download experts, train prompt and gate, and upload the prompt."""
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         has_entry = np.isin(cohort.ids, self.pool.touched())  # [K]
         experts, count = self.download_experts(cohort, has_entry)
@@ -159,11 +159,21 @@ class PFedMoAP(Algorithm):
         self.last, self.experts, self.count = cohort.index, experts, count
 
     def row(self, prompt: Tensor, gate: Tensor) -> Tensor:
-        """Join prompts [..., l d] and gates [..., |gate|] to rows.  # [..., P]"""
+        """Join prompts [..., l d] and gates [..., |gate|] to full rows of the model.  # [..., P]"""
         return self.prompt_columns.put(self.gate_columns.put(self.w, gate), prompt)
 
     def train(self, cohort: Cohort, start: Tensor, experts: Tensor, count: Tensor) -> Tensor:
-        """Train the clients' rows from start, [P] or [K, P], with the experts of `download_experts`.  # [K, P]"""
+        """Train the prompts, and the gates of clients with experts.
+
+        Args:
+            cohort: The clients.
+            start: Rows before training, one for all [P] or one each [K, P].
+            experts: Text features of the experts.  # [K, K_e, C, d]
+            count: How many experts each client has, or NO_GATE.  # [K, 1]
+
+        Returns:
+            The trained rows.  # [K, P]
+        """
         start = start.expand(len(cohort), -1)
         if not uses_gate(count).any():  # PromptFL: no gate is trained
             return cohort.train(start, columns=self.prompt_columns).theta
@@ -171,13 +181,13 @@ class PFedMoAP(Algorithm):
         return cohort.train(start, step=self.step, how=how, experts=experts, count=count).theta
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one step on the prompt with lr and on the gate with gate_lr."""
+        """Take one local step on the prompt, with the run's learning rate, and on the gate, with gate_lr."""
         g = s.grad(batch, loss=self.loss)
         s.descend(g, columns=self.prompt_columns)
         s.descend(g, columns=self.gate_columns, lr=self.gate_lr)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of the logits.  # [k, B]"""
+        """Return the task's loss of each sample, from the mixed logits.  # [k, B]"""
         return s.task_loss(self.logits(s.model, rows, batch.x, s.state.experts, s.state.count), batch)  # [k, B]
 
     # -- the server: selection of experts ----------------------------------------------------------------------
@@ -240,17 +250,25 @@ class PFedMoAP(Algorithm):
         return rank_by.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :count]
 
     def encode(self, model: FlatModel, prompts: Tensor) -> Tensor:
-        """Return the text features of prompts [K, l d] as input of the gate.  # [K, C, d]"""
+        """Return the text features of prompts as the gate reads them.
+
+        Args:
+            model: The model.
+            prompts: The prompts of K clients, flat.  # [K, l d]
+
+        Returns:
+            One feature for each class; of width D with gating="linear".  # [K, C, d]
+        """
         contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))  # [K, l, d]
         return torch.cat([self.expert_form(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
 
     # -- the client: logits --------------------------------------------------------------------------------
     def pooled(self, z: Tensor) -> Tensor:
-        """Subsample features [..., D] to the gate's width.  # [..., d]"""
+        """Reduce features [..., D] to the gate's width d, by taking every (D/d)-th number.  # [..., d]"""
         return z.unflatten(-1, (self.d, -1))[..., 0]
 
     def expert_form(self, z: Tensor) -> Tensor:
-        """Return features [..., D] in the width of experts and T_MoE: [..., d] for attention, [..., D] for linear."""
+        """Return features [..., D] as experts are stored: pooled to [..., d] for attention, unchanged for linear."""
         return self.pooled(z) if self.gating == "attention" else z
 
     def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
@@ -346,15 +364,15 @@ class PFedMoAP(Algorithm):
         return {"theta": self.row(prompt, self.gate[cohort.ids]), "experts": experts, "count": count}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits with the deployed experts.  # [k, b, C]"""
+        """Return the logits of inputs [k, b, ...]; rows is the output of `personalized` for k clients.  # [k, b, C]"""
         return self.logits(model, rows["theta"], inputs, rows["experts"], rows["count"])
 
     def global_row(self) -> Tensor:
-        """Return P_g, with the gate from which clients start."""
+        """Return the server model: the averaged prompt P_g and the gate from which clients start.  # [P]"""
         return self.w
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return "experts", the mean weights of the experts (`contributions`, the paper's Fig. 6).  # [K, E]"""
+        """Return {"experts": the mean weight of each expert} on the cohort's test images (Fig. 6).  # [K, E]"""
         return {"experts": self.contributions(cohort)}
 
     def contributions(self, cohort: Cohort) -> Tensor:
@@ -380,10 +398,19 @@ class PFedMoAP(Algorithm):
 
 
 def uses_gate(count: Tensor) -> Tensor:
-    """Return which clients use their gate, given their counts of experts.  # [K, 1] bool"""
+    """Return True for clients that mix experts, whose count of experts is not NO_GATE.  # [K, 1] bool"""
     return count != NO_GATE
 
 
 def affine(gate: Gate, name: str, x: Tensor) -> Tensor:
-    """Apply each client's linear layer `name`, weight [k, m, d] and bias [k, m], to x [k, n, d].  # [k, n, m]"""
+    """Apply each client's own linear layer.
+
+    Args:
+        gate: Parameters by name: f"{name}weight" [k, m, d] and f"{name}bias" [k, m].
+        name: What the layer's names begin with, such as "query."; "" for linear gating.
+        x: Inputs.  # [k, n, d]
+
+    Returns:
+        Outputs.  # [k, n, m]
+    """
     return torch.baddbmm(gate[f"{name}bias"][:, None], x, gate[f"{name}weight"].mT)

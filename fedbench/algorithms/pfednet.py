@@ -104,7 +104,13 @@ class PFedNet(Algorithm):
 
     # -- checks and setup ----------------------------------------------------------------------------------
     def check_settings(self, num_clients: int | None, groups: Any, optimizer: Optimizer) -> None:
-        """Check the options of each mode, plain SGD for mode="gradient", and the edges."""
+        """Raise ConfigError unless the options fit the mode and the edges are pairs of clients.
+
+        Args:
+            num_clients: Number of training clients; None if only the data set determines it.
+            groups: Names of the model's column groups.
+            optimizer: The local optimizer; plain SGD for mode="gradient".
+        """
         super().check_settings(num_clients, groups, optimizer)
         for name, steps in (("x_steps", self.x_steps), ("z_steps", self.z_steps)):
             require(
@@ -126,7 +132,7 @@ class PFedNet(Algorithm):
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require class labels for sketch="label_hist", and enough memory for the z-step."""
+        """Raise ConfigError for sketch="label_hist" without classes, or too little free memory for the z-step."""
         super().check(federation, model, optimizer)
         require(
             self.sketch != "label_hist" or federation.task.single_label,
@@ -145,17 +151,17 @@ class PFedNet(Algorithm):
         )
 
     def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:
-        """Return the personal columns, and the trained ones among them, which are fused."""
+        """Return the columns of z, and those of them that are trained and therefore fused (not running statistics)."""
         personal = model.all if self.personal == ALL_COLUMNS else model.columns[self.personal]
         return personal, personal & model.trained
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model."""
+        """Create the state: shared parameters x, and personal parameters z_i, with the same initial values."""
         n, w = federation.num_clients, model.init_row()
         self.columns, self.fused = self._columns(model)
         self.shared = self.columns.rest(model.size)
         self.x, self.Z = self.shared.take(w).clone(), self.fused.take(w).repeat(n, 1)  # [d1], [N, d2]
-        self.z = rows("z", default=self.columns.take(w))  # lazy [N, |z|]
+        self.z = rows("z", default=self.columns.take(w))  # [N, |z|]; a row equals the default until it is set
         self.holds, self.x_sent = torch.zeros(n, dtype=torch.bool, device=w.device), self.x
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
         self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
@@ -167,7 +173,7 @@ class PFedNet(Algorithm):
 
     # -- a round -------------------------------------------------------------------------------------------
     def round(self, cohort: Cohort) -> None:
-        """Run the x-phase and the z-phase.  In the first round the network is built before."""
+        """Run the x-phase, then the z-phase; the first round also builds the network of similar clients."""
         if not self.edges and self.sketch_of is None and self.fused.size:
             self.sketch_of = self.upload_sketches(cohort.all_clients())
             self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance)
@@ -179,7 +185,14 @@ class PFedNet(Algorithm):
         self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, True)
 
     def upload_sketches(self, clients: Cohort) -> Tensor:
-        """Return the clients' sketches as the server receives them.  # [K, q]"""
+        """Let the clients upload sketches (summaries) of their training data.
+
+        Args:
+            clients: The clients.
+
+        Returns:
+            One sketch of q numbers per client, as the server receives them.  # [K, q]
+        """
         sketch = similarity.sketches(clients, self.compared, self.samples)
         # None: sketches are sent as they are, because the server has no version
         return clients.upload(sketch=sketch, previous={"sketch": None}, uncompressed=["sketch"]).sketch
@@ -200,7 +213,7 @@ class PFedNet(Algorithm):
         return theta
 
     def join(self, x: Tensor, z: Tensor) -> Tensor:
-        """Join x [d1] or [K, d1] and z [K, |z|] to rows.  # [K, P]"""
+        """Join shared columns x [d1] or [K, d1] and personal columns z [K, |z|] to full rows.  # [K, P]"""
         rows = z.new_empty(len(z), self.shared.size + self.columns.size)
         return self.columns.put(self.shared.put(rows, x), z)
 
@@ -298,7 +311,11 @@ class PFedNet(Algorithm):
         self.Z, self.iterations = fused.Z, torch.full_like(self.iterations, fused.iterations)
 
     def network(self, weights: np.ndarray) -> Network:
-        """Return the factorized network with the clients' weights c_i [N], computed once per set of weights."""
+        """Return the client network, factorized for `fuse`; computed again only if the weights change.
+
+        Args:
+            weights: The clients' weights c_i.  # [N]
+        """
         c = torch.from_numpy(weights).to(self.adjacency.device)
         if self._network is None or not torch.equal(self._network.weights, c):
             self._network = Network(self.adjacency, c)
@@ -306,12 +323,12 @@ class PFedNet(Algorithm):
 
     # -- deployed models and new clients ---------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the rows (x, z_i).  # [K, P]"""
+        """Return the deployed models of the cohort: x with each client's z_i from the last z-step.  # [K, P]"""
         rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return x with the mean of all z_i, for new clients that upload no sketch.  # [P]"""
+        """Return the model of new clients without a sketch: x with the mean of all z_i.  # [P]"""
         return self.row_of_new_client(self.Z.mean(0))
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
@@ -355,7 +372,10 @@ class PFedNet(Algorithm):
 
 
 def ordered(values: Tensor, limit: int) -> Tensor:
-    """Sort values [n], and subsample them evenly to at most `limit`, with both ends.  # [min(n, limit)]"""
+    """Sort values [n] in ascending order, and keep at most `limit` at even distances, with both ends.
+
+    # [min(n, limit)]
+    """
     values = values.sort().values
     if len(values) <= limit:
         return values

@@ -38,7 +38,7 @@ class PFedPrompt(Algorithm):
         self.alpha, self.beta = alpha, beta
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a task with one class per sample."""
+        """Raise ConfigError unless each sample has one class."""
         super().check(federation, model, optimizer)
         require(
             federation.task.single_label,
@@ -46,14 +46,14 @@ class PFedPrompt(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize the prompt, from which all clients start."""
+        """Create the state: a row w with the shared prompt, from which all clients start."""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedAvg on the prompt."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of FedAvg on the prompt, the only trained columns."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def training_features(self, cohort: Cohort) -> dict[str, Any]:
         """Return the features, labels and indices of each client's training samples, padded.
@@ -68,11 +68,20 @@ class PFedPrompt(Algorithm):
         return {"keys": pad_sequence(keys, batch_first=True), "labels": targets[number.clamp_min(0)], "number": number}
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return theta, the prompt as a row [P], and the entries of `training_features` [K, n, ...]."""
+        """Return what the cohort deploys: theta, the prompt as a row [P], and the clients' training features."""
         return {"theta": cohort.broadcast(w=self.w).w, **self.training_features(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of the prompts theta [k, P] with the clients' training features.  # [k, B, C]"""
+        """Return the logits of the prompts, plus the attention over each client's training images.
+
+        Args:
+            model: The model.
+            rows: Output of `personalized` for k clients.
+            inputs: Inputs of B samples of each client.  # [k, B, ...]
+
+        Returns:
+            Logits.  # [k, B, C]
+        """
         clip: Any = model.module
         theta, real = rows["theta"], (rows["number"] >= 0)[:, None]  # [k, P], [k, 1, n]
         theta = theta[:1] if theta.stride(0) == 0 else theta  # one text pass if all rows are the same prompt
@@ -83,11 +92,11 @@ class PFedPrompt(Algorithm):
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w, a row with the shared prompt.  # [P]"""
         return self.w
 
 
 def image_features(model: FlatModel, w: Tensor, inputs: Inputs) -> Tensor:
-    """Return the features of the frozen image tower, which do not depend on the prompt w.  # [k, b, D]"""
+    """Return the features of images [k, b, ...]; w is unused, because the image tower is frozen.  # [k, b, D]"""
     clip: Any = model.module
     return clip.image(inputs)

@@ -58,22 +58,22 @@ class PGFed(Algorithm):
         self.G: Any = None  # before the first round
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Start all clients from one initial model, and set a_ij = 1 / K."""
+        """Create the state: server model w, equal client models, and coefficients a_ij = 1 / K."""
         self.w = model.init_row()  # [P]
-        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         even = torch.full((federation.num_clients,), 1 / federation.cohort_size)
-        self.A = rows("A", default=even.to(self.w))  # lazy [N, N]
+        self.A = rows("A", default=even.to(self.w))  # [N, N]; a row equals the default until it is set
         self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1, lines 4 to 17."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of PGFed: clients train with gradients of other clients, and upload model and linear risk."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         without_others = self.G is None or not self.mu  # in the first round, and always with mu = 0
         out = cohort.train(w) if without_others else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
-            up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # theta - w is sent
-            self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+            up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # theta - w is sent, and the server adds w
+            self.w = cohort.mean(up.theta, updates="w")  # the mean, or the option server's step towards it
             return
         up = self.upload(cohort, out)
         self.w = cohort.mean(up.theta, updates="w")
@@ -81,7 +81,15 @@ class PGFed(Algorithm):
         self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * (cohort.sum(up.g) / len(cohort)), cohort.index
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
-        """Run ClientUpdate, lines 4 to 11, from round 2 on.  The coefficients are updated after the last step."""
+        """Run ClientUpdate (Algorithm 1, lines 4 to 11): train with auxiliary gradients, then update a_ij.
+
+        Args:
+            cohort: The clients.
+            w: The received server model.  # [P]
+
+        Returns:
+            The output of `cohort.train`.
+        """
         aux = self.download_auxiliary(cohort)  # [K, P]
         server = cohort.broadcast(gbar=self.gbar, c=self.c, uncompressed=["c"])  # [P], [K']
 
@@ -115,7 +123,16 @@ class PGFed(Algorithm):
 
     # -- auxiliary gradients and coefficients --------------------------------------------------------------
     def download_auxiliary(self, cohort: Cohort) -> Tensor:
-        """Download aux_i = mu sum_j a_ij g_j; with beta, averaged with that of the last participation.  # [K, P]"""
+        """Download the auxiliary gradient aux_i = mu sum_j a_ij g_j of each client.
+
+        With beta > 0 it is averaged with that of the client's last participation.
+
+        Args:
+            cohort: The clients.
+
+        Returns:
+            The auxiliary gradients as received.  # [K, P]
+        """
         aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G
         if self.aux is not None:
             last, beta, one_minus_beta = self.aux[cohort.ids], cohort.value(self.beta), cohort.value(1 - self.beta)
@@ -125,35 +142,44 @@ class PGFed(Algorithm):
         return cohort.download(aux=aux).aux
 
     def coefficients(self, cohort: Cohort) -> Tensor:
-        """Return a_ij of the cohort's clients i and the last cohort's clients j.  # [K, K']"""
+        """Return a_ij for the clients i of this cohort and the K' clients j of the last one.  # [K, K']"""
         return self.A[cohort.ids][:, self.prev]
 
     def coefficient_rate(self, cohort: Cohort) -> Any:
-        """Return eta2 mu_i / mean(mu), because c and gbar contain mean(mu); with one mu, this is eta2.  # [K, 1]"""
+        """Return the learning rate of a_ij: eta2 mu_i / mean(mu), because c and gbar contain mean(mu).
+
+        With one mu for all clients it is eta2.  # a number or [K, 1]
+        """
         return cohort.value(self.eta2 * (self.mu / mean(self.mu)))
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
-        """Upload new a_ij [K, K'], of which the server has the old ones, and restore the bounds after privacy noise."""
+        """Upload new coefficients a_ij, and store them within their bounds, which noise may violate.
+
+        Args:
+            cohort: The clients i.
+            new: The new coefficients.  # [K, K']
+            old: Those that the server has; the change is sent.  # [K, K']
+        """
         # previous: the change since the old a_ij is sent
         up = cohort.upload(alpha=new, previous={"alpha": old}, uncompressed=["alpha"])
         self.store_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
     def store_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:
-        """Write a_ij [K, K'] into the columns of A of the last cohort."""
+        """Store a_ij of this cohort's clients i and the last cohort's clients j, alpha [K, K'], in A [N, N]."""
         A = self.A[cohort.ids]  # [K, N]
         A[:, self.prev] = alpha
         self.A[cohort.ids] = A
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return theta_i, as last trained."""
+        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return A, the weights that client i (row) gives to client j's risk.  # [N, N]"""
+        """Return {"A": coefficients}: A[i, j] is the weight that client i gives to client j's risk.  # [N, N]"""
         return {"A": self.A.whole()}
 
 
@@ -174,6 +200,14 @@ def coefficient_step(alpha: Tensor, eta2: Any, c: Tensor, gbar_theta: Tensor, al
 
 
 def bounded(alpha: Tensor, alpha_max: Any) -> Tensor:
-    """Clamp coefficients [K, K'] in place to [0, alpha_max] (a number, [K, 1], or None for no upper bound)."""
+    """Clamp coefficients in place to [0, alpha_max].
+
+    Args:
+        alpha: The coefficients.  # [K, K']
+        alpha_max: Upper bound, a number or [K, 1]; None sets no upper bound.
+
+    Returns:
+        alpha.  # [K, K']
+    """
     alpha.clamp_(min=0)
     return alpha if alpha_max is None else alpha.clamp_(max=alpha_max)

@@ -36,14 +36,27 @@ class PGFedCE(PGFed):
         super().__init__(mu, eta2, alpha_max=alpha_max, drop_last=drop_last)
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
-        """Train theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i), without updates of a_ij.
+        """Train from w with auxiliary gradients; the coefficients a_ij do not change here.
 
-        It starts from the received w [P], and returns the output of `cohort.train`.
+        Args:
+            cohort: The clients.
+            w: The received server model.  # [P]
+
+        Returns:
+            The output of `cohort.train`.
         """
         return cohort.train(w, extra_grad=lambda s: s.state.aux, aux=self.download_auxiliary(cohort))
 
     def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
-        """Upload as PGFed.  The server then updates a_ij once for all local steps, at the uploaded theta_i."""
+        """Upload as PGFed; the server then updates a_ij of these clients once for all local steps.
+
+        Args:
+            cohort: The clients.
+            out: Output of `cohort.train`.
+
+        Returns:
+            What the server receives, as PGFed.
+        """
         up = super().upload(cohort, out)
         if self.G is not None:
             g_theta = mean(self.mu) * products(up.theta, self.G)  # mu g_j . theta_i  [K, K']

@@ -41,7 +41,7 @@ class PGFedExact(FedAvg):
         self.mu = per_client(mu)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Require a small federation whose clients share their classes."""
+        """Raise ConfigError unless the federation is small, and has at least two clients with the same classes."""
         super().check(federation, model, optimizer)
         work = int(federation.num_samples.sum()) * federation.cohort_size
         require(
@@ -62,7 +62,7 @@ class PGFedExact(FedAvg):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize as FedAvg, and find each sample's client and its weight in the other clients' risks."""
+        """Create the state of FedAvg; find each sample's client and its weight in the other clients' risks."""
         super().setup(federation, model, rows)
         train = federation.splits["train"]
         self.samples = train.indices  # [n] on the host
@@ -70,12 +70,12 @@ class PGFedExact(FedAvg):
         self.owner, self.weight = train.owners(), weight[train.owners()]  # [n] on the host
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedAvg-local with the explicit objective."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round: clients train from w on their own and all other samples, and the server averages."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
-        self.w = cohort.mean(up.theta, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
+        self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """Train from w [P] for the local epochs, with all clients' samples in every step.

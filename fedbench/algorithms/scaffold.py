@@ -34,7 +34,13 @@ class Scaffold(Algorithm):
         self.weights: Literal["uniform", "samples"] = weights
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Require plain SGD."""
+        """Raise ConfigError unless the optimizer is plain SGD: no momentum, weight decay or clipping.
+
+        Args:
+            num_clients: Number of training clients; None if only the data set determines it.
+            groups: Names of the model's column groups.
+            optimizer: The local optimizer.
+        """
         super().check_settings(num_clients, groups, optimizer)
         require(
             getattr(optimizer, "is_plain_sgd", False),
@@ -43,13 +49,13 @@ class Scaffold(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize x, and all control variates to zero."""
+        """Create the state: server model x, and the control variates c = c_i = 0."""
         self.x = model.init_row()  # [P]
         self.c = torch.zeros_like(self.x)  # [P]
-        self.c_i = rows("c_i", default=self.c)  # lazy [N, P]
+        self.c_i = rows("c_i", default=self.c)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Algorithm 1."""
+        """Run one round of SCAFFOLD: clients train with corrected gradients; the server updates x and c."""
         c_i = self.c_i[cohort.ids]  # [K, P]
         server = cohort.broadcast(x=self.x, c=self.c)
         out = cohort.train(server.x, c_i=c_i, extra_grad=lambda s: server.c - s.state.c_i)
@@ -62,9 +68,9 @@ class Scaffold(Algorithm):
         self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # mean over all N clients
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return x for every client."""
+        """Return what the cohort deploys, the server model x for every client.  # [P]"""
         return cohort.broadcast(x=self.x).x
 
     def global_row(self) -> Tensor:
-        """Return x."""
+        """Return the server model x.  # [P]"""
         return self.x

@@ -51,9 +51,9 @@ class SuPerFed(Algorithm):
         self.held_out = held_out
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize w.  The initial w_l of a client is drawn when it is first needed."""
+        """Create the state: the global model w.  A client draws its initial w_l when it first needs it."""
         self.w = model.init_row()  # [P]
-        self.wl = rows("wl", default=self.w)  # lazy [N, P], only of clients that trained w_l
+        self.wl = rows("wl", default=self.w)  # [N, P], at first the default, only of clients that trained w_l
         self.trained, self.buffers = model.trained, model.trained.rest(model.size)
         layers = {name.rpartition(".")[0]: None for name in model.spans}
         number = {name: i for i, name in enumerate(layers)}
@@ -65,19 +65,19 @@ class SuPerFed(Algorithm):
             federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def local_models(self, cohort: Cohort) -> Tensor:
-        """Return w_l of each client; a client that has not trained w_l draws its initial one.  # [K, P]"""
+        """Return w_l of each client; a client that has not trained w_l draws its initial one now.  # [K, P]"""
         wl, is_new = self.wl[cohort.ids], ~self.wl.has(cohort.ids)
         if bool(is_new.any()):
             wl[is_new] = cohort.model.init_rows(cohort.ids[is_new.cpu().numpy()], "superfed")
         return wl
 
     def mixes(self, cohort: Cohort) -> bool:
-        """Return whether both models train in this round."""
+        """Return True if both models train in the cohort's round, False if only w_f does."""
         return cohort.round >= int(self.start * cohort.rounds + 1e-9)  # in floats, 0.29 * 100 is less than 29
 
     def round(self, cohort: Cohort) -> None:
-        """Train w_f and w_l, and average w_f."""
-        w = cohort.broadcast(w=self.w).w
+        """Run one round of SuPerFed: clients train w_f and w_l, and the server averages w_f."""
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         split = "remaining" if self.mixture == "held" else "train"
         if self.mixes(cohort):
             how = LocalTraining(split=split, buffers={"theta": "theta", "wl": "wl"})
@@ -86,8 +86,8 @@ class SuPerFed(Algorithm):
         else:
             pull = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
             out = cohort.train(w, extra_grad=pull, how=LocalTraining(split=split))
-        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent
-        self.w = cohort.mean(up.w, updates="w")  # the new w, by the run's server rule
+        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent; w is added again
+        self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
         """Take one gradient step on w_f (s.theta) and w_l, both at their values before the step.
@@ -130,8 +130,12 @@ class SuPerFed(Algorithm):
         )
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return (1 - lambda) w + lambda w_l [K, P]; in rounds in which only w_f trains, w [P] for all clients."""
-        w = cohort.broadcast(w=self.w).w
+        """Return the deployed models of the cohort: (1 - lambda) w + lambda w_l.
+
+        Returns:
+            The models [K, P]; before w_l trains, w [P] for all clients.
+        """
+        w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         if not self.mixes(cohort):
             return w
         w, wl = w.expand(len(cohort), -1), self.local_models(cohort)
@@ -142,5 +146,5 @@ class SuPerFed(Algorithm):
         return w.lerp(wl, (best / 10)[:, None])
 
     def global_row(self) -> Tensor:
-        """Return w."""
+        """Return the server model w.  # [P]"""
         return self.w

@@ -29,7 +29,7 @@ class ZeroShot(Algorithm):
         self.template = template
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Compute the text features of all classes."""
+        """Compute the text features of all classes from the template."""
         clip: Any = model.module
         template = clip.template if self.template == "dataset" else self.template or "a photo of a {}."
         self.w, self.text = model.init_row(), clip.templated(template)
@@ -38,14 +38,14 @@ class ZeroShot(Algorithm):
         """Do nothing, because nothing is trained."""
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return w, which does not affect the logits."""
+        """Return a row for all clients, which does not affect the logits.  # [P]"""
         return self.w
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits s <g(x), text>.  # [k, b, C]"""
+        """Return the logits s <g(x), text> of inputs [k, b, ...]; rows is unused.  # [k, b, C]"""
         clip: Any = model.module
         return clip.scale * clip.image(inputs) @ self.text.T
 
     def global_row(self) -> Tensor:
-        """Return w, which does not affect the logits."""
+        """Return the model's initial row, which does not affect the logits.  # [P]"""
         return self.w

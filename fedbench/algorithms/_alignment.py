@@ -58,10 +58,11 @@ def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
         hidden_units = module.hidden_units() if isinstance(module, HasHiddenUnits) else None
         if hidden_units is None:
             continue
+        # names of the parameters in the model
         names = [f"{name}.{member}" if name else member for member in hidden_units.parameter_names]
-        if all(n in model.spans for n in names):
+        if all(n in model.spans for n in names):  # spans: columns (start, stop) of each trained parameter in a row
             columns = Columns([model.spans[n] for n in names])
-            if (columns & within).size == columns.size:
+            if (columns & within).size == columns.size:  # all of them are within
                 bottlenecks.append(Bottleneck(name, hidden_units, columns))
     return bottlenecks
 
@@ -96,7 +97,7 @@ def assign(cost: np.ndarray) -> np.ndarray:
     cost = cost + MOVE_COST * largest * (1 - np.eye(m))  # the diagonal is the cost of a unit that stays
     mover_units, positions = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
-    order[positions] = mover_units
+    order[positions] = mover_units  # unit mover_units[n] comes to position positions[n]
     return order
 
 
@@ -125,6 +126,7 @@ def renumber(model: FlatModel, rows: Tensor, bottleneck: Bottleneck, orders: Ten
         orders: Order of the units of each row.  # [K, m] int64
     """
     named = model.named(rows)  # views of rows
+    # shape of the parameter, and its axis of units
     for parameter, (shape, axis) in bottleneck.hidden_units.axes.items():
         values = named[bottleneck.prefix + parameter].view(len(rows), *shape)  # a view of rows
         broadcast_shape = [1] * len(shape)  # 1 except along the axis of the units

@@ -88,11 +88,12 @@ class LimitedCoreExchange(CoreExchange):
         Returns:
             Index into `cores` of the version of c_j that each client then has.  # [K, N]
         """
-        is_new = self.held[cohort.index, :1] < 0  # in its first round  [K, 1]
+        is_new = self.held[cohort.index, :1] < 0  # `held` is -1 before a client's first round  [K, 1]
         chosen = self.choose(cohort, d) & ~is_new  # the first download, of all cores, does not count as a choice
         self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
-        downloads = torch.where(is_new, ~itself(cohort), chosen)  # [K, N]
-        cohort.fetch(downloads, cores=self.cores)
+        downloads = torch.where(is_new, ~itself(cohort), chosen)  # [K, N] bool
+        cohort.fetch(downloads, cores=self.cores)  # counts the bytes of the downloads
+        # new versions where downloaded, else the old ones
         return torch.where(downloads | itself(cohort), self.newest, self.held[cohort.index])
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
@@ -110,6 +111,7 @@ class LimitedCoreExchange(CoreExchange):
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
         turn = 2 * is_self.int()  # cores of a lower turn are selected first; a client's own core comes last
         if self.selection == "intended":
+            # grows over the rounds, so large |d_ij| are preferred more and more
             base = max(1.5, cohort.round * self.bandwidth / n)
             score = score + was_chosen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
             turn = turn + was_chosen.int()  # cores that the client never chose come first
@@ -124,6 +126,7 @@ class LimitedCoreExchange(CoreExchange):
             core: The uploaded cores.  # [K, P]
         """
         all_versions = self.held.index_copy(0, cohort.index, versions)  # [N, N]
+        # their indices, after all stored versions  [K]
         added = torch.arange(len(cohort), device=core.device) + len(self.cores)
         newest = self.newest.index_copy(0, cohort.index, added)
         used = torch.cat([all_versions[all_versions >= 0], newest]).unique()  # ascending

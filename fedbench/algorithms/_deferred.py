@@ -37,7 +37,7 @@ def coefficients_after(
     Returns:
         Coefficients after the round.  # [K, K']
     """
-    at_once = max(1, AT_ONCE // alpha.numel()) if alpha_max is None else 1
+    at_once = max(1, AT_ONCE // alpha.numel()) if alpha_max is None else 1  # steps in a block, limited by memory
     training = torch.arange(gbar_theta.shape[1], device=gbar_theta.device) < steps[:, None]  # [K, T]
     for start in range(0, gbar_theta.shape[1], at_once):
         block = slice(start, start + at_once)

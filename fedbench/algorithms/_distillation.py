@@ -25,6 +25,7 @@ def require_classes(federation: Federation, name: str) -> None:
         ConfigError: Targets are not classes.
     """
     require(
+        # label_counts is 0 if targets are not classes; diffusion draws noisy inputs
         bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
         f"algorithm={name} compares class probabilities: it needs one class per sample or pixel, not "
         f"task={federation.task.kind}",
@@ -42,7 +43,7 @@ def log_probabilities(logits: Tensor, batch: Batch) -> Tensor:
         Log probabilities; about -1e9 for a class that the client lacks.  # as logits
     """
     if batch.class_mask is not None:
-        shape = (len(logits), 1, -1, *[1] * (logits.dim() - 3))
+        shape = (len(logits), 1, -1, *[1] * (logits.dim() - 3))  # [k, 1, C, 1 ...]: for all samples and pixels
         logits = logits.masked_fill(~batch.class_mask.view(shape), ABSENT)
     return logits.float().log_softmax(2)
 
@@ -60,4 +61,4 @@ def kl(log_p: Tensor, log_q: Tensor, over_classes: Reduction) -> Tensor:
     """
     each = log_p.exp() * (log_p - log_q)  # [k, B, C, ...]
     total = each.sum(2) if over_classes == "sum" else each.mean(2)  # [k, B, ...]
-    return total.unsqueeze(2).flatten(2).mean(2)
+    return total.unsqueeze(2).flatten(2).mean(2)  # mean over pixels, if there are any

@@ -91,7 +91,7 @@ def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
     """
 
     def mean_kernel(a: Tensor, b: Tensor) -> Tensor:  # weighted mean over all pairs of samples  [k]
-        d2 = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None] - 2 * a @ b.mT  # [k, B, B]
+        d2 = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None] - 2 * a @ b.mT  # squared distances  [k, B, B]
         kernels = torch.stack([(d2 / (-2 * bandwidth)).exp() for bandwidth in BANDWIDTHS]).sum(0)
         return torch.einsum("kbc,kb,kc->k", kernels, weight, weight)
 
@@ -126,6 +126,7 @@ def features_of_samples(cohort: Cohort, rows: Tensor, split: str = "train") -> t
         The features of each client [n_i, F], and the classes of each client [n_i].
     """
     federation = cohort.federation
+    # positions of the clients' samples in the data set
     index = [torch.from_numpy(federation.splits[split][client]).to(cohort.device) for client in cohort.ids.tolist()]
     return cohort.forward(rows, FlatModel.features, split), [federation.targets[i].long() for i in index]
 

@@ -52,7 +52,7 @@ def prox(R: Tensor, s: float, norm: Norm) -> Tensor:
     if norm == "l2":
         length = R.norm(dim=1, keepdim=True)  # [M, 1]
         return R * (1 - s / length).clamp_min(0)  # a length of 0 gives 0
-    return R - onto_l1_ball(R, s)  # by Moreau's decomposition
+    return R - onto_l1_ball(R, s)  # linf, whose dual ball is that of l1; by Moreau's decomposition
 
 
 def onto_l1_ball(R: Tensor, s: float) -> Tensor:
@@ -62,7 +62,7 @@ def onto_l1_ball(R: Tensor, s: float) -> Tensor:
         Held, Wolfe and Crowder, 1974; by sorting, Duchi et al., ICML 2008.
     """
     size = R.abs()
-    largest = size.sort(1, descending=True).values
+    largest = size.sort(1, descending=True).values  # absolute entries of each row, largest first  [M, d]
     rank = torch.arange(1, R.shape[1] + 1, device=R.device, dtype=R.dtype)
     threshold = (largest.cumsum(1) - s) / rank  # threshold if the `rank` largest entries stay positive  [M, d]
     positive = (largest > threshold).sum(1, keepdim=True).clamp_min(1)  # [M, 1]
@@ -125,15 +125,17 @@ class Network:
             The edges of client 0, then of client 1, and so on [2 M], their signs in B [2 M], and the position of each
             client's first edge in both [N].
         """
-        clients = torch.cat([self.i, self.j])
+        clients = torch.cat([self.i, self.j])  # both ends of each edge  [2 M]
+        # ends sorted by client; below M it is the end i of an edge, else its end j
         order = clients.argsort(stable=True)
         first = clients.bincount(minlength=self.N).cumsum(0).roll(1)
-        first[0] = 0
+        first[0] = 0  # number of ends of all clients before
         return order % len(self), torch.where(order < len(self), 1.0, -1.0), first
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
         """A generalized inverse of the graph Laplacian L = B' B, by its positive eigenvalues.  # [N, N]"""
+        # the eigenvalue 0 of each component has no inverse
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
 
@@ -146,6 +148,7 @@ class Network:
         if W.is_cuda:
             return self.B.T.to(W) @ W
         edges, signs, first = self.incident  # on a CPU embedding_bag is faster than index_add_
+        # sums the signed rows of each client's edges
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
     def weighted(self, V: Tensor) -> Tensor:
@@ -162,7 +165,7 @@ class Network:
         Two clients are connected if a path of edges leads from one to the other.
         """
         member = torch.nn.functional.one_hot(self.component, self.num_components).to(V)  # [N, components]
-        member = self.weighted(member)
+        member = self.weighted(member)  # one-hot component, times the client's weight
         return ((member.T @ V) / member.sum(0)[:, None])[self.component]
 
     def flows(self, V: Tensor) -> Tensor:
@@ -279,12 +282,12 @@ def _admm(
         gap, before = network.differences(Z).sub_(W), W
         R = torch.add(R, gap, alpha=RELAXED)
         W = prox(R, tau / r, norm)
-        if count % EVERY == 0:
+        if count % EVERY == 0:  # seldom, because a check synchronizes with a GPU
             primal, dual = (gap + before - W).norm(), r * network.sums(W - before).norm()
             primal, dual = torch.stack([primal, dual]).tolist()
             if max(primal, dual) <= max_residual:
                 break
-            if max(primal, dual) > UNEVEN * min(primal, dual):
+            if max(primal, dual) > UNEVEN * min(primal, dual):  # one residual is much larger: change the penalty r
                 factor = BALANCE if primal > dual else 1 / BALANCE
                 r, R = factor * r, W + (R - W) / factor  # U is unchanged
                 inverse = network.inverse(r).to(V)

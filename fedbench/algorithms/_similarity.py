@@ -95,6 +95,7 @@ def nearest(of: Tensor, among: Tensor, k: int, metric: Metric, themselves: bool 
     distances = torch.cdist(of.double(), among.double(), {"l1": 1.0, "l2": 2.0}[metric], compute_mode=mode)  # [n, m]
     if themselves:
         distances.fill_diagonal_(float("inf"))
+    # one candidate less, without itself
     return distances.argsort(dim=1, stable=True)[:, : min(k, len(among) - themselves)]
 
 

@@ -55,6 +55,7 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
         plans[:, unsolved[done]] = T[:, done]
         if done.all():
             break
+        # continue with the problems that have not converged
         x, g, unsolved = x[:, ~done], (g + dv.log())[:, ~done], unsolved[~done]
     return plans.view(sim.shape[1], sim.shape[0], *sim.shape[2:]).movedim(0, 1)
 

@@ -41,8 +41,8 @@ class APFL(Algorithm):
         self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # [N, 1]; of new clients: mean
         if isinstance(self.alpha, PerClient):
             all_ids = np.arange(federation.num_clients)
-            self.a[all_ids] = self.alpha.of(all_ids, self.w.device)
-        self.buffers = model.trained.rest(model.size)
+            self.a[all_ids] = self.alpha.of(all_ids, self.w.device)  # [N, 1]
+        self.buffers = model.trained.rest(model.size)  # columns of running statistics, which are not trained
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of APFL (Algorithm 1): clients train w and v_i in the same steps, and the server averages w."""
@@ -50,6 +50,7 @@ class APFL(Algorithm):
         out = cohort.train(
             w,
             step=self.step,
+            # names under which the optimizer states of w and v are stored
             how=LocalTraining(buffers={"theta": "theta", "v": "v"}),
             v=self.v[cohort.ids],
             a=self.a[cohort.ids],
@@ -60,12 +61,12 @@ class APFL(Algorithm):
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step of w (`s.theta`) and v_i; if adaptive, also of a_i in the first step of a round."""
-        vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # [k, P]
-        g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)
+        vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # the mixture  [k, P]
+        g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)  # gradients at w and at the mixture  [k, P] each
         if self.adaptive and s.t == 0:
             slope = dot(g_vbar, s.state.v - s.theta)[:, None]  # [k, 1]
-        s.descend(g_w)
-        s.descend(g_vbar.mul_(s.state.a), name="v", uploaded=False)
+        s.descend(g_w)  # optimizer step of s.theta, which is w
+        s.descend(g_vbar.mul_(s.state.a), name="v", uploaded=False)  # v stays with the client
         self.buffers.view(s.state.v).copy_(self.buffers.take(vbar))  # v gets the mixture's running statistics
         if self.adaptive and s.t == 0:
             s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))

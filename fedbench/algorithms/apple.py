@@ -79,7 +79,7 @@ class APPLE(Algorithm):
         n, have = federation.num_clients, free_memory(federation.device)
         # with a bandwidth, each core has its newest version and up to one older version per client
         versions = n if self.bandwidth is None else n * (n + 1)
-        need = 4 * (versions * model.size + n * n)
+        need = 4 * (versions * model.size + n * n)  # bytes of float32: the cores and d
         require(
             need <= have,
             f"algorithm=apple stores all clients' cores: {versions:,} cores of {model.size:,} numbers for "
@@ -91,7 +91,7 @@ class APPLE(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: independent initial cores c_i, which all clients have, and relationship vectors d_i = q."""
         n, w = federation.num_clients, model.init_row()
-        self.columns = model.trained
+        self.columns = model.trained  # columns that are mixed; BatchNorm's running statistics are not
         self.q = torch.from_numpy(federation.num_samples / federation.num_samples.sum()).to(w)  # [N]
         cores = model.init_rows(n)  # [N, P]
         self.exchange = (
@@ -101,6 +101,7 @@ class APPLE(Algorithm):
         )
         self.core = rows("core", default=w)  # [N, P]; a row equals the default until it is set
         self.d = rows("d", default=self.q)  # [N, N]; a row equals the default until it is set
+        # sum_j q_j c_j, with the initial running statistics  [P]
         first = model.trained.put(w, model.trained.take(self.q @ cores))
         self.theta = rows("theta", default=first)  # [N, P]; a row equals the default until it is set
 
@@ -112,7 +113,9 @@ class APPLE(Algorithm):
         # a client that has trained uses its local core, without the noise and compression of its upload
         core = torch.where(self.core.has(cohort.ids)[:, None], self.core[cohort.ids], on_server)
         personal = self.mix(core.clone(), core, d, cores, versions, i)
+        # rate of d in this round; the schedule is a factor
         eta2 = self.eta2 * cohort.engine.optimizer.schedule(cohort.round, cohort.rounds)
+        # factor of (d - q) in the gradient of the penalty
         pull = self.mu * (2 * self.strength(cohort.round, cohort.rounds))
 
         def step(s: Step, batch: Batch) -> None:  # s.theta is c_i
@@ -125,13 +128,13 @@ class APPLE(Algorithm):
             s.descend(g.mul_(d_ii))
             self.mix(s.state.personal, s.theta, s.state.d, cores, s.state.versions, s.state.i)
 
-        how = LocalTraining(buffers={"theta": "core", "d": "d"})
+        how = LocalTraining(buffers={"theta": "core", "d": "d"})  # names under which the optimizer states are stored
         out = cohort.train(core, step=step, how=how, personal=personal, d=d, versions=versions, i=i)
         self.d[cohort.ids], self.theta[cohort.ids] = out.d, out.personal
         core = self.columns.put(out.personal, self.columns.take(out.theta))  # with w_i's BatchNorm buffers
         self.core[cohort.ids] = core
         up = cohort.upload(core=core, previous={"core": on_server})  # the change of the server's c_i is sent
-        self.exchange.publish(cohort, versions, up.core)
+        self.exchange.publish(cohort, versions, up.core)  # the server stores the new versions
 
     def mix(self, into: Tensor, core: Tensor, d: Tensor, cores: Tensor, versions: Tensor, i: Tensor) -> Tensor:
         """Compute w_i = d_ii c_i + sum over j != i of d_ij c_j.
@@ -148,7 +151,9 @@ class APPLE(Algorithm):
             `into`.  # [k, P]
         """
         take = self.columns.take
+        # d_ij at the version that the client has, 0 for j = i
         weights = d.new_zeros(len(d), len(cores)).scatter_(1, versions, d.scatter(1, i, 0))  # [k, V]
+        # d_ii c_i + the others
         self.columns.view(into).copy_((take(core) * d.gather(1, i)).addmm_(weights, take(cores)))
         return into
 
@@ -159,7 +164,7 @@ class APPLE(Algorithm):
             round: Number of the round, from 0.
             rounds: Number of rounds of the run.
         """
-        L = int(self.fraction * rounds + 1e-9)  # as in the paper, lambda is 0 from round L on
+        L = int(self.fraction * rounds + 1e-9)  # 1e-9 repairs rounding; as in the paper, lambda is 0 from round L on
         if round >= L:
             return 0.0
         return 1e-3 ** (round / L) if self.scheduler == "exponential" else (1 + math.cos(math.pi * round / L)) / 2

@@ -63,8 +63,9 @@ class FedALA(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: server and client models with the same initial values, and weights A_i = 1."""
+        # columns (start, stop), without running statistics
         trained = [span for name, span in model.spans.items() if name not in model.buffer_names]
-        self.h = Columns(trained[-self.tensors :])
+        self.h = Columns(trained[-self.tensors :])  # columns of the last layers, for which A is learned
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         self.A = rows("A", default=torch.ones(self.h.size, device=self.w.device))  # [N, |h|], at first the default
@@ -91,7 +92,7 @@ class FedALA(Algorithm):
             w in all columns below h; in the last layers h, theta_i + (w - theta_i) A_i.  # [K, P]
         """
         start, A, differs = self.initialize(cohort, cohort.broadcast(w=self.w).w)
-        learned = cohort.ids[differs]
+        learned = cohort.ids[differs]  # clients whose model differs from w
         self.A[learned] = A[torch.from_numpy(differs).to(A.device)]
         return start
 
@@ -108,7 +109,7 @@ class FedALA(Algorithm):
         theta, A = self.theta[cohort.ids], self.A[cohort.ids]  # [K, P], [K, |h|]
         D = self.h.take(w) - self.h.take(theta)  # [K, |h|]
         differs = (theta != w).any(1).cpu().numpy()  # [K]; a client whose model is w has nothing to learn
-        is_first = ~self.A.has(cohort.ids).cpu().numpy()  # [K]
+        is_first = ~self.A.has(cohort.ids).cpu().numpy()  # clients that never learned A  [K]
         A = self.learn(cohort, w, A, D, differs & ~is_first, passes=1)
         A = self.learn(cohort, w, A, D, differs & is_first, passes=MOST_PASSES)
         return self.h.put(w.expand(len(cohort), -1), self.h.take(theta) + D * A), A, differs
@@ -128,12 +129,12 @@ class FedALA(Algorithm):
             The weights.  # [K, |h|]
         """
         A, learns = A.clone(), learns.copy()
-        subset = cohort.subsample("train", self.fraction, key="ala")
+        subset = cohort.subsample("train", self.fraction, key="ala")  # each client's random samples for A
         losses = np.zeros((len(cohort), 0))  # of the last batch of each pass  [K, passes]
         for n in range(passes):
             if not learns.any():
                 break
-            where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)
+            where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)  # positions of the clients that still learn
             how = LocalTraining(
                 epochs=1, drop_last=False, split=subset, key=f"ala/{n}", uploaded=False, throughput_weight=0.0
             )
@@ -149,7 +150,7 @@ class FedALA(Algorithm):
             A[where] = out.A
             losses = np.concatenate([losses, np.zeros((len(cohort), 1))], 1)
             losses[learns, -1] = out.last_loss.cpu().numpy()
-            if n + 1 > WINDOW:
+            if n + 1 > WINDOW:  # a client stops when its last 10 losses are nearly equal
                 learns &= losses[:, -WINDOW:].std(1) >= LARGEST_DEVIATION
         return A
 
@@ -163,11 +164,11 @@ class FedALA(Algorithm):
             batch: One batch of every client.
         """
         A, D = s.state.A, s.state.D  # [k, |h|]
-        loss_before = s.summed_loss.clone()
+        loss_before = s.summed_loss.clone()  # sum of the losses of earlier batches  [k]
         mixed = self.h.put(s.theta, self.h.take(s.theta) - D * (1 - A))  # [k, P]
         g = self.h.take(s.grad(batch, rows=mixed))  # [k, |h|]
         A.copy_((A - self.eta_A * g * D).clamp(0, 1))
-        s.state.last_loss.copy_(s.summed_loss - loss_before)
+        s.state.last_loss.copy_(s.summed_loss - loss_before)  # loss of this batch
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: those from which the clients would train next.  # [K, P]"""

@@ -83,6 +83,7 @@ class FedAMP(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: each client's model as last trained, and as last uploaded, with the same initial values."""
+        # rows.most: how many clients can ever upload
         read = 8 * rows.most * model.size  # bytes; models of 4 bytes per number are read twice, to compare and to mix
         if read >= 1 << 30:
             log.info(
@@ -100,7 +101,7 @@ class FedAMP(Algorithm):
         """Run one round of FedAMP: clients get mixtures u_i of similar models, and train with a pull towards them."""
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
-        weight = self.lam / alpha
+        weight = self.lam / alpha  # of the pull towards u_i in the gradient
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
@@ -124,6 +125,7 @@ class FedAMP(Algorithm):
             The mixtures u_i.  # [K, P]
         """
         peers = self.peers()
+        # a few models at a time, to limit memory
         blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
         if not blocks:
             return w_i
@@ -131,7 +133,7 @@ class FedAMP(Algorithm):
         compared = torch.cat([self.compare(take(w_i), take(self.w[ids])) for ids in blocks], 1)  # [K, M]
         is_other = torch.from_numpy(cohort.ids[:, None] != peers).to(w_i.device)  # [K, M] bool
         X = self.attention(compared, is_other, alpha)  # [K, M]
-        u = (1 - X.sum(1, keepdim=True)) * w_i
+        u = (1 - X.sum(1, keepdim=True)) * w_i  # X_ii w_i  [K, P]
         for ids, x in zip(blocks, X.split(BLOCK, 1)):
             u += x @ self.w[ids]
         return u

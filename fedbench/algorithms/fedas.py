@@ -75,7 +75,7 @@ class FedAS(Algorithm):
         """Create the state: server model w and client models theta_i with the same initial values."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
-        self.base, self.num_classes = model.without("head"), federation.num_classes
+        self.base, self.num_classes = model.without("head"), federation.num_classes  # columns outside the head; C
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedAS: clients align the base of w, train, and the server averages with the weights t_i."""
@@ -100,7 +100,7 @@ class FedAS(Algorithm):
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k]
-            z = s.features(rows, batch)  # [k, B, F]
+            z = s.features(rows, batch)  # features under the base u  [k, B, F]
             client = torch.arange(s.k, device=z.device)[:, None]
             distance = (z - s.state.mu[client, batch.y]).square().mean(2)  # [k, B]
             classes = torch.arange(self.num_classes, device=z.device)
@@ -118,7 +118,7 @@ class FedAS(Algorithm):
         )
         old = self.statistics(cohort, theta)
         aligned = cohort.train(w, loss=loss, columns=self.base, how=how, mu=old.means, has_mean=old.counts > 0).theta
-        return self.base.put(theta, self.base.take(aligned))
+        return self.base.put(theta, self.base.take(aligned))  # replaces the base of theta_i
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
         """Return each client's class means mu_c of features and class counts, for its model in theta [K, P]."""

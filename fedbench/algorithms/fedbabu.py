@@ -61,8 +61,8 @@ class FedBABU(Algorithm):
         w = self.base.put(self.w, cohort.broadcast(u=self.base.take(self.w)).u)
         if not final:
             return w
-        start = self.head.put(w, torch.zeros_like(self.head.take(w))) if self.zero_head else w
-        columns = {"all": None, "head": self.head, "base": self.base}[self.part]
+        start = self.head.put(w, torch.zeros_like(self.head.take(w))) if self.zero_head else w  # or the initial head
+        columns = {"all": None, "head": self.head, "base": self.base}[self.part]  # None trains all columns
         return cohort.train(
             start,
             columns=columns,

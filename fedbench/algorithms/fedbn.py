@@ -38,8 +38,8 @@ class FedBN(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: the shared columns w at the server, and the personal columns b_i of each client."""
-        self.personal = self.personal_columns(model)
-        self.shared = self.personal.rest(model.size)
+        self.personal = self.personal_columns(model)  # columns of the personal layers in a row
+        self.shared = self.personal.rest(model.size)  # all other columns
         if not self.personal.size:
             log.warning("the model has no such normalization layers, so algorithm=%s is FedAvg here", self._name)
         w = model.init_row()
@@ -56,7 +56,7 @@ class FedBN(Algorithm):
 
     def with_norms(self, cohort: Cohort, w: Tensor) -> Tensor:
         """Join the shared columns w [|w|] with each client's personal normalization layers to full rows.  # [K, P]"""
-        rows = w.new_empty(len(cohort), self.shared.size + self.personal.size)
+        rows = w.new_empty(len(cohort), self.shared.size + self.personal.size)  # filled by both groups of columns
         return self.personal.put(self.shared.put(rows, w), self.b[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -46,6 +46,7 @@ class FedCAC(Algorithm):
         self.w = model.init_row()  # [P]
         self.c = rows("c", default=self.w)  # [N, P]; a row equals the default until it is set
         self.m = rows("m", default=torch.zeros_like(self.w, dtype=torch.bool))  # [N, P], at first the default
+        # columns (start, stop) of each tensor, without running statistics
         self.spans = [span for name, span in model.spans.items() if name not in model.buffer_names]
 
     def round(self, cohort: Cohort) -> None:
@@ -54,7 +55,8 @@ class FedCAC(Algorithm):
         out = cohort.train(cohort.download(b=b).b)
         theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent
         m = self.critical((theta - b) * theta)  # [K, P]
-        self.w = cohort.mean(theta)
+        self.w = cohort.mean(theta)  # weighted by n_i
+        # t counts rounds from 1; `groups`: a mean for each client over the clients similar to it
         self.c[cohort.ids] = cohort.mean(theta, weights="uniform", groups=self.similar(m, cohort.round + 1))
         self.m[cohort.ids] = m
 
@@ -78,7 +80,7 @@ class FedCAC(Algorithm):
             s = sensitivity[:, a:b].abs()
             if count := int(self.tau * (b - a)):
                 smallest = s.topk(count, sorted=False).values.amin(1, keepdim=True)  # [K, 1]
-                above = torch.where(s > TINIEST, s, torch.inf).amin(1, keepdim=True)
+                above = torch.where(s > TINIEST, s, torch.inf).amin(1, keepdim=True)  # smallest one above 0
                 # a threshold of 0 would select all parameters, those without any sensitivity, too
                 m[:, a:b] = s >= torch.where(smallest <= TINY, above, smallest)
         return m
@@ -94,7 +96,7 @@ class FedCAC(Algorithm):
             True for j = i, and for each j whose overlap with i reaches the threshold.  # [K, K] bool
         """
         m = m.float()
-        size = m.sum(1)  # [K]
+        size = m.sum(1)  # number of critical parameters  [K]
         differing = size[:, None] + size - 2 * products(m, m)  # |m_i - m_j|_1
         overlap = 1 - differing / (2 * size[:, None]).clamp_min(1)  # [K, K]
         itself = torch.eye(len(m), dtype=torch.bool, device=m.device)

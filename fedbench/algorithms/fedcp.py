@@ -68,9 +68,10 @@ class FedCP(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a global head and the policy network to the model, and create the state w, g and h_i."""
         size = num_features(model)
+        # new columns: a copy of the head, and a random policy
         model.extend(head_g="copy:head", policy=model.seeded(lambda: policy(size), "fedcp"))
         self.head, self.head_g = model.columns["head"], model.columns["head_g"]
-        self.shared = (self.head | self.head_g).rest(model.size)
+        self.shared = (self.head | self.head_g).rest(model.size)  # all columns outside both heads: base and policy
         row = model.init_row()
         self.w = self.shared.take(row).clone()  # [|w|]
         self.g = self.head_g.take(row).clone()  # [|head|]
@@ -105,7 +106,7 @@ class FedCP(Algorithm):
             distance = mmd(z, z0, batch.weight)[:, None]  # [k, 1]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
-        trained = self.head_g.rest(cohort.model.size)
+        trained = self.head_g.rest(cohort.model.size)  # all columns except the global head
         v = self.contexts(cohort, start)  # [K, F]
         return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
 
@@ -172,6 +173,6 @@ def split(named: dict[str, Tensor], z: Tensor, v: Tensor, noise: Tensor | float)
         The shares, of sum 1 over the third dimension.  # [k, B, 2, F]
     """
     hidden = (z * v[:, None]) @ named["policy.0.weight"].mT + named["policy.0.bias"][:, None]  # [k, B, 2 F]
-    hidden = F.layer_norm(hidden, hidden.shape[2:])
+    hidden = F.layer_norm(hidden, hidden.shape[2:])  # normalization; its weight and bias are applied below
     hidden = torch.relu(hidden * named["policy.1.weight"][:, None] + named["policy.1.bias"][:, None])
     return (hidden.unflatten(2, (2, -1)) + noise).softmax(2)

@@ -62,17 +62,17 @@ class FedDAT(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: shared adapter A1, personal A0 and A2 with the same initial values, and personal heads."""
-        self.first, self.second = columns_of_pairs(model)
+        self.first, self.second = columns_of_pairs(model)  # columns of the first and second bottlenecks of all layers
         self.rest = (self.first | self.second).rest(model.size)  # the head and all other columns
         w = self.initial = model.init_row()  # [P]
         self.A1 = self.first.take(w).clone()  # [A]
         self.A0, self.A2 = (rows(name, default=self.A1) for name in ("A0", "A2"))  # [N, A], at first the default
-        self.head = rows("head", default=self.rest.take(w))
+        self.head = rows("head", default=self.rest.take(w))  # [N, |head|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedDAT: clients train A0 and A1, which distill into each other; the server averages A1."""
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
-        start = self.rows(cohort, A1, A1)
+        start = self.rows(cohort, A1, A1)  # A1 in both bottlenecks  [K, P]
         A0 = self.first.put(start, self.A0[cohort.ids])  # as rows of the model  [K, P]
         how = LocalTraining(uploaded=self.first, buffers={"theta": "theta", "A0": "A0"})
         out = cohort.train(start, step=lambda s, batch: self.step(s, batch, A1), how=how, A0=A0)

@@ -63,15 +63,15 @@ class FedDBE(Algorithm):
         """Add a shift of the features to the model, and create the state: w, the shifts c_i = 0 and the global mean."""
         self.g = torch.zeros(num_features(model), device=federation.device)  # [F]
         self.has_g = torch.zeros((), dtype=torch.bool)  # on the host
-        model.extend(shift=self.g)
+        model.extend(shift=self.g)  # new columns "shift" in every row, at first 0
         self.shift = model.columns["shift"]
-        self.shared = self.shift.rest(model.size)
+        self.shared = self.shift.rest(model.size)  # all other columns
         self.w = model.init_row()  # [P]
         self.c = rows("c", default=self.g)  # [N, F]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedDBE: clients train from w with their shift c_i, and the server averages w."""
-        if not self.has_g:
+        if not self.has_g:  # before round 1
             self.g = self.global_mean(cohort.all_clients())
             self.has_g = torch.ones_like(self.has_g)
         w = cohort.broadcast(w=self.shared.take(self.w)).w

@@ -39,7 +39,7 @@ class FedDyn(Algorithm):
         self.w = model.init_row()  # [P]
         self.h = torch.zeros_like(self.w)  # [P]
         self.g = rows("g", default=self.h)  # [N, P]; a row equals the default until it is set
-        self.trained = model.trained
+        self.trained = model.trained  # columns of parameters, without running statistics
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedDyn: clients train with the linear and quadratic term; the server updates h and w."""
@@ -50,6 +50,7 @@ class FedDyn(Algorithm):
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
         self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # mean over all N clients
         mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort.context))  # [P]
+        # running statistics get the plain mean
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

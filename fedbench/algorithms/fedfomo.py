@@ -56,8 +56,9 @@ class FedFomo(Algorithm):
         w, self.rows = model.init_row(), rows
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
+        # Pref - I
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # [N, N], at first the default
-        federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
+        federation.hold_out(self.held_out)  # splits each client's training samples into "remaining" and "held_out"
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedFomo: from round 2 on clients mix downloaded models; then they train and upload."""
@@ -76,7 +77,7 @@ class FedFomo(Algorithm):
 
     def on_server(self, cohort: Cohort) -> Tensor:
         """Return theta_i as the server has it: as last uploaded, or the initial model before that.  # [K, P]"""
-        if cohort.is_lossless:
+        if cohort.is_lossless:  # the server has theta_i itself, so no copy is stored
             return self.theta[cohort.ids]
         if self.uploaded is None:
             self.uploaded = self.rows("uploaded", default=self.theta.default)
@@ -94,6 +95,7 @@ class FedFomo(Algorithm):
             sum_j omega_j theta_j, or theta_i if no downloaded model has a lower loss.  # [K, P]
         """
         chosen = self.choose(cohort)  # [K, M]
+        # one-hot form of chosen, to count bytes
         is_chosen = torch.zeros(len(cohort), len(self.prev), dtype=torch.bool, device=chosen.device)  # [K, K']
         others = cohort.fetch(is_chosen.scatter(1, chosen, True), theta=self.last).theta[chosen]  # theta_j  [K, M, P]
         omega = self.weights(cohort, others, ref)  # [K, M]
@@ -117,7 +119,7 @@ class FedFomo(Algorithm):
             Weights.  # [K, M]
         """
         gain = cohort.loss(ref, "held_out")[:, None] - cohort.loss(others, "held_out")  # [K, M]
-        trained = cohort.model.trained
+        trained = cohort.model.trained  # columns without running statistics
         ref = trained.take(ref)
         distance = torch.stack([(trained.take(theta_j) - ref).norm(dim=1) for theta_j in others.unbind(1)], 1)
         return gain.clamp_min(0) / (distance + 1e-5)

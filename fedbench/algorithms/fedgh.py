@@ -82,7 +82,7 @@ class FedGH(Algorithm):
         )
         has_prototype = up.has > 0.5  # privacy noise may change the received 0 and 1  [K, C] bool
         classes = torch.arange(self.num_classes, device=cohort.device).expand(len(cohort), -1)
-        order = self.order(cohort)[has_prototype].argsort()
+        order = self.order(cohort)[has_prototype].argsort()  # a random order of the class means
         self.h = self.train_head(cohort, up.means[has_prototype][order], classes[has_prototype][order])
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
@@ -100,6 +100,7 @@ class FedGH(Algorithm):
         Returns:
             The trained head.  # [|h|]
         """
+        # only its head is used, and replaced by h
         row, lr = cohort.model.init_row(), cohort.rate() if self.head_lr is None else self.head_lr
         h, size = self.h, cohort.engine.batch_size
         for z, c in zip(means.split(size), classes.split(size)):

@@ -64,27 +64,31 @@ class FedKD(Algorithm):
         self.numbers = torch.tensor([self.g.numel()], device=self.g.device)  # not truncated yet
         self.theta = rows("theta", default=self.g)  # [N, P]; a row equals the default until it is set
         size = num_features(model)
+        # a random linear map from student features to teacher features
         initial_W = model.seeded(lambda: nn.Linear(size, size, bias=False), "fedkd").weight.detach()
         self.W = rows("W", default=initial_W.flatten().to(self.g))  # [N, F F]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedKD: clients train teacher and student; the server averages and truncates the students."""
+        # num_values: how many numbers are sent for g, to count bytes
         g = cohort.broadcast(g=self.g, num_values={"g": self.numbers.expand(len(cohort))}).g
         W = self.W[cohort.ids]  # [K, F F]
         out = cohort.train(
             g,
             step=self.step,
+            # names under which the optimizer states are stored
             how=LocalTraining(buffers={"theta": "theta", "teacher": "teacher", "W": "W"}),
             teacher=self.theta[cohort.ids],
             W=W,
             slope=torch.zeros_like(W),
         )
         self.theta[cohort.ids], self.W[cohort.ids] = out.teacher, out.W
+        # from T_start to T_end, linear in the round
         T = self.T_start + (self.T_end - self.T_start) * cohort.round / max(cohort.rounds - 1, 1)
         low_rank, numbers = truncated(cohort.model, out.theta, T)  # [K, P], [K]
         # the change of g is sent; num_values counts the numbers of the factors, which determine its size in bytes
         up = cohort.upload(g=low_rank, relative_to={"g": "g"}, num_values={"g": numbers})
-        self.w = cohort.mean(up.g, weights="uniform", updates="g")  # the mean, or the option server's step towards it
+        self.w = cohort.mean(up.g, weights="uniform", updates="g")  # or the option server's step towards the mean
         (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
 
     def step(self, s: Step, batch: Batch) -> None:
@@ -97,7 +101,7 @@ class FedKD(Algorithm):
         at_theta = s.grad(batch, rows=s.state.teacher, loss=self.teacher_loss)
         at_g = s.grad(batch, loss=self.student_loss)
         s.descend(at_theta, name="teacher", uploaded=False)
-        s.descend(s.state.slope, name="W", uploaded=False)
+        s.descend(s.state.slope, name="W", uploaded=False)  # slope: the gradient of L in W_i, stored by teacher_loss
         s.descend(at_g, lr=self.student_lr)
 
     def teacher_loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
@@ -187,10 +191,11 @@ def truncated(model: FlatModel, rows: Tensor, T: float) -> tuple[Tensor, Tensor]
     for name, matrix in model.named(rows).items():
         if matrix.dim() > 2 and name not in model.buffer_names:
             U, S, Vh = torch.linalg.svd(matrix.flatten(2), full_matrices=False)  # [K, m, r], [K, r], [K, r, n]
-            energy = S.square().cumsum(1)  # [K, r]
+            energy = S.square().cumsum(1)  # sums of the largest squared singular values  [K, r]
             rank = ((energy <= T * energy[:, -1:]).sum(1) + 1).clamp_max(S.shape[1])  # [K]
             mask = torch.arange(S.shape[1], device=S.device) < rank[:, None]  # [K, r]
             matrix.copy_(((U * (S * mask)[:, None]) @ Vh).view_as(matrix))
-            full = U.shape[1] * Vh.shape[2]
+            full = U.shape[1] * Vh.shape[2]  # numbers of the matrix itself
+            # factors of U, S and V, if they take fewer numbers
             numbers += (rank * (U.shape[1] + Vh.shape[2] + 1)).clamp_max(full) - full
     return rows, numbers

@@ -85,13 +85,14 @@ class FedNova(FedAvg):
             uncompressed=[*counts],
             **counts,  # type: ignore[arg-type]
         )
-        tau_eff = cohort.mean(up.T if self.mu else up.a)  # []
+        tau_eff = cohort.mean(up.T if self.mu else up.a)  # weighted by n_i  []
         normalized = (self.w - up.theta) * (tau_eff / up.a.clamp_min(1e-12))[:, None]  # [K, P], 0 without steps
         G = cohort.mean(normalized)  # [P]
         if self.server_momentum:
             self.v = self.server_momentum * self.v + G / cohort.rate()
             G = cohort.rate() * self.v
-        statistics = cohort.model.trained.rest(cohort.model.size)
+        statistics = cohort.model.trained.rest(cohort.model.size)  # columns of running statistics
+        # w - G; running statistics get their mean
         self.w = statistics.put(self.w - G, statistics.take(cohort.mean(up.theta)))
 
     def accumulation(self, steps: Tensor, lr: float | Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class FedNova(FedAvg):
         eta = np.broadcast_to(torch.as_tensor(lr).double().cpu().numpy().reshape(-1), T.shape)
         a, c = np.zeros(len(T)), np.zeros(len(T))
         for t in range(int(T.max(initial=0))):
-            c = self.rho * c + 1
+            c = self.rho * c + 1  # c_t, the accumulated momentum
             after = a + c if self.rho or not self.mu else a
             if self.mu:
                 after = after * (1 - eta * self.mu) + 1

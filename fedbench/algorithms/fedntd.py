@@ -49,7 +49,7 @@ class FedNTD(FedAvg):
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
             logits = s.forward(theta, batch)  # [k, B, C]
             with torch.no_grad():
-                log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)  # [k, B, C]
+                log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)  # teacher: the received w
             log_q = self.not_true(logits, batch)  # [k, B, C]
             kl = (log_q_w.exp() * (log_q_w - log_q)).sum(2)  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl

@@ -53,7 +53,7 @@ class FedOTP(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a personal prompt p_l to the model, and create the state: all clients start from the same two prompts."""
-        clip: Any = model.module
+        clip: Any = model.module  # a model with text, tokens and prompts
         model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
         self.global_prompt, self.local_prompt = model.columns["prompt"], model.columns["local"]
         self.w = model.init_row()  # [P]
@@ -77,10 +77,11 @@ class FedOTP(Algorithm):
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits s <T*, sim> of inputs [k, B, ...] under the prompts in rows [k, P].  # [k, B, C]"""
-        clip: Any = model.module
+        clip: Any = model.module  # a model with text, tokens and prompts
         named = model.named(rows)
+        # text features under both prompts
         T = clip.text(torch.stack([clip.context(named), named["local"]], -3))  # [k, 2, C, D]
-        F = clip.tokens(inputs)  # [k, B, M, D]
+        F = clip.tokens(inputs)  # image tokens  [k, B, M, D]
         return clip.scale * self.transported(similarities(F, T))
 
     def transported(self, sim: Tensor) -> Tensor:
@@ -92,8 +93,8 @@ class FedOTP(Algorithm):
         Returns:
             <T*, sim>, without a gradient through T*.  # [k, B, C]
         """
-        plan = _transport.plan(sim, self.eps, self.gamma)
-        return (plan * sim).sum((1, 4)).transpose(1, 2)
+        plan = _transport.plan(sim, self.eps, self.gamma)  # T*  [k, 2, C, B, M]
+        return (plan * sim).sum((1, 4)).transpose(1, 2)  # over prompts and tokens
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: averaged prompt p_g and personal prompts p_l.  # [K, P]"""

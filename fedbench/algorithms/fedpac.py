@@ -147,6 +147,7 @@ class FedPAC(Algorithm):
             distance = (z - G[batch.y]).square().mean(2) * has_prototype[batch.y]  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
+        # buffers: the head has its own optimizer state
         first = LocalTraining(epochs=self.head_epochs, lr=self.head_lr, key="head", buffers="head", uploaded=self.head)
         theta = cohort.train(theta, columns=self.head, how=first).theta
         return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta

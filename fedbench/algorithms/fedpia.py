@@ -110,8 +110,10 @@ class FedPIA(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: the server's adapter G, and client rows with G; with init="per_client" with their own."""
-        no_pairs = (Columns([]), Columns([]))
+        no_pairs = (Columns([]), Columns([]))  # without output_sum no layer has a second bottleneck
+        # columns of first and second bottlenecks
         self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else no_pairs
+        # columns of the adapter and others, without the head
         self.shared = (model.columns["head"] | self.second).rest(model.size)
         self.head = model.columns["head"]  # columns of the head in a row
         w = self.initial = model.init_row()  # [P]
@@ -120,6 +122,7 @@ class FedPIA(Algorithm):
         self.uploaded = rows("sent", default=self.G)  # [N, A]; a row equals the default until it is set
         if self.init == "per_client":
             everybody = np.arange(federation.num_clients)
+            # one random initial adapter per client  [N, A]
             each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
             self.personal[everybody] = self.shared.put(w.expand(len(each), -1), each)
         self.bottlenecks = alignment.bottlenecks_of(model, self.shared)
@@ -134,7 +137,7 @@ class FedPIA(Algorithm):
         G = cohort.broadcast(G=self.G).G  # [A]
         personal = self.personal[cohort.ids]  # [K, P]
         without_G = self.init == "per_client" and cohort.round == 0  # G is not an average of clients yet
-        if self.client == "none" or without_G:
+        if self.client == "none" or without_G:  # training starts from G, or from the own adapter
             out = self.trained(cohort, self.in_both(personal) if without_G else self.shared.put(personal, G))
             w = self.shared.take(out.theta)
         else:
@@ -166,7 +169,7 @@ class FedPIA(Algorithm):
             G with the units in the order of each client's adapter.  # [K, A]
         """
         rows = self.shared.put(personal, G)  # G as the client's adapter  [K, P]
-        if self.client == "identity":
+        if self.client == "identity":  # no alignment
             return self.shared.take(rows)
         if self.cost == "weight":
             cost = [self._weight_cost(cohort.model, rows, personal, b) for b in self.bottlenecks]
@@ -203,6 +206,7 @@ class FedPIA(Algorithm):
         Returns:
             As `unit_activations`, for these bottlenecks.  # [K, m, d] each
         """
+        # names of the layers whose outputs are the activations
         layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
@@ -214,8 +218,8 @@ class FedPIA(Algorithm):
             return torch.cat([self._over_tokens(captured[layer]) for layer in layers], 2)
 
         each = cohort.forward(rows, activations, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
-        sizes = [b.hidden_units.num_blocks * b.hidden_units.size for b in bottlenecks]
-        width = max((e.shape[1] for e in each if e.dim() > 1), default=sum(sizes))
+        sizes = [b.hidden_units.num_blocks * b.hidden_units.size for b in bottlenecks]  # outputs of each layer
+        width = max((e.shape[1] for e in each if e.dim() > 1), default=sum(sizes))  # outputs of all layers together
         each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # clients without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
         split = padded.split([width] if len(bottlenecks) == 1 else sizes, 2)
@@ -297,14 +301,14 @@ class FedPIA(Algorithm):
             return G0
         # alignment needs rows of the model; columns that are not shared do not matter
         rows, anchor = shared.put(self.initial.expand(K, -1), up), shared.put(self.initial, G0)  # [K, P], [P]
-        cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]
+        cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]  # [K, m, m] each
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
         self._note_alignment("server", cohort, aligned)
         G, q_of_bottlenecks = anchor.clone(), []  # [P]
         for bottleneck in self.bottlenecks:
             w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
             d = (w - bottleneck.columns.take(anchor)).norm(dim=1)  # [K]
-            q = (-self.gamma * d).softmax(0)
+            q = (-self.gamma * d).softmax(0)  # of sum 1 over the clients  [K]
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
         self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))

@@ -88,12 +88,12 @@ class FedProto(Algorithm):
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding
-            s.state.sums.add_(one_hot.mT @ z.detach())
+            s.state.sums.add_(one_hot.mT @ z.detach())  # sums of features by class, for the prototypes
             s.state.counts.add_(one_hot.sum(1))
             distance = (z - server.G[batch.y]).square().mean(2) * server.has_prototype[batch.y]  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
-        start, how = self.theta[cohort.ids], LocalTraining(uploaded=False)
+        start, how = self.theta[cohort.ids], LocalTraining(uploaded=False)  # parameters are not uploaded
         out = cohort.train(start, loss=loss, how=how, sums=sums, counts=counts)
         self.theta[cohort.ids] = out.theta
         means = out.sums / out.counts.clamp_min(1)[..., None]  # [K, C, F]

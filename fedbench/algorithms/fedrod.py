@@ -54,10 +54,10 @@ class FedRoD(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a personal head to the model, and create the state: w, and heads g_i equal to the generic head."""
-        model.extend(head2="copy:head")
+        model.extend(head2="copy:head")  # new columns "head2" in every row, at first a copy of the head
         self.w = model.init_row()  # [P]
-        self.personal = model.columns["head2"]
-        self.shared = self.personal.rest(model.size)
+        self.personal = model.columns["head2"]  # columns of the personal head
+        self.shared = self.personal.rest(model.size)  # all other columns
         self.g = rows("g", default=self.personal.take(self.w))  # [N, |head|]; a row equals the default until it is set
         self.counts = federation.label_counts  # [N, C] on the host
 
@@ -66,7 +66,7 @@ class FedRoD(Algorithm):
         w = cohort.broadcast(w=self.shared.take(self.w)).w  # [u, h]
         counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # [K, C]
         log_pi = (counts / counts.sum(1, keepdim=True)).log()  # [K, C], -inf for absent ones
-        start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [K, P]
+        start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [u, h, g_i]  [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # the change of w is sent
@@ -80,6 +80,7 @@ class FedRoD(Algorithm):
         z = s.features(rows, batch)  # [k, B, F]
         generic = s.model.head(rows, z)  # [k, B, C, ...]
         personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
+        # for all samples and pixels
         log_pi = s.state.log_pi.view(len(generic), 1, -1, *[1] * (generic.dim() - 3))  # [k, 1, C, ...]
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 

@@ -54,7 +54,7 @@ class FedSLD(FedAvg):
         w, prior = cohort.broadcast(w=self.w).w, self.prior(cohort)  # [P], [C]
 
         def step(s: Step, batch: Batch) -> None:
-            batch.weight = batch.weight * self.ratio(batch, prior)  # [k, B]
+            batch.weight = batch.weight * self.ratio(batch, prior)  # weight of each sample in the mean loss  [k, B]
             s.descend(s.grad(batch))
 
         up = cohort.upload(theta=cohort.train(w, step=step).theta, relative_to={"theta": "w"})  # theta - w is sent
@@ -96,7 +96,8 @@ class FedSLD(FedAvg):
             Factors of the samples' weights: renormalize divides by their mean, reduction="sum" multiplies by the number
             of samples.  # [k, B]
         """
-        real = batch.weight > 0
+        real = batch.weight > 0  # False for padding  [k, B]
+        # share of each class in the batch
         pb = batch.weight.new_zeros(len(batch.y), len(prior)).scatter_add(1, batch.y, batch.weight)  # [k, C]
         ratio = torch.where(real, prior[batch.y] / pb.gather(1, batch.y), 0)
         if self.renormalize:

@@ -73,11 +73,11 @@ class FML(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FML: clients train theta_i and a copy g of w, which teach each other; g is averaged."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
-        how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})
+        how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})  # names of the optimizer states
         out = cohort.train(w, step=self.step, how=how, personal=self.theta[cohort.ids])
         self.theta[cohort.ids] = out.personal
         up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]; g - w is sent, and the server adds w
-        self.w = cohort.mean(up.g, weights="uniform", updates="w")  # the mean, or the option server's step towards it
+        self.w = cohort.mean(up.g, weights="uniform", updates="w")  # or the option server's step towards the mean
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step of both models of each client: s.theta is g, s.state.personal is theta_i."""
@@ -90,7 +90,7 @@ class FML(Algorithm):
 
         at_theta = s.grad(batch, rows=s.state.personal, loss=L)
         at_g = s.grad(batch, loss=L_g)
-        s.descend(at_theta, name="personal", uploaded=False)
+        s.descend(at_theta, name="personal", uploaded=False)  # theta_i stays with the client
         s.descend(at_g)
 
     def loss(self, s: Step, rows: Tensor, others: Tensor, batch: Batch, a: float | Tensor, b: float | Tensor) -> Tensor:

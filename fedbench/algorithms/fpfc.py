@@ -78,9 +78,11 @@ class FPFC(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: client models with the same initial values, so the difference of every pair is 0."""
+        # columns: without running statistics
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.personal = rows("own", default=w)  # [N, P]; a row equals the default until it is set
-        self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
+        self.W = self.columns.take(w).repeat(n, 1)  # last uploads  [N, p]
+        # client weights in cluster means; with merge, `round` replaces them
         self.n: np.ndarray | Tensor = federation.num_samples
         self.s = w.new_ones(n * (n - 1) // 2)  # [M]
         self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
@@ -112,7 +114,7 @@ class FPFC(Algorithm):
             return self.W  # equal up to rounding, and exactly independent of other clients
         if self.one_s:
             return self.W.mean(0) + (2 * self.s[0] - 1) * self.delta
-        total, c = torch.zeros_like(self.W), 2 * self.s - 1
+        total, c = torch.zeros_like(self.W), 2 * self.s - 1  # c: factor of delta in theta_ij - v_ij/rho  [M]
         for i, later, at in self.pairs():
             total[i] += c[at] @ self.delta[at]
             total[later].addcmul_(self.delta[at], c[at, None], value=-1)  # theta_ji = -theta_ij
@@ -125,9 +127,10 @@ class FPFC(Algorithm):
             ids: The clients of this round.  # [K]
         """
         if self.one_s and len(ids) == len(self.W):
+            # from which delta_ij = D_i - D_j; its mean does not matter
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # [M]
-            if bool(s.min() == s.max()):
+            if bool(s.min() == s.max()):  # all pairs still have the same s
                 self.delta, self.s = D, s
                 return
         self.delta, self.s = self.fuse_pairs(ids, self.all_pairs(), self.s)
@@ -147,7 +150,7 @@ class FPFC(Algorithm):
         """
         new = torch.empty_like(delta) if len(ids) == len(self.W) else delta.clone()
         dual, length = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho dual delta; -1: pair is not updated
-        for i, later, at in self.pairs(ids):
+        for i, later, at in self.pairs(ids):  # pairs (i, j) for all j in `later`; `at`: their positions among all M
             target = new[at]  # [m, p]: a view of consecutive pairs, else a copy
             length[at] = torch.sub(self.W[i], self.W[later], out=target).addcmul_(delta[at], dual[at]).norm(dim=1)
             if not isinstance(at, slice):
@@ -182,11 +185,12 @@ class FPFC(Algorithm):
         lam, rho, a, xi = self.lam, self.rho, self.a, self.xi
         if lam == 0:
             return torch.ones_like(n)
-        smoothed = torch.full_like(n, xi * rho / (lam + xi * rho))
-        soft = 1 - lam / (rho * n)
+        smoothed = torch.full_like(n, xi * rho / (lam + xi * rho))  # s if ||theta|| is within xi
+        soft = 1 - lam / (rho * n)  # s if ||theta|| is at most lam: the linear part of SCAD
+        # s between lam and a lam: the concave part
         beyond = (1 - a * lam / ((a - 1) * rho * n)).clamp_min(0) / (1 - 1 / ((a - 1) * rho))
         s = torch.where(n <= xi + lam / rho, smoothed, torch.where(n <= lam + lam / rho, soft, beyond))
-        return torch.where(n > a * lam, 1.0, s)
+        return torch.where(n > a * lam, 1.0, s)  # SCAD is constant beyond a lam, and theta = delta
 
     def pairs(self, ids: np.ndarray | None = None) -> Iterator[tuple[int, Any, Any]]:
         """Iterate over the pairs (i, j), client by client.
@@ -234,7 +238,7 @@ class FPFC(Algorithm):
         n = len(self.W)
         lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)  # norms of delta  [M]
         joined = np.zeros((n, n), dtype=bool)
-        joined[np.triu_indices(n, 1)] = (self.s * lengths <= radius).cpu().numpy()
+        joined[np.triu_indices(n, 1)] = (self.s * lengths <= radius).cpu().numpy()  # ||theta|| = s ||delta||
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:

@@ -68,8 +68,8 @@ class GPFL(Algorithm):
             embeddings=model.seeded(lambda: torch.randn(federation.num_classes, size), "gpfl", "embeddings"),
             valve=model.seeded(lambda: valve(size), "gpfl", "valve"),
         )
-        self.head, self.shared = model.columns["head"], model.without("head")
-        decayed = model.columns["embeddings"] | model.columns["valve"]
+        self.head, self.shared = model.columns["head"], model.without("head")  # columns of the head, and all others
+        decayed = model.columns["embeddings"] | model.columns["valve"]  # columns with weight decay
         w = model.init_row()
         self.w = self.shared.take(w).clone()  # [|w|]
         self.h = rows("h", default=self.head.take(w))  # [N, |head|]; a row equals the default until it is set
@@ -94,7 +94,7 @@ class GPFL(Algorithm):
             The clients' models after training.  # [K, P]
         """
         start = self.with_heads(cohort, w)  # [K, P]
-        M0 = cohort.model.named(start[0])["embeddings"]  # [C, F]
+        M0 = cohort.model.named(start[0])["embeddings"]  # the received class embeddings, the same in all rows  [C, F]
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
             z, named = s.features(rows, batch), s.model.named(rows)  # [k, B, F]

@@ -40,11 +40,11 @@ class IFCA(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: M cluster models, initialized independently; with shared_body, only their heads differ."""
-        first = model.init_row()[None]  # [1, P]
+        first = model.init_row()[None]  # the model's own initial values  [1, P]
         others = model.init_rows(self.clusters - 1, "ifca") if self.clusters > 1 else first[:0]
         self.theta = torch.cat([first, others])  # [M, P]
         if self.shared_body:
-            body = self.body = model.without("head")
+            body = self.body = model.without("head")  # columns outside the head, which are equal at first
             self.theta = body.put(self.theta, body.take(first).expand(self.clusters, -1))
         require(
             not any(torch.equal(a, b) for a, b in combinations(self.theta, 2)),
@@ -59,9 +59,11 @@ class IFCA(Algorithm):
         out = cohort.train(theta[chosen])
         # k_i is uploaded as a vector with one 1, as it is (None); argmax, because privacy noise may change it
         vectors = one_hot(chosen, self.clusters).to(theta)  # [K, M]
+        # choices as the server receives them
         received = cohort.upload(k=vectors, previous={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
         change = out.theta - theta[chosen]  # [K, P]
         change = cohort.upload(change=change, relative_to={"change": None}).change  # change is already a difference
+        # `groups`: which clients belong to each cluster
         step = cohort.mean(change, groups=one_hot(received, self.clusters).T)  # [M, P], 0 for a cluster without clients
         if self.shared_body:
             step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))

@@ -77,6 +77,7 @@ class KNNPer(FedAvg):
         if self.capacity < 1:
             samples = cohort.subsample("train", self.capacity, key="knn_per")
         z = cohort.forward(w, features, split=samples)  # [m_i, F] each
+        # their classes  [m_i] each
         y = [federation.targets[torch.from_numpy(samples[i]).to(cohort.device)] for i in cohort.ids]
         rows = {
             "theta": w,
@@ -100,6 +101,7 @@ class KNNPer(FedAvg):
         def both(model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
             return torch.stack(self.probabilities(model, rows, inputs), 2)  # p_knn, then the softmax  [k, b, 2, C]
 
+        # validation samples; values of lam to try
         split, grid = cohort.federation.splits["val"], torch.linspace(0, 1, GRID, device=cohort.device)
         lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)
         for position, p in enumerate(cohort.forward(rows, both, split="val")):
@@ -107,7 +109,7 @@ class KNNPer(FedAvg):
                 y = cohort.federation.targets[torch.from_numpy(split[cohort.ids[position]]).to(p.device)]  # [n]
                 mixed = torch.lerp(p[:, None, 1], p[:, None, 0], grid[:, None])  # [n, GRID, C]
                 accuracy = (mixed.argmax(2) == y[:, None]).float().mean(0)  # [GRID]
-                lam[position] = grid[accuracy.argmax()]
+                lam[position] = grid[accuracy.argmax()]  # the first, and so smallest, of equal ones
         return lam
 
     def probabilities(self, model: FlatModel, rows: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -53,11 +53,13 @@ class L2GD(Algorithm):
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of L2GD: a random number of local steps, then the averaging step (1 - c) x_i + c xbar."""
+        # None: the run's local.epochs
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
         members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # which clients take part, on the host  [N]
         members[torch.from_numpy(cohort.ids)] = True
+        # whether exactly these clients have xbar
         have_mean = bool(members.all()) if self.knows is None else torch.equal(self.knows, members)
-        needs_download = how.steps != 0 or not have_mean
+        needs_download = how.steps != 0 or not have_mean  # False if xbar has not changed since they got it
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
         uploaded = self.uploaded[cohort.ids]  # [K, P]
         if how.steps != 0:

@@ -89,6 +89,7 @@ class LCFed(Algorithm):
         """Add PCS, HC and the one-hot client index to the model, and create the state, equal for all clients."""
         n, names = federation.num_clients, {name for name, _ in model.module.named_modules()}
         place = self.place or ("bottleneck" if "bottleneck" in names else "body")
+        # one sample, to find the number of channels at `place`
         x, _ = federation.gather(torch.zeros(1, dtype=torch.int64, device=model.device))
         channels = model.capture(model.init_row(), x, [place])[1][place].shape[1]
         head: Any = model.module.head
@@ -98,10 +99,10 @@ class LCFed(Algorithm):
             hc=model.seeded(lambda: self.hc_layers(classes, features), "lc_fed hc"),
             client=torch.zeros(n),
         )
-        model.add_hook(place, calibrated)
+        model.add_hook(place, calibrated)  # PCS changes the outputs of this layer
         self.head_columns = Columns(span for name, span in model.spans.items() if name.startswith("head."))
         self.hc_columns, self.client_columns = model.columns["hc"], model.columns["client"]
-        personal = self.head_columns | self.hc_columns | self.client_columns
+        personal = self.head_columns | self.hc_columns | self.client_columns  # columns that are not averaged
         self.body = personal.rest(model.size)  # with PCS, and running statistics
         self.w = model.init_row()  # [P]
         initial_head = self.head_columns.take(self.w)
@@ -168,10 +169,11 @@ class LCFed(Algorithm):
         """
         is_vector = z.dim() == 3
         z = z[..., None, None] if is_vector else z  # a feature vector is an image of one pixel
+        # parameters of the heads, of HC, and the index
         named = {name: t for name, t in model.named(rows).items() if name.startswith(("head.", "hc.", "client"))}
         names = [name for name in named if name.startswith("head.")]
         shapes = [named[name].shape[1:] for name in names]
-        flat_heads = heads.split([shape.numel() for shape in shapes], 1)
+        flat_heads = heads.split([shape.numel() for shape in shapes], 1)  # [N, size] for each parameter of a head
         all_heads = {name: t.view(-1, *shape) for name, t, shape in zip(names, flat_heads, shapes, strict=True)}
 
         def of_one_client(row: dict[str, Tensor], z: Tensor) -> Tensor:  # z [B, F, H, W] -> [B, C, H, W]
@@ -199,10 +201,11 @@ class LCFed(Algorithm):
         Returns:
             U for each class.  # [B, C, H, W]
         """
-        of_client = torch.einsum("n,nbchw->bchw", client, outputs)  # p_i
+        of_client = torch.einsum("n,nbchw->bchw", client, outputs)  # p_i, selected by the one-hot index
         u = ((outputs - of_client).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
         largest = u.amax((-1, -2), keepdim=True)
         u = torch.where(largest > ROUNDING, u / largest, 0)
+        # the maximum within KERNEL x KERNEL pixels
         is_peak = u == F.max_pool2d(u, KERNEL, stride=1, padding=KERNEL // 2)
         return (is_peak & (u > MIN_PEAK)).to(u)
 
@@ -274,7 +277,7 @@ def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
     m = F.linear(embedded, row["pcs.embed2.weight"]).expand(x.shape[:2])  # [B, C]
     pixels = x.flatten(2) if x.dim() > 2 else x[..., None]  # [B, C, H W]
     h = torch.zeros_like(m)
-    for pooled in (pixels.mean(2), pixels.amax(2)):
+    for pooled in (pixels.mean(2), pixels.amax(2)):  # F [avg x; m] + F [max x; m]
         hidden = F.linear(torch.cat([pooled, m], 1), row["pcs.squeeze.weight"]).relu()
         h = h + F.linear(hidden, row["pcs.excite.weight"])
     h = torch.sigmoid(h).view(*x.shape[:2], *(1,) * (x.dim() - 2))

@@ -29,7 +29,7 @@ class LCFedLCRepNet(LCFed):
         # integrals of the normal density over KERNEL bins; the formula of the outer edge is that of the released code
         edge = DEVIATIONS + (DEVIATIONS + 0.5) / KERNEL
         edges = torch.linspace(-edge, edge, KERNEL + 1, dtype=torch.float64)
-        bell = torch.special.ndtr(edges).diff().sqrt()  # [KERNEL]
+        bell = torch.special.ndtr(edges).diff().sqrt()  # square root of the normal probability of each bin  [KERNEL]
         kernel, bell_2d = nn.Conv2d(1, 1, KERNEL, bias=False), bell[:, None] * bell
         kernel.weight.data.copy_(bell_2d / bell_2d.sum())
         return nn.ModuleDict({"kernel": kernel, "out": nn.Conv2d(2 * classes * features, classes, 1)})

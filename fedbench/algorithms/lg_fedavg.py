@@ -36,7 +36,7 @@ class LGFedAvg(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: shared head h at the server, and client models with the same initial values."""
         self.head = model.columns["head"]  # columns of the head in a row
-        self.base = model.without("head") & model.trained
+        self.base = model.without("head") & model.trained  # trained columns outside the head
         w = model.init_row()
         self.h = self.head.take(w).clone()  # [|h|]
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set

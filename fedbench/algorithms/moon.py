@@ -57,7 +57,9 @@ class Moon(FedAvg):
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             z_g = frozen_features(s, w, batch)  # [k, B, F]
             z_old = frozen_features(s, s.state.v, batch)  # [k, B, F]
+            # to the server's features
             near = F.cosine_similarity(z.flatten(2), z_g.flatten(2), dim=2) / self.tau  # [k, B]
+            # to the client's old features
             far = F.cosine_similarity(z.flatten(2), z_old.flatten(2), dim=2) / self.tau  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.mu) * (torch.logaddexp(near, far) - near)
 

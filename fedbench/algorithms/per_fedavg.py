@@ -57,7 +57,7 @@ class PerFedAvg(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless every client has at least one training sample for each sub-batch."""
         super().check(federation, model, optimizer)
-        fewest = int(federation.num_samples.min())
+        fewest = int(federation.num_samples.min())  # training samples of the smallest client
         require(
             fewest >= self.parts,
             f"algorithm=per_fedavg splits every batch into {self.parts} parts, but a client has only {fewest} "

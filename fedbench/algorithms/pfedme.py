@@ -56,23 +56,24 @@ class PFedMe(Algorithm):
         """Create the state: server model w, and personal models theta_i with the same initial values."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
-        self.trained = model.trained
+        self.trained = model.trained  # columns of parameters, without running statistics
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of pFedMe: clients train theta_i and w_i from w; the server moves w to the mean of w_i."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
+        # parameters of w_i with the running statistics of theta_i
         w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
         self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
         up = cohort.upload(w=w_i, relative_to={"w": "w"})  # w_i - w is sent
-        self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)
+        self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)  # a step of size beta towards the mean
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take inner_steps steps on theta_i (s.theta) with a batch, then move w_i (s.state.w) towards theta_i."""
         for _ in range(self.inner_steps):
             g, pull = s.grad(batch), (s.theta - s.state.w).mul_(s.value(self.lam))  # [k, P]
             self.trained.view(g).add_(self.trained.take(pull))  # changes g; running statistics are not pulled
-            s.descend(g, lr=s.value(self.inner_lr))
+            s.descend(g, lr=s.value(self.inner_lr))  # moves s.theta, which is theta_i
         s.state.w.sub_((s.state.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -120,7 +120,7 @@ class PFedMoAP(Algorithm):
         n = federation.num_clients
         self.d = self.width(self.clip.dim)
         self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1  # K_e
-        model.extend(gate=model.seeded(self.new_gate, "gate"))
+        model.extend(gate=model.seeded(self.new_gate, "gate"))  # new columns "gate" in every row
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]
         self.w = model.init_row()  # [P]
         P_g, gate = self.prompt_columns.take(self.w), self.gate_columns.take(self.w)
@@ -139,24 +139,24 @@ class PFedMoAP(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of pFedMoAP: clients download experts, train prompt and gate, and upload the prompt."""
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
-        has_entry = np.isin(cohort.ids, self.pool.touched())  # [K]
+        has_entry = np.isin(cohort.ids, self.pool.touched())  # whether each client has uploaded a prompt before  [K]
         experts, count = self.download_experts(cohort, has_entry)
         gated = uses_gate(count)[:, 0]  # [K]
-        mixing = cohort.subset(gated.cpu().numpy())
+        mixing = cohort.subset(gated.cpu().numpy())  # the clients that use their gate
         if self.aggregate_gate:
             gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate  # [|gate|]
         else:
             gate = self.gate[cohort.ids]  # [K, |gate|]
         theta = self.train(cohort, self.row(P_g, gate), experts, count)  # [K, P]
         prompt, trained_gate = self.prompt_columns.take(theta), self.gate_columns.take(theta[gated])
-        self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate
+        self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate  # client states
         up = cohort.upload(prompt=prompt, relative_to={"prompt": "prompt"}).prompt  # [K, l d]
         self.pool[cohort.ids], self.text[cohort.ids] = up, self.encode(cohort.model, up)
         self.w = self.prompt_columns.put(self.w, cohort.mean(up))
         if self.aggregate_gate and len(mixing):
             up_gate = mixing.upload(gate=trained_gate, relative_to={"gate": "gate"}).gate
             self.w = self.gate_columns.put(self.w, mixing.mean(up_gate))
-        self.last, self.experts, self.count = cohort.index, experts, count
+        self.last, self.experts, self.count = cohort.index, experts, count  # for deployment
 
     def row(self, prompt: Tensor, gate: Tensor) -> Tensor:
         """Join prompts [..., l d] and gates [..., |gate|] to full rows of the model.  # [..., P]"""
@@ -202,11 +202,11 @@ class PFedMoAP(Algorithm):
             Text features of the experts [K, K_e, C, d], and how many of them exist [K, 1].  The count is NO_GATE for
             clients without a request, and for all clients if the pool has no prompt of another client.
         """
-        members = self.pool.touched()  # [M]
-        available = min(self.num_others, len(members) - 1)
+        members = self.pool.touched()  # ids of clients with an entry in the pool  [M]
+        available = min(self.num_others, len(members) - 1)  # experts that each client can get
         experts = self.w.new_zeros(len(cohort), self.num_others, *self.text.default.shape)
         if requests.any():
-            where = torch.from_numpy(requests).to(experts.device)
+            where = torch.from_numpy(requests).to(experts.device)  # [K] bool, on the device
             experts[where, :available] = self.fetch_texts(cohort.subset(requests), members, available)
         gate_has_input = available > 0 or self.num_others == 0  # with num_experts=1 no other expert is needed
         count = np.where(requests & gate_has_input, available, NO_GATE)
@@ -246,6 +246,7 @@ class PFedMoAP(Algorithm):
             rank_by = squared_distances(self.pool[cohort.ids], self.pool[members])  # [k, M]
         else:  # drawn for all N clients, so the draws do not depend on the pool
             rank_by = cohort.random("experts").uniform(cohort.num_clients)[:, torch.from_numpy(members)]
+        # position of each client's own entry  [k]
         itself = torch.from_numpy(np.searchsorted(members, cohort.ids)).to(rank_by.device)
         return rank_by.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :count]
 
@@ -308,6 +309,7 @@ class PFedMoAP(Algorithm):
         X = torch.cat([self.expert_form(text)[:, None], experts], 1)  # [k, E, C, d]
         # the client's prompt always counts, because a softmax over no expert has nan gradients, even if it is not used
         missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
+        # parameters of the gate only
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
         apply_gate = self.attention if self.gating == "attention" else self.linear
         return apply_gate(gate, self.pooled(image), X, missing)
@@ -334,6 +336,7 @@ class PFedMoAP(Algorithm):
         value = by_head("value.", X.flatten(1, 2))  # [k, h, E C, d/h]
         score = (self.scale * q @ key.mT).unflatten(-1, (E, C))  # [k, h, B, E, C]
         a = score.masked_fill(missing[:, None, None, :, None], float("-inf")).softmax(-2)  # over experts
+        # weighted values of all heads side by side
         T = torch.einsum("khbec,khecd->kbchd", a, value.unflatten(2, (E, C))).flatten(-2)  # [k, B, C, d]
         return affine(gate, "out.", T.flatten(1, 2)).view_as(T), a.mean((1, 4))
 

@@ -124,7 +124,7 @@ class PFedNet(Algorithm):
             "because clients upload gradients and the server takes the step",
         )
         for edge in self.edges:
-            inside = num_clients is None or max(edge, default=0) < num_clients
+            inside = num_clients is None or max(edge, default=0) < num_clients  # whether all clients of the edge exist
             require(
                 len(edge) == 2 and edge[0] != edge[1] and inside,
                 f"algorithm.edges contains {edge}: an edge must be a pair of different clients"
@@ -140,8 +140,9 @@ class PFedNet(Algorithm):
             "feature_mean or another sketch of the inputs",
         )
         n, d, have = federation.num_clients, self._columns(model)[1].size, free_memory(federation.device)
-        M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)
+        M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)  # largest number of edges
         width = min(d, n) if self.norm == "l2" else d  # dimension in which ADMM iterates
+        # bytes: four float32 copies of z, and float64 matrices of the network and of ADMM
         need = 4 * n * d * 4 + 8 * (6 * n * n + 6 * M * width)
         require(
             need <= have,
@@ -158,11 +159,13 @@ class PFedNet(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: shared parameters x, and personal parameters z_i, with the same initial values."""
         n, w = federation.num_clients, model.init_row()
-        self.columns, self.fused = self._columns(model)
-        self.shared = self.columns.rest(model.size)
+        self.columns, self.fused = self._columns(model)  # columns of z, and the trained ones among them
+        self.shared = self.columns.rest(model.size)  # columns of x
         self.x, self.Z = self.shared.take(w).clone(), self.fused.take(w).repeat(n, 1)  # [d1], [N, d2]
         self.z = rows("z", default=self.columns.take(w))  # [N, |z|]; a row equals the default until it is set
+        # no client has the newest x and z_i yet
         self.holds, self.x_sent = torch.zeros(n, dtype=torch.bool, device=w.device), self.x
+        # whether clients are compared by their class counts
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
         self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
         self.distance: Metric = "l2" if self.compared == "label_hist" else "l1"  # as the released code
@@ -257,6 +260,7 @@ class PFedNet(Algorithm):
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
             dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz  # dz is already a difference
+            # dz_i = 0 for the others; mean rate
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
             self.move(dZ, self.rates(cohort, how, lr))
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
@@ -305,8 +309,9 @@ class PFedNet(Algorithm):
             rates: Output of `rates`.  # [N]
         """
         n, largest = len(self.Z), float(rates.max())
+        # of dZ, and step size in the objective (module docstring)
         factor, eta = (1.0, n * largest) if self.z_step in ("full", "single") else (1 / n, largest)
-        weights = np.divide(largest, rates, out=np.ones(n), where=rates > 0)
+        weights = np.divide(largest, rates, out=np.ones(n), where=rates > 0)  # c_i  [N]
         fused = fuse(self.Z - factor * dZ, self.network(weights), eta * self.lam, self.norm, keep_dual=False)
         self.Z, self.iterations = fused.Z, torch.full_like(self.iterations, fused.iterations)
 

@@ -62,6 +62,7 @@ class PFedPrompt(Algorithm):
             keys [K, n, D], labels [K, n], and number [K, n], the samples' indices in the data set, -1 for padding.
         """
         train, targets = cohort.federation.splits["train"], cohort.federation.targets
+        # positions of the samples in the data set
         indices = [torch.from_numpy(train[i]) for i in cohort.ids]  # [n_i] each
         number = pad_sequence(indices, batch_first=True, padding_value=-1).to(cohort.device)  # [K, n]
         keys = cohort.forward(self.w, image_features, "train")  # [n_i, D] each
@@ -88,6 +89,7 @@ class PFedPrompt(Algorithm):
         T = clip.text(clip.context(model.named(theta)))  # [k, C, D]
         g = clip.image(inputs)  # [k, B, D]
         cosines = g @ rows["keys"].transpose(1, 2)  # [k, B, n]
+        # attention by classes, without padding  [k, B, C]
         bonus = torch.exp(-self.beta * (1 - cosines)) * real @ F.one_hot(rows["labels"], clip.num_classes).to(g)
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)
 

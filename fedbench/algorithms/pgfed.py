@@ -61,9 +61,9 @@ class PGFed(Algorithm):
         """Create the state: server model w, equal client models, and coefficients a_ij = 1 / K."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
-        even = torch.full((federation.num_clients,), 1 / federation.cohort_size)
+        even = torch.full((federation.num_clients,), 1 / federation.cohort_size)  # a_ij = 1 / K
         self.A = rows("A", default=even.to(self.w))  # [N, N]; a row equals the default until it is set
-        self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None
+        self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None  # [N, P], for beta > 0
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of PGFed: clients train with gradients of other clients, and upload model and linear risk."""
@@ -78,6 +78,7 @@ class PGFed(Algorithm):
         up = self.upload(cohort, out)
         self.w = cohort.mean(up.theta, updates="w")
         mu = mean(self.mu)
+        # for the clients of the next round
         self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * (cohort.sum(up.g) / len(cohort)), cohort.index
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
@@ -133,7 +134,7 @@ class PGFed(Algorithm):
         Returns:
             The auxiliary gradients as received.  # [K, P]
         """
-        aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G
+        aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G  # [K, P]
         if self.aux is not None:
             last, beta, one_minus_beta = self.aux[cohort.ids], cohort.value(self.beta), cohort.value(1 - self.beta)
             has_last = self.aux.has(cohort.ids)[:, None]  # whether the client took part before  [K, 1]

@@ -43,6 +43,7 @@ class PGFedExact(FedAvg):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless the federation is small, and has at least two clients with the same classes."""
         super().check(federation, model, optimizer)
+        # samples that every local step of a round passes
         work = int(federation.num_samples.sum()) * federation.cohort_size
         require(
             work <= LIMIT,
@@ -65,7 +66,7 @@ class PGFedExact(FedAvg):
         """Create the state of FedAvg; find each sample's client and its weight in the other clients' risks."""
         super().setup(federation, model, rows)
         train = federation.splits["train"]
-        self.samples = train.indices  # [n] on the host
+        self.samples = train.indices  # positions of all clients' training samples in the data set  [n] on the host
         weight = 1 / np.maximum(train.sizes, 1) / (federation.num_clients - 1)  # [N]
         self.owner, self.weight = train.owners(), weight[train.owners()]  # [n] on the host
 
@@ -92,6 +93,7 @@ class PGFedExact(FedAvg):
             k = len(s.theta)
             counts = np.full(k, len(index))
             expanded_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies
+            # all training samples as one batch of each client
             everybody = Batch(expanded_x, y.expand(k, *y.shape), s.state.others, counts, shared=True)
             g = s.grad(batch)  # [k, P]
             s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy, so theta's BatchNorm buffers stay

@@ -55,8 +55,8 @@ class SuPerFed(Algorithm):
         self.w = model.init_row()  # [P]
         self.wl = rows("wl", default=self.w)  # [N, P], at first the default, only of clients that trained w_l
         self.trained, self.buffers = model.trained, model.trained.rest(model.size)
-        layers = {name.rpartition(".")[0]: None for name in model.spans}
-        number = {name: i for i, name in enumerate(layers)}
+        layers = {name.rpartition(".")[0]: None for name in model.spans}  # names of the layers, in order
+        number = {name: i for i, name in enumerate(layers)}  # number of each layer
         self.layer = torch.zeros(model.size, dtype=torch.int64, device=model.device)  # layer of each column  [P]
         for name, (a, b) in model.spans.items():
             self.layer[a:b] = number[name.rpartition(".")[0]] if self.mode == "layer" else 0
@@ -80,11 +80,12 @@ class SuPerFed(Algorithm):
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         split = "remaining" if self.mixture == "held" else "train"
         if self.mixes(cohort):
+            # names of the optimizer states of w_f and w_l
             how = LocalTraining(split=split, buffers={"theta": "theta", "wl": "wl"})
             out = cohort.train(w, step=lambda s, batch: self.step(s, batch, w), how=how, wl=self.local_models(cohort))
             self.wl[cohort.ids] = out.wl
         else:
-            pull = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
+            pull = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None  # gradient of mu ||w_f - w||^2
             out = cohort.train(w, extra_grad=pull, how=LocalTraining(split=split))
         up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]; the change of w is sent; w is added again
         self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
@@ -97,14 +98,14 @@ class SuPerFed(Algorithm):
             batch: One batch of every client.
             w: The received global model.  # [P]
         """
-        lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)  # [k, P]
-        W = s.theta.lerp(s.state.wl, lam)
+        lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)  # lambda of each column, by model or layer  [k, P]
+        W = s.theta.lerp(s.state.wl, lam)  # the mixture  [k, P]
         g = s.grad(batch, rows=W)  # [k, P]
         cos_f, cos_l = self.cosine_gradients(s.theta, s.state.wl)
         g_f = (1 - lam) * g + 2 * self.mu * (s.theta - w) + self.nu * cos_f
         g_l = lam * g + self.nu * cos_l
         s.descend(g_f)
-        s.descend(g_l, name="wl", uploaded=False)
+        s.descend(g_l, name="wl", uploaded=False)  # w_l stays with the client
         for rows in (s.theta, s.state.wl):
             self.buffers.view(rows).copy_(self.buffers.take(W))  # running statistics of the mixture
 
@@ -122,7 +123,7 @@ class SuPerFed(Algorithm):
         """
         rows = [self.trained.take(t) for t in (f, l)]
         norms = [t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]  # a row of zeros has gradient 0  [k, 1]
-        unit = [t / norm for t, norm in zip(rows, norms)]
+        unit = [t / norm for t, norm in zip(rows, norms)]  # f / |f| and l / |l|
         cos = (unit[0] * unit[1]).sum(1, keepdim=True)  # [k, 1]
         return tuple(  # type: ignore[return-value]
             self.trained.put(torch.zeros_like(f), 2 * cos * (other - cos * this) / norm)

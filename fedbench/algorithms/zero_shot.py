@@ -30,7 +30,7 @@ class ZeroShot(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Compute the text features of all classes from the template."""
-        clip: Any = model.module
+        clip: Any = model.module  # a CLIP model
         template = clip.template if self.template == "dataset" else self.template or "a photo of a {}."
         self.w, self.text = model.init_row(), clip.templated(template)
 
@@ -43,7 +43,7 @@ class ZeroShot(Algorithm):
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits s <g(x), text> of inputs [k, b, ...]; rows is unused.  # [k, b, C]"""
-        clip: Any = model.module
+        clip: Any = model.module  # a CLIP model
         return clip.scale * clip.image(inputs) @ self.text.T
 
     def global_row(self) -> Tensor:

@@ -24,11 +24,11 @@ def require_classes(federation: Federation, name: str) -> None:
     Raises:
         ConfigError: Targets are not classes.
     """
+    has_classes = bool(federation.label_counts.any())  # all counts are 0 if targets are not classes
     require(
-        # label_counts is 0 if targets are not classes; diffusion draws noisy inputs
-        bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
-        f"algorithm={name} compares class probabilities: it needs one class per sample or pixel, not "
-        f"task={federation.task.kind}",
+        has_classes and not federation.task.has_stochastic_inputs,  # diffusion draws its inputs at random
+        f"algorithm={name} needs one class per sample or pixel, not task={federation.task.kind}: choose a data set "
+        "for classification or segmentation, or another algorithm",
     )
 
 

@@ -12,13 +12,17 @@ from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Step
 from fedbench.core.options import require
 
 
-def require_features(model: FlatModel) -> None:
+def require_features(model: FlatModel, name: str) -> None:
     """Require a head by which logits are computed from features.
+
+    Args:
+        model: The model.
+        name: The method's name in the option algorithm, for the message.
 
     Raises:
         ConfigError: The model has no linear layer named head.
     """
-    require_linear_head(model)
+    require_linear_head(model, name)
 
 
 def require_labels(federation: Federation, name: str) -> None:
@@ -33,7 +37,8 @@ def require_labels(federation: Federation, name: str) -> None:
     """
     require(
         federation.task.single_label,
-        f"algorithm={name} needs one class per sample, and task={federation.task.kind} has other targets",
+        f"algorithm={name} needs one class per sample, not task={federation.task.kind}: choose a data set for "
+        "classification, or another algorithm",
     )
 
 

@@ -8,8 +8,12 @@ from fedbench.algorithms.base import FlatModel
 from fedbench.core.options import require
 
 
-def require_linear_head(model: FlatModel) -> None:
+def require_linear_head(model: FlatModel, name: str) -> None:
     """Require a head that is a linear layer or a 1x1 convolution.
+
+    Args:
+        model: The model.
+        name: The method's name in the option algorithm, for the message.
 
     Raises:
         ConfigError: The model has another head, or none.
@@ -18,6 +22,7 @@ def require_linear_head(model: FlatModel) -> None:
     is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
     require(
         isinstance(head, nn.Linear) or is_pixelwise,
-        "the method computes outputs of the head itself: it needs a model whose module named head is a linear layer or "
-        f"a 1x1 convolution, and this model's head is {'missing' if head is None else type(head).__name__}",
+        f"algorithm={name} computes the outputs of the model's head itself, so the module named head must be a linear "
+        f"layer or a 1x1 convolution, but it is {'missing' if head is None else f'a {type(head).__name__}'}: "
+        "choose another model, or make its last layer a torch.nn.Linear named head",
     )

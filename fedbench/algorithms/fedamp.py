@@ -65,7 +65,8 @@ class FedAMP(Algorithm):
         super().check(federation, model, optimizer)
         require(
             self.sigma != "auto" or self.cap is not None,
-            "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9, to bound the weights, which grow as 1 / sigma",
+            "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9, but algorithm.cap is null: without it the weights of "
+            "similar models, which grow as 1 / sigma, have no bound. Set algorithm.cap to a number in (0, 1]",
         )
         if self.cap is not None:
             return  # no weight can be negative

@@ -61,8 +61,8 @@ class FedCP(Algorithm):
         super().check(federation, model, optimizer)
         require(
             isinstance(getattr(model.module, "head", None), nn.Linear),
-            "algorithm=fedcp splits each sample's features between two heads: it needs a model whose module named head "
-            "is a linear layer",
+            "algorithm=fedcp splits each sample's features between two heads, so the model's module named head must be "
+            "a linear layer: choose another model, or make its last layer a torch.nn.Linear named head",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

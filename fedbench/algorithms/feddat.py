@@ -56,8 +56,8 @@ class FedDAT(Algorithm):
         super().check(federation, model, optimizer)
         require(
             bool(columns_of_pairs(model)[1]),
-            "algorithm=feddat gives every client two adapters: use adapter=houlsby, pfeiffer, parallel or compacter "
-            "with adapter.twin=true",
+            "algorithm=feddat gives every client two adapters, and this model does not have two in each adapted layer: "
+            "use adapter=houlsby, pfeiffer, parallel or compacter with adapter.twin=true",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

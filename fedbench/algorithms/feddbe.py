@@ -57,7 +57,7 @@ class FedDBE(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless the model has a linear head, whose input is the features."""
         super().check(federation, model, optimizer)
-        require_features(model)
+        require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a shift of the features to the model, and create the state: w, the shifts c_i = 0 and the global mean."""

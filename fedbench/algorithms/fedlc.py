@@ -16,9 +16,10 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from fedbench.algorithms._distillation import require_classes
 from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.core.options import NonNegative, require
+from fedbench.core.options import NonNegative
 from fedbench.engine.per_client import PerClient, per_client
 
 
@@ -40,11 +41,7 @@ class FedLC(FedAvg):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless targets are classes of samples or pixels, because the method counts the classes."""
         super().check(federation, model, optimizer)
-        require(
-            bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
-            "algorithm=fedlc calibrates logits by class: it needs one class per sample or pixel, not "
-            f"task={federation.task.kind}",
-        )
+        require_classes(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: the server model w, and the number n_i[c] of training samples of each client and class."""

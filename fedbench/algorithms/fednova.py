@@ -54,16 +54,18 @@ class FedNova(FedAvg):
         is_sgd = isinstance(optimizer, SGD)
         require(
             is_sgd and not optimizer.nesterov and not optimizer.weight_decay,
-            "algorithm=fednova needs optimizer=sgd with nesterov=false and weight_decay=0: it normalizes by the "
-            "accumulation vector of SGD with momentum",
+            "algorithm=fednova divides updates by what SGD accumulates in a round, which is known only for plain SGD "
+            "or SGD with momentum: set optimizer=sgd optimizer.nesterov=false optimizer.weight_decay=0",
         )
         require(
             not optimizer.buffers or optimizer.reset == "round",
-            "algorithm=fednova needs optimizer.reset=round, because momentum must start at 0 in each round",
+            f"algorithm=fednova needs momentum that starts at 0 in each round, but optimizer.reset={optimizer.reset} "
+            "keeps it: set optimizer.reset=round",
         )
         require(
             not self.server_momentum or not isinstance(optimizer.lr, list),
-            "algorithm.server_momentum needs one optimizer.lr for all clients, because the server divides by it",
+            f"algorithm.server_momentum={self.server_momentum:g} divides by the learning rate, but optimizer.lr lists "
+            "one value per client: set one optimizer.lr for all clients, or algorithm.server_momentum=0",
         )
         self.rho = optimizer.momentum if is_sgd else 0.0
 

@@ -42,7 +42,7 @@ class FedPHP(FedAvg):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless the model has a linear head, whose input is the features."""
         super().check(federation, model, optimizer)
-        require_features(model)
+        require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: server model w, and each client's moving average theta_p with the same initial values."""

@@ -85,12 +85,13 @@ class FedPIA(Algorithm):
         adds_outputs = combine == "output_sum"
         require(
             not adds_outputs or client != "none",
-            "algorithm.client=none has no personal adapter, which algorithm.combine=output_sum needs: use "
-            "algorithm.client=align or identity",
+            "algorithm.combine=output_sum needs a personal adapter, which algorithm.client=none does not have: set "
+            "algorithm.client=align or identity, or algorithm.combine=weight_frozen",
         )
         require(
             not adds_outputs or lam == 0.5,
-            f"algorithm.lam={lam} must be 0.5 with algorithm.combine=output_sum, which averages two adapters' outputs",
+            f"algorithm.lam={lam} must be 0.5 with algorithm.combine=output_sum, which averages the outputs of two "
+            "adapters: set algorithm.lam=0.5, or algorithm.combine=weight_frozen",
         )
         self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
         self.samples, self.combine, self.init = samples, combine, init
@@ -105,7 +106,8 @@ class FedPIA(Algorithm):
         )
         require(
             self.combine != "output_sum" or bool(columns_of_pairs(model)[1]),
-            "algorithm.combine=output_sum needs two adapters in each layer: set adapter.twin=true",
+            "algorithm.combine=output_sum needs two adapters in each layer, and this model has one: set "
+            "adapter.twin=true, or algorithm.combine=weight_frozen",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

@@ -70,7 +70,7 @@ class FedProto(Algorithm):
         """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
-        require_features(model)
+        require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: client models theta_i with the same initial values, and no prototypes yet."""

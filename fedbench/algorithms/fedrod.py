@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbench.algorithms._distillation import require_classes
 from fedbench.algorithms._heads import require_linear_head
 from fedbench.algorithms.base import (
     Algorithm,
@@ -28,7 +29,6 @@ from fedbench.algorithms.base import (
     RowStore,
     Step,
 )
-from fedbench.core.options import require
 
 
 class FedRoD(Algorithm):
@@ -45,12 +45,8 @@ class FedRoD(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless targets are classes of samples or pixels, and the model has a linear head."""
         super().check(federation, model, optimizer)
-        require(
-            bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
-            "algorithm=fedrod balances classes: it needs one class per sample or pixel, not "
-            f"task={federation.task.kind}",
-        )
-        require_linear_head(model)
+        require_classes(federation, self._name)
+        require_linear_head(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a personal head to the model, and create the state: w, and heads g_i equal to the generic head."""

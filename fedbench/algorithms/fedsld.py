@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedbench.algorithms._features import require_labels
 from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.core.options import require
 
 
 class FedSLD(FedAvg):
@@ -38,10 +38,7 @@ class FedSLD(FedAvg):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless each sample has one class."""
         super().check(federation, model, optimizer)
-        require(
-            federation.task.single_label,
-            f"algorithm=fedsld weights classes: it needs one class per sample, not task={federation.task.kind}",
-        )
+        require_labels(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: the server model w, and each client's number of training samples of each class."""

@@ -57,10 +57,14 @@ class FPFC(Algorithm):
     ):
         require(
             a > 1 + 1 / rho,
-            f"algorithm.a={a:g} must be more than 1 + 1 / algorithm.rho = {1 + 1 / rho:g}, so that SCAD has a unique "
-            "minimum",
+            f"algorithm.a={a:g} must be more than 1 + 1 / algorithm.rho = {1 + 1 / rho:g}, because the penalty SCAD "
+            "has no unique minimum otherwise: raise algorithm.a or algorithm.rho",
         )
-        require(lam == 0 or 0 < xi <= lam, f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}")
+        require(
+            lam == 0 or 0 < xi <= lam,
+            f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}: set it to such a number, for "
+            "example 0.0001, or set algorithm.lam=0",
+        )
         self.lam, self.rho, self.a, self.xi, self.merge = lam, rho, a, xi, merge
         self.fine_tunes_after_training = merge is not None
 

@@ -59,7 +59,7 @@ class GPFL(Algorithm):
         """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
-        require_features(model)
+        require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add class embeddings and the valve to the model, and create the state: shared columns w, heads h_i."""

@@ -49,7 +49,8 @@ class IFCA(Algorithm):
         require(
             not any(torch.equal(a, b) for a, b in combinations(self.theta, 2)),
             f"algorithm.clusters={self.clusters}: this model always has the same initial parameters, so clusters would "
-            "never separate. Initialize it at random, or set algorithm.clusters=1",
+            "never separate. Choose a model that is initialized at random (without pretrained weights), or set "
+            "algorithm.clusters=1",
         )
 
     def round(self, cohort: Cohort) -> None:

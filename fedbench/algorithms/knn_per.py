@@ -58,7 +58,7 @@ class KNNPer(FedAvg):
         """Raise ConfigError unless each sample has one class, and the model has a linear head."""
         super().check(federation, model, optimizer)
         require_labels(federation, self._name)
-        require_features(model)
+        require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: the server model w."""

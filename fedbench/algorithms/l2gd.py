@@ -42,7 +42,11 @@ class L2GD(Algorithm):
         mix: Probability = 0.5,
         steps: Literal["drawn", "epochs"] = "drawn",
     ):
-        require(pr > 0, f"algorithm.pr={pr:g} must be in (0, 1], because a round ends with an averaging step")
+        require(
+            pr > 0,
+            f"algorithm.pr={pr:g} must be in (0, 1], because a round ends with an averaging step, which would never "
+            "come: set it to a probability above 0, such as 0.2",
+        )
         self.pr, self.mix, self.steps = pr, mix, steps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

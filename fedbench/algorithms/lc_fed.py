@@ -74,15 +74,15 @@ class LCFed(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless the model has a linear head or 1x1 convolution, and a layer for PCS."""
         super().check(federation, model, optimizer)
-        require_linear_head(model)
+        require_linear_head(model, self._name)
         names = {name for name, _ in model.module.named_modules()}
         require(
             self.place in names or (self.place is None and bool({"bottleneck", "body"} & names)),
             "algorithm.place=null needs a layer named bottleneck or body, which the model does not have: set "
             "algorithm.place to the name of the layer whose outputs PCS calibrates"
             if self.place is None
-            else f"algorithm.place={self.place}: the model has no layer of that name; its layers are "
-            f"{listed(sorted(names - {''}))}",
+            else f"algorithm.place={self.place}: the model has no layer of that name. Set it to one of the model's "
+            f"layers: {listed(sorted(names - {''}))}",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

@@ -49,7 +49,8 @@ class PFedMe(Algorithm):
         super().check(federation, model, optimizer)
         require(
             self.beta <= 1 or not model.buffer_names,
-            f"algorithm.beta={self.beta:g} would extrapolate this model's BatchNorm statistics: it must be <= 1",
+            f"algorithm.beta={self.beta:g} must be <= 1 for a model with BatchNorm, whose running variances may become "
+            "negative otherwise: lower it, or use a model without BatchNorm, for example with model.norm=group",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

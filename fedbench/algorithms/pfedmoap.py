@@ -96,7 +96,11 @@ class PFedMoAP(Algorithm):
         """Raise ConfigError unless the model is CLIP, there are enough clients, and the gate's width fits."""
         super().check(federation, model, optimizer)
         clip: Any = model.module
-        require(hasattr(clip, "text"), "algorithm=pfedmoap mixes text features, so it needs model=clip_prompt")
+        require(
+            hasattr(clip, "text"),
+            "algorithm=pfedmoap mixes text features, so it needs model=clip_prompt, but this model has no text tower: "
+            "set model=clip_prompt",
+        )
         n, D = federation.num_clients, clip.dim
         require(
             (self.num_experts or 1) <= n,
@@ -104,10 +108,15 @@ class PFedMoAP(Algorithm):
             f"clients: set it to at most {n}",
         )
         d = self.width(D)
-        require(D % d == 0, f"algorithm.d_feature={d} must divide the {D} dimensions of the model's features")
+        require(
+            D % d == 0,
+            f"algorithm.d_feature={d} must divide the {D} dimensions of the model's features: set it to a divisor of "
+            f"{D}",
+        )
         require(
             self.gating == "linear" or d % self.heads == 0,
-            f"algorithm.heads={self.heads} must divide the gate's width, algorithm.d_feature={d}",
+            f"algorithm.heads={self.heads} must divide the gate's width, algorithm.d_feature={d}: set "
+            f"algorithm.heads to a divisor of {d}",
         )
 
     def width(self, D: int) -> int:

@@ -115,20 +115,22 @@ class PFedNet(Algorithm):
         for name, steps in (("x_steps", self.x_steps), ("z_steps", self.z_steps)):
             require(
                 self.mode == "gradient" or steps is None,
-                f"algorithm.{name}={steps} needs algorithm.mode=gradient, got {self.mode}: set the mode, or leave out "
-                f"{name}",
+                f"algorithm.{name}={steps} needs algorithm.mode=gradient, got algorithm.mode={self.mode}: set "
+                f"algorithm.mode=gradient, or algorithm.{name}=null",
             )
         require(
             self.mode == "local_epochs" or getattr(optimizer, "is_plain_sgd", False),
-            "algorithm.mode=gradient needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null), "
-            "because clients upload gradients and the server takes the step",
+            "algorithm.mode=gradient needs plain SGD, because clients upload gradients and the server takes the step: "
+            "set optimizer=sgd optimizer.momentum=0 optimizer.weight_decay=0 optimizer.clip=null, or "
+            "algorithm.mode=local_epochs",
         )
         for edge in self.edges:
             inside = num_clients is None or max(edge, default=0) < num_clients  # whether all clients of the edge exist
             require(
                 len(edge) == 2 and edge[0] != edge[1] and inside,
-                f"algorithm.edges contains {edge}: an edge must be a pair of different clients"
-                + (f" from 0 to {num_clients - 1}" if num_clients else ""),
+                f"algorithm.edges contains {edge}, but an edge must be a pair of different clients"
+                + (f" from 0 to {num_clients - 1}" if num_clients else "")
+                + ": correct the pair, or remove it",
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedbench.algorithms._features import require_labels
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Inputs, Optimizer, RowStore
-from fedbench.core.options import NonNegative, require
+from fedbench.core.options import NonNegative
 
 
 class PFedPrompt(Algorithm):
@@ -40,10 +41,7 @@ class PFedPrompt(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless each sample has one class."""
         super().check(federation, model, optimizer)
-        require(
-            federation.task.single_label,
-            f"algorithm=pfedprompt needs one class per sample, not task={federation.task.kind}",
-        )
+        require_labels(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: a row w with the shared prompt, from which all clients start."""

@@ -54,12 +54,12 @@ class PGFedExact(FedAvg):
         require(
             federation.num_clients > 1,
             f"algorithm=pgfed_exact averages the risks of other clients: it needs at least two clients, and there is "
-            f"{federation.num_clients}",
+            f"{federation.num_clients}. Raise partition.num_clients",
         )
         require(
             federation.class_mask is None,
             "algorithm=pgfed_exact computes each client's model on all clients' samples: it needs clients that share "
-            "their classes, and here each client has classes of its own",
+            "their classes, and here each client has classes of its own. Use algorithm=pgfed, or another data set",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

@@ -44,8 +44,8 @@ class Scaffold(Algorithm):
         super().check_settings(num_clients, groups, optimizer)
         require(
             getattr(optimizer, "is_plain_sgd", False),
-            "algorithm=scaffold needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null): "
-            "its control variates are derived from theta - lr * gradient",
+            "algorithm=scaffold needs plain SGD, because its control variates are derived from theta - lr * gradient: "
+            "set optimizer=sgd optimizer.momentum=0 optimizer.weight_decay=0 optimizer.clip=null",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

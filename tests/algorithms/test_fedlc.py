@@ -57,7 +57,7 @@ def test_fedlc_by_hand() -> None:
 
 
 def test_fedlc_refuses_targets_that_are_no_classes() -> None:
-    with pytest.raises(ConfigError, match="algorithm=fedlc calibrates logits by class"):
+    with pytest.raises(ConfigError, match="algorithm=fedlc needs one class per sample or pixel"):
         play(points([[1.0]]), FedLC())
 
 

@@ -166,5 +166,5 @@ def test_fedrod_refuses_what_has_no_class_counts_or_linear_head() -> None:
         play(products([1, 2], SGD(lr=0.1)), FedRoD())
     deep = mlp()
     deep.head = nn.Sequential(nn.Linear(8, 3))
-    with pytest.raises(ConfigError, match="named head is a linear layer"):
+    with pytest.raises(ConfigError, match="named head must be a linear layer"):
         play(engine(*ragged(), deep, columns=HEAD), FedRoD())

@@ -70,7 +70,7 @@ def test_divergence_leaves_out_classes_that_a_client_does_not_have() -> None:
 
 
 def test_fml_refuses_targets_that_are_no_classes() -> None:
-    with pytest.raises(ConfigError, match="algorithm=fml compares class probabilities"):
+    with pytest.raises(ConfigError, match="algorithm=fml needs one class per sample or pixel"):
         play(points([[1.0]]), FML())
 
 

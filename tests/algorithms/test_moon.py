@@ -72,5 +72,5 @@ def test_a_model_without_a_linear_head_is_refused() -> None:
     arrays, split = ragged()
     module = mlp()
     module.head = torch.nn.Sequential(module.head)  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="named head is a linear layer"):
+    with pytest.raises(ConfigError, match="named head must be a linear layer"):
         play(engine(arrays, split, module, columns=HEAD), Moon())

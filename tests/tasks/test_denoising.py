@@ -188,5 +188,5 @@ def test_a_run_goes_on_with_the_same_draws(tmp_path: Path, executor: str) -> Non
 def test_a_method_that_weighs_classes_of_outputs_is_refused() -> None:
     module = seeded(lambda: NoisePredictor({"image": SHAPE, "step": (), "label": (3,)}, 8))
     engine = engine_on(federation(), module, columns={"base": ["first.*"], "head": ["last.*"]})
-    with pytest.raises(ConfigError, match=r"fedrod balances classes.*not task=denoising"):
+    with pytest.raises(ConfigError, match=r"fedrod needs one class.*not task=denoising"):
         FedRoD().check(engine.federation, engine.model, engine.optimizer)

@@ -33,7 +33,8 @@ SECONDS = 10.0  # the largest budget for timing
 SHARE = 0.1  # the budget as a fraction of the expected time of all local steps ...
 LEAST = 1.0  # ... but at least this many seconds
 MAX_ERROR_LENGTH = 160  # largest number of characters of a quoted error
-AGREE = 0.05  # relative difference between batched and single gradients that rounding errors may cause
+AGREE = 0.05  # largest relative difference between batched and single gradients that counts as rounding error
+TIMED_ON_GPU = 30  # local steps to time on a GPU
 
 now: Callable[[], float] = time.perf_counter
 
@@ -76,13 +77,15 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
         return list(plans)
     fault, gradient = try_training(engine, many=False)
     if fault is not None:
-        raise ConfigError(f"{fault.layer} cannot be trained: {fault.reason}")
+        raise ConfigError(
+            f"{fault.layer} cannot be trained: {fault.reason}; correct the model, or choose another one by model=..."
+        )
     one_by_one = [plan for plan in plans if plan.chunk == 1]
     if len(one_by_one) == len(plans):
         return one_by_one
     fault, batched_gradient = try_training(engine, many=True)
     if fault is None and (gradient - batched_gradient).norm() > AGREE * gradient.norm():
-        fault = Fault("the model", "its gradients differ then")
+        fault = Fault("the model", "its gradients then differ from those of single clients")
     if fault is None:
         return list(plans)
     if not one_by_one:
@@ -98,6 +101,8 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
 
 def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
     """Try a training step, a gradient and a forward pass on two clients.
+
+    The model also fails if it draws from torch's global random generators, whose states have changed then.
 
     Args:
         engine: The engine.
@@ -163,7 +168,10 @@ def _describe(name: str, layer: nn.Module) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, shortened; with the type of the error if it is an unusual one."""
+    """Return the first line of an error's message, shortened to MAX_ERROR_LENGTH characters.
+
+    The type of the error precedes it, unless it is a ConfigError or a RuntimeError.
+    """
     text = next(iter(str(error).strip().splitlines()), "")
     text = text if isinstance(error, ConfigError | RuntimeError) and text else f"{type(error).__name__}: {text}"
     return text if len(text) <= MAX_ERROR_LENGTH else text[:MAX_ERROR_LENGTH] + " ..."
@@ -251,13 +259,16 @@ class Trial:
         self.is_affordable = self.is_cuda or max_clients >= 2
 
     def _time_one_client(self) -> float:
-        """Return the seconds of a local step of one client; the better of two if the first, which warms up, is slow."""
+        """Return the seconds of a local step of one client.
+
+        If the first step is slow, it may have included the warm-up.  Then it is repeated, and the shorter time counts.
+        """
         self.engine = use(self.engine, Plan("loop", 1, 1, 1))
         first = self._time_steps(1)
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:
-        """Train the clients for some local steps, and return the mean seconds of a step."""
+        """Train the clients of this trial for ``count`` local steps, and return the mean seconds of a step."""
         e, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
             Cohort(e, self.ids, 0, "trial").train(
@@ -268,12 +279,12 @@ class Trial:
         return (now() - began) / count
 
     def run(self) -> None:
-        """Time the plans until the budget is spent."""
+        """Record the seconds of all plans, each timed once on a GPU and twice on a CPU, until the budget is spent."""
         tries = list(self.plans) if self.is_cuda else [*self.plans, *self.plans]
         for i, plan in enumerate(tries):
-            best, took, again = min(self.seconds.values()), self.seconds[plan], i >= len(self.plans)
-            is_hopeless = best < took / 10 < float("inf")  # took ten times the best time
-            if is_hopeless or (again and self.budget < 2 * took):
+            best, earlier, is_second = min(self.seconds.values()), self.seconds[plan], i >= len(self.plans)
+            is_hopeless = best < earlier / 10 < float("inf")  # it took more than ten times the best time
+            if is_hopeless or (is_second and self.budget < 2 * earlier):
                 continue
             self.engine = use(self.engine, plan)
             began = now()
@@ -290,24 +301,27 @@ class Trial:
             max_seconds: The approximate budget of this plan.
         """
         seconds = self._time_warm(1)
-        count = min(30 if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
+        count = min(TIMED_ON_GPU if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
         if seconds < 4 * best and count > 0:  # several steps, so that the overhead of a training call counts less
             seconds = self._time_warm(count)
         cannot_record = plan.graphs and getattr(self.engine.executor.gradients, "disabled", False)
         self.seconds[plan] = float("inf") if cannot_record else min(self.seconds[plan], seconds)
 
     def _time_warm(self, count: int) -> float:
-        """Return the result of `_time_steps`; on CUDA the better of two, because the first loads kernels and graphs."""
+        """Return the mean seconds of ``count`` local steps without warm-up.
+
+        On CUDA, this is the shorter of two times, because the first call loads kernels and records graphs.
+        """
         return min(self._time_steps(count), self._time_steps(count)) if self.is_cuda else self._time_steps(count)
 
     @property
     def chosen(self) -> Plan:
-        """The fastest plan; if nothing was timed, the one with most workers."""
+        """The fastest of the timed plans; if none was timed, the plan with the most workers."""
         timed = min(self.seconds, key=self.seconds.__getitem__)
         return timed if self.seconds[timed] < float("inf") else max(self.plans, key=lambda plan: plan.workers)
 
     def log_seconds(self) -> None:
-        """Log the time of a local step by each plan."""
+        """Log the time that a local step took by each plan, or that there was no time to compare plans."""
         if not self.is_affordable:
             log.info("executors are not timed, because a local step of one client takes %.2g s", self.step_seconds)
             return
@@ -318,7 +332,10 @@ class Trial:
 
 
 def _local_steps(engine: Engine) -> float:
-    """Return the expected number of local steps of all clients in all rounds, with the batch size of the timing."""
+    """Return the expected number of local steps in the whole run, summed over rounds and sampled clients.
+
+    It is that for the batch size of the timing, at most 32.
+    """
     sizes = engine.federation.num_samples
     steps, _ = rng.lengths(
         sizes,

@@ -75,11 +75,12 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
     source, module = target_of(cfg, "dataset"), target_of(cfg, "model")
     require(
         not inspect.isclass(source) or hasattr(source, "load"),
-        f"dataset._target_={cfg.dataset._target_} is not a data source, because it has no method load()",
+        f"dataset._target_={cfg.dataset._target_} is not a data source, because it has no method load(): add it, or "
+        "choose another data set",
     )
     require(
         not inspect.isclass(module) or issubclass(module, torch.nn.Module),
-        f"model._target_={cfg.model._target_} is not a torch.nn.Module",
+        f"model._target_={cfg.model._target_} is not a torch.nn.Module: name a subclass of it",
     )
     component(cfg, "partition")
     num_clients, num_new = cfg.partition.num_clients, cfg.new_clients.count
@@ -121,13 +122,16 @@ def load(cfg: DictConfig) -> Arrays:
         large = [
             f"dataset.{key}={value}" for key, value in cfg.dataset.items() if isinstance(value, int) and value > FEW
         ]
-        advice = f": lower {' or '.join(large)}" if large else ""
-        raise ConfigError(f"{name}: the data do not fit in memory ({error}){advice}") from error
+        advice = f"lower {' or '.join(large)}" if large else "use a smaller data set, or a machine with more memory"
+        raise ConfigError(f"{name}: the data do not fit in memory ({error}): {advice}") from error
     except Exception as error:
-        raise ConfigError(f"{name} cannot load its data: {describe_error(error)}") from error
+        raise ConfigError(
+            f"{name} cannot load its data: {describe_error(error)}; correct its load(), or the options of dataset"
+        ) from error
     require(
         isinstance(arrays, Arrays),
-        f"{name}: load() returns an object of type {type(arrays).__name__}, expected fedbench.data.base.Arrays",
+        f"{name}: load() returns an object of type {type(arrays).__name__}, expected fedbench.data.base.Arrays: end it "
+        "with return Arrays(...).check()",
     )
     return arrays
 
@@ -159,17 +163,16 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
     Returns:
         The training, validation and test samples of each client, new clients included.
     """
-    method = component(cfg, "partition")
-    d = cfg.dataset
+    method, options = component(cfg, "partition"), cfg.dataset
     split = build_split(
         arrays,
         method,
         cfg.partition.num_clients,
         cfg.partition.seed,
-        d.split,
-        d.test_fraction,
-        d.val_fraction,
-        d.get("subset", 1.0),
+        options.split,
+        options.test_fraction,
+        options.val_fraction,
+        options.get("subset", 1.0),
     )
     return split if cfg.folds is None else hold_out_fold(split, arrays, cfg.folds, cfg.fold, cfg.partition.seed)
 
@@ -219,7 +222,10 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
 
 
 def algorithm(cfg: DictConfig) -> Algorithm:
-    """Return the method; if finetune.epochs > 0, wrapped in `FineTuned`, which fine-tunes the deployed models."""
+    """Return the method of a run.
+
+    If finetune.epochs > 0, it is wrapped in `FineTuned`, which fine-tunes the models that the clients deploy.
+    """
     method = component(cfg, "algorithm")
     refuse_old_names(method, OLD_NAMES)  # which a constructor may have set
     tune = cfg.finetune
@@ -257,7 +263,7 @@ def engine(
 
 
 def _device(cfg: DictConfig) -> torch.device:
-    """Return the compute device, and set torch's current GPU and precision."""
+    """Return the compute device of this process, after setting torch's current GPU and its precision."""
     device = device_of(cfg)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -266,14 +272,26 @@ def _device(cfg: DictConfig) -> torch.device:
 
 
 def _clients(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
-    """Return the federation of all clients, new ones included, with the run's task."""
+    """Return the federation of all clients, new clients included, with the run's task.
+
+    Args:
+        cfg: The checked configuration.
+        arrays: The data set.
+        split: Its partition over the clients.
+        device: The compute device.
+    """
     ranks = processes.current()
     clients = ranks.first_on_each_machine(lambda: federation(cfg, arrays, split, device))  # writes features to disk
     return replace(clients, task=task(cfg, arrays))
 
 
 def _training(cfg: DictConfig, clients: Federation) -> Federation:
-    """Return the federation of the training clients, and set up its task."""
+    """Return the federation of the training clients, with the number of clients per round, and set up its task.
+
+    Args:
+        cfg: The checked configuration.
+        clients: The federation of all clients, new clients included.
+    """
     training = training_clients(clients, cfg.new_clients.count)
     training.task.setup(training)
     register_directions(training.task.directions())
@@ -319,7 +337,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
 
 
 def _rows(cfg: DictConfig, training: Federation) -> RowStore:
-    """Return the store for states of clients, limited by the memory of this process."""
+    """Return the store for the states of the training clients, with the limits of memory and disk of this process."""
     limits = memory_limits(training.device, processes.current().local_world_size)
     return RowStore(training.num_clients, training.device, *limits, most=cfg.rounds * training.cohort_size)
 
@@ -360,7 +378,12 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
 
 
 def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
-    """Return the privacy mechanism for uploads; None with privacy.epsilon=null."""
+    """Return the privacy mechanism, which clips uploads and adds noise; None with privacy.epsilon=null.
+
+    Args:
+        cfg: The checked configuration.
+        rows: Creates the states of clients.
+    """
     options = cfg.get("privacy")
     return None if options is None or options.epsilon is None else Privacy(rows, **options)
 
@@ -412,15 +435,17 @@ def check_method(engine: Engine, method: Algorithm) -> None:
         method.check(*parts, engine.optimizer)  # raises if the method also refuses it without privacy
         raise ConfigError(
             f"privacy.clip={privacy.clip:g} with privacy.calibration=paper clips every local step: "
-            f"{refused}; privacy.calibration=analytic clips uploads only"
+            f"{refused}; or use privacy.calibration=analytic, which clips only uploads"
         ) from None
     require(
         method.bypasses_upload is None,
-        f"privacy.epsilon={privacy.epsilon:g} does not cover this method: {method.bypasses_upload}",
+        f"privacy.epsilon={privacy.epsilon:g} does not cover this method: {method.bypasses_upload}; choose another "
+        "algorithm, or set privacy.epsilon=null",
     )
     require(
         privacy.sensitivity != "lr_over_n" or engine.optimizer.schedule.per == "round",
-        "privacy.sensitivity=lr_over_n needs one learning rate per round: use optimizer.schedule.per=round",
+        "privacy.sensitivity=lr_over_n needs one learning rate per round, but optimizer.schedule.per is "
+        f"{engine.optimizer.schedule.per}: use optimizer.schedule.per=round",
     )
     require(
         privacy.ratio == 0 or not engine.model.buffer_names,

@@ -46,20 +46,21 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     adapter = component(cfg, "adapter")
 
     def draw(*number: str | int) -> tuple[torch.nn.Module, list[str]]:
+        """Return a newly initialized module with its adapter, and the names of the adapter's parameters."""
         module = build_module(cfg, federation, *number)
         with seeded(cfg, "adapter", *number):
             return module, adapter.insert(module)
 
-    module, new = draw()
+    module, added = draw()
     require(
-        not new or not isinstance(module, BatchedModule) or find_batched_layers(module) is not None,
+        not added or not isinstance(module, BatchedModule) or find_batched_layers(module) is not None,
         f"adapter={cfg.choices.adapter}: model={cfg.choices.model} has its own batched forward pass, which does not "
         "call the layers with adapters; use adapter=none, or call the layers by "
         "fedbench.nn.batched_layers.BatchedLayers",
     )
     check_parameters(module, f"model._target_={cfg.model._target_}")
     columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
-    columns |= {"adapter": new} if new else {}
+    columns |= {"adapter": added} if added else {}
     freeze = list(cfg.model.get("freeze") or ())
     return FlatModel(module, columns, federation.device, lambda *number: draw(*number)[0], int(cfg.seed), freeze)
 
@@ -97,6 +98,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
         try:
             return _draw_module(cfg, given | {name: arguments[name] for name in tried}, *number)
         except ConfigError as error:
+            # a base class may refuse an argument that **kwargs passed on to it: call again without this argument
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in tried:
                 if isinstance(data, Federation) and data.task.has_stochastic_inputs:
@@ -121,7 +123,12 @@ def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> 
 
 @contextlib.contextmanager
 def seeded(cfg: DictConfig, *parts: str | int) -> Iterator[None]:
-    """Seed torch's global generator by the run's seed and a key for the block, and restore it afterwards."""
+    """Seed torch's global generator on the CPU for the block, and restore its state afterwards.
+
+    Args:
+        cfg: The checked configuration, whose seed is used.
+        *parts: What the seed also depends on, such as "init".
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(int(cfg.seed), *parts) >> 1)
         yield
@@ -131,6 +138,9 @@ def _parameters(target: Any) -> tuple[set[str], bool]:
     """Return the names of the parameters of a class or function, and whether it also accepts any other keyword.
 
     If a constructor has **kwargs, the parameters of the base class are included.
+
+    Returns:
+        The names, and True if the last of these constructors has **kwargs.
     """
     named: set[str] = set()
     for constructor in _constructors(target):
@@ -142,13 +152,16 @@ def _parameters(target: Any) -> tuple[set[str], bool]:
 
 
 def _constructors(target: Any) -> list[Any]:
-    """Return the functions that a call of the target runs: itself, or __init__ of a class and of its bases."""
+    """Return the functions that get the arguments of a call: a function itself, or __init__ of a class and its bases.
+
+    The __init__ of torch.nn.Module and object are omitted, because they take no options.
+    """
     if not inspect.isclass(target):
         return [target]
     return [vars(c)["__init__"] for c in target.__mro__ if "__init__" in vars(c) and c not in (object, torch.nn.Module)]
 
 
 def reads_inputs(cfg: DictConfig) -> bool:
-    """Return whether the model is a `FrozenEncoder`, which turns the inputs into features once, before round 1."""
+    """Return whether the model's class is a `FrozenEncoder`, which computes features of all inputs before round 1."""
     target = target_of(cfg, "model")
     return inspect.isclass(target) and issubclass(target, FrozenEncoder)

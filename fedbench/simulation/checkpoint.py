@@ -48,7 +48,11 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
 
 
 def dump(state: dict[str, Any], file: IO[bytes]) -> None:
-    """Write a state into a file by torch.save, but raise the OSError of a full disk instead of torch's RuntimeError."""
+    """Write a state into a file by torch.save.
+
+    Raises:
+        OSError: The disk is full, for example.  torch.save itself raises a RuntimeError instead.
+    """
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -58,14 +62,14 @@ def dump(state: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """Return nested dicts with their tensors in host memory.  Tensors that are there already are not copied."""
+    """Return nested dicts with all tensors in host memory.  Tensors that are in host memory already are not copied."""
     if isinstance(value, Mapping):
         return {name: on_host(item) for name, item in value.items()}
     return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def _arrays(value: Any) -> Any:
-    """Return nested dicts in which each tensor is replaced by its type, shape and bytes, for a digest."""
+    """Return nested dicts in which each tensor is replaced by [type, shape, bytes], so that `digest` can hash them."""
     if isinstance(value, Mapping):
         return {name: _arrays(item) for name, item in value.items()}
     if isinstance(value, Tensor):
@@ -86,31 +90,46 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
         ConfigError: There is no intact checkpoint.
     """
     paths = [p for p in (run_dir / NAME, run_dir / PREVIOUS) if p.exists()]
-    require(bool(paths), f"resume={run_dir}: there is no {NAME} in this folder, so it cannot be resumed")
+    require(
+        bool(paths),
+        f"resume={run_dir}: there is no {NAME} in this folder: name the folder of a run that has finished a round",
+    )
     problems = []
     for path in paths:
         try:
             state = read_weights(path, device, mmap=True)  # mmap: the state may be larger than memory
             _check(path, state)
             damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
-            require(damaged is None, f"{damaged} was cut or changed since")
+            require(damaged is None, f"{damaged} was shortened or changed after this checkpoint was written")
             return {**state, "file": path.name}
         except DAMAGE as error:
             problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
             if path != paths[-1]:
                 log.warning("%s cannot be used (%s); trying the previous one", path, problems[-1].partition(": ")[2])
     raise ConfigError(
-        f"resume={run_dir}: no checkpoint can be read ({'; '.join(problems)}): restore the files, or start a new run"
+        f"resume={run_dir}: no checkpoint can be used ({'; '.join(problems)}): restore these files from a backup, or "
+        "start a new run"
     )
 
 
 def _check(path: Path, state: Any) -> None:
-    """Raise ConfigError unless the content of a file is a checkpoint with the digest that was stored in it."""
-    require(isinstance(state, dict) and state.keys() >= PARTS, "not a checkpoint of fedbench")
+    """Check that a file is an undamaged checkpoint.
+
+    Args:
+        path: The file.
+        state: Its content.
+
+    Raises:
+        ConfigError: The content is not a checkpoint, or differs from the digest that was stored with it.
+    """
+    is_checkpoint = isinstance(state, dict) and state.keys() >= PARTS
+    require(
+        is_checkpoint, f"the file is not a checkpoint of fedbench, which has the entries {', '.join(sorted(PARTS))}"
+    )
     if "digest" in state:
         content = {name: value for name, value in state.items() if name != "digest"}
-        require(digest(_arrays(on_host(content))) == state["digest"], "its content was changed or damaged")
+        require(digest(_arrays(on_host(content))) == state["digest"], "the file was changed or damaged")
         return
     with zipfile.ZipFile(path) as archive:
-        require(archive.testzip() is None, "its content was changed or damaged")
+        require(archive.testzip() is None, "the file was changed or damaged")
     log.warning("%s was written by an old version of fedbench without digests: changes cannot be detected", path)

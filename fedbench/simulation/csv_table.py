@@ -63,14 +63,21 @@ class CsvTable:
         self._file.flush()
 
     def _write(self, lines: Iterable[str]) -> None:
-        """Append lines, each with its line end, and update the checksum of the file."""
+        """Append lines, each of which ends with a line break, and update the file's size and checksum in `written`."""
         unwritten = iter(lines)
         while data := "".join(islice(unwritten, ROWS)).encode():
             self._file.write(data)
             self.written.add(data)
 
     def _check_columns(self, names: Iterable[str]) -> None:
-        """Write the header if the file is new; raise ValueError for a column that the file does not have."""
+        """Write the first line if the file is new, and check that later lines have no other columns.
+
+        Args:
+            names: The columns of a line.
+
+        Raises:
+            ValueError: The file does not have one of the columns.
+        """
         if not self.columns:
             self.columns = list(names)
             self._write([",".join(self.columns) + "\n"])
@@ -78,11 +85,11 @@ class CsvTable:
         if unknown:
             raise ValueError(
                 f"{self.path.name} has no column {unknown}; its columns are those of the first line that was written, "
-                f"{', '.join(self.columns)}"
+                f"{', '.join(self.columns)}: give this column in the first line too"
             )
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk."""
+        """Wait until the system has written all lines to the disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -91,7 +98,10 @@ class CsvTable:
 
 
 def _texts(values: np.ndarray) -> Iterable[str]:
-    """Return the values [n] of a column as text: floats by repr, strings quoted if necessary, others as integers."""
+    """Return the values [n] of a column as texts for a CSV file.
+
+    Floats have the fewest digits that identify them, strings are quoted if necessary, and other types become integers.
+    """
     array = np.asarray(values)
     if array.dtype.kind == "f":
         return map(repr, array.tolist())
@@ -101,7 +111,7 @@ def _texts(values: np.ndarray) -> Iterable[str]:
 
 
 def csv_text(value: Any) -> str:
-    """Return a value as text for a CSV file.  Floats have the fewest digits that identify them."""
+    """Return a value as text for a CSV file; "" for None.  Floats have the fewest digits that identify them."""
     if value is None:
         return ""
     if isinstance(value, (float, np.floating)):
@@ -110,12 +120,12 @@ def csv_text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a text without line breaks for a CSV file, if it has commas or quotes."""
+    """Return a text for a CSV file: in quotes if it has commas or quotes, else unchanged.  It has no line breaks."""
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def truncate_bytes(path: Path, size: int) -> None:
-    """Truncate a file to a number of bytes; 0 removes it."""
+    """Shorten a file to its first ``size`` bytes, if it is longer.  Size 0 removes the file."""
     if size == 0:
         path.unlink(missing_ok=True)
     elif path.stat().st_size > size:
@@ -145,7 +155,7 @@ def truncate_rounds(path: Path, last_round: int) -> list[str]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a CSV file as dicts of strings; [] if there is no file."""
+    """Return the lines of a CSV file as dicts from column to text; [] if there is no file."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -153,7 +163,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def last_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of the last round of a CSV file as dicts of strings; [] if there is no file."""
+    """Return the lines of the last round in a CSV file, as dicts from column to text; [] if there is no file."""
     rows: list[dict[str, str]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:

@@ -46,7 +46,8 @@ def device_of(cfg: DictConfig) -> torch.device:
     device = torch.device(name)
     require(
         device.index is None or device.index < torch.cuda.device_count(),
-        f"hardware.device={name}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0",
+        f"hardware.device={name}: this machine has {torch.cuda.device_count()} CUDA devices, numbered from 0: give the "
+        "number of one of them",
     )
     return device
 
@@ -93,7 +94,7 @@ def cuda_graphs(setting: bool | str, device: torch.device) -> bool | None:
 
 
 def evaluation_batch(device: torch.device) -> int:
-    """Return the number of samples of a client that an evaluation computes at once on this device."""
+    """Return the default number of samples per client that an evaluation computes at once: 128 on a CPU, else 512."""
     return 128 if device.type == "cpu" else 512  # a compromise between CPUs with small and large caches
 
 
@@ -116,4 +117,5 @@ def shared_evaluation_batch(device: torch.device, sample_bytes: int) -> int:
         device: The compute device.
         sample_bytes: Bytes of the inputs of a sample.
     """
-    return max(evaluation_batch(device), (1 << 18 if device.type == "cpu" else 1 << 22) // sample_bytes)
+    input_bytes = 1 << 18 if device.type == "cpu" else 1 << 22  # approximate bytes of the inputs of a batch
+    return max(evaluation_batch(device), input_bytes // sample_bytes)

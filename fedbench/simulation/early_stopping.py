@@ -41,14 +41,15 @@ class EarlyStopping:
         Returns:
             Whether there were `patience` evaluations since the best one.
         """
-        return -(-(round - best_round) // every) >= self.patience
+        evaluations_since_best = -(-(round - best_round) // every)
+        return evaluations_since_best >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the content for a checkpoint: tensors and text."""
+        """Return {"state": the best state ({} for None), "record": stopped_at as JSON}, for the checkpoint."""
         return {"state": self.best_state or {}, "record": json.dumps({"stopped_at": self.stopped_at})}
 
     def load_state_dict(self, stored: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the best state and stopped_at from the result of `state_dict`."""
         self.best_state = stored["state"] or None
         self.stopped_at = json.loads(stored["record"])["stopped_at"]
 
@@ -83,7 +84,7 @@ def state_of(algorithm: Algorithm, engine: Engine) -> dict[str, Any]:
 
 
 def copied(state: Any) -> Any:
-    """Return a copy of nested dicts of tensors, in host memory."""
+    """Return a copy of nested dicts in which tensors are copied to host memory.  Other values are not copied."""
     if isinstance(state, dict):
         return {name: copied(value) for name, value in state.items()}
     return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state

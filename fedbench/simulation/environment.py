@@ -26,18 +26,18 @@ CHECKOUT = Path(__file__).resolve().parents[2]  # the repository's root, unless 
 
 
 def now() -> str:
-    """Return the current UTC time in ISO 8601, to the second."""
+    """Return the current UTC time to the second, as in "2025-01-31T12:00:00+00:00"."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the GPU has finished all work, so that elapsed times include it."""
+    """Wait until a GPU has finished all work, so that measured times include it.  Do nothing for other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory in MiB: of the GPU if the device is one, else of this process; NaN if it is unknown."""
+    """Return the peak memory in MiB: torch's on the GPU for a GPU, else that of this process; NaN if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
@@ -76,7 +76,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _git(*args: str) -> str | None:
-    """Return the output of a git command in the checkout; None if it fails."""
+    """Return the output of a git command in the repository of fedbench; None if the command fails."""
     process = subprocess.run(["git", "-C", str(CHECKOUT), *args], capture_output=True, text=True, check=False)
     return process.stdout.strip() if process.returncode == 0 else None
 

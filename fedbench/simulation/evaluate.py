@@ -20,8 +20,8 @@ STATISTICS_BYTES = 64 << 20  # memory for the sample statistics of a task
 
 
 def slices(engine: Engine, ids: np.ndarray) -> list[np.ndarray]:
-    """Split client ids [n] into consecutive slices whose rows fit in SLICE_BYTES."""
-    size = max(1, SLICE_BYTES // (4 * engine.model.size))
+    """Split client ids [n] into consecutive slices, so that the models of the clients of a slice fit in SLICE_BYTES."""
+    size = max(1, SLICE_BYTES // (4 * engine.model.size))  # float32
     return [ids[start : start + size] for start in range(0, len(ids), size)]
 
 
@@ -41,8 +41,8 @@ def personal(
     Returns:
         Metrics by name, [n] each.
     """
-    found = deployed(algorithm, engine, ids, round, final)
-    return _concatenated([score(cohort, rows, algorithm.predict, split) for cohort, rows in found])
+    cohorts = deployed(algorithm, engine, ids, round, final)
+    return _concatenated([score(cohort, rows, algorithm.predict, split) for cohort, rows in cohorts])
 
 
 def personal_and_global(
@@ -66,10 +66,10 @@ def personal_and_global(
     for cohort, rows in deployed(algorithm, engine, ids, round, final):
         metrics.append(score(cohort, rows, algorithm.predict, "test"))
         same = same and row is not None and isinstance(rows, Tensor) and torch.equal(rows, row)
-    found = {"personal": _concatenated(metrics)}
+    scopes = {"personal": _concatenated(metrics)}
     if row is not None:
-        found["global"] = found["personal"] if same else shared(row, engine, ids, round)
-    return found, same
+        scopes["global"] = scopes["personal"] if same else shared(row, engine, ids, round)
+    return scopes, same
 
 
 def deployed(
@@ -96,7 +96,7 @@ def deployed(
 
 
 def _concatenated(metrics: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenate the metrics of consecutive slices of clients."""
+    """Concatenate the metrics of consecutive slices of clients: arrays [k] by name become arrays [n] by name."""
     return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
 
 
@@ -112,7 +112,7 @@ def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
         if isinstance(found, Tensor) and found.dim() > 1 and len(found) != clients:
             raise RunError(
                 f"{type(algorithm).__name__}.personalized returned shape {[*found.shape]} for {clients} clients: "
-                f"expected one shared row [P], or [{clients}, ...] with one row per client"
+                f"expected one shared row [P], or [{clients}, ...] with one row per client; correct this method"
             )
 
 
@@ -158,7 +158,13 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
 
 
 def _rows_at(rows: Any, positions: np.ndarray, device: torch.device) -> Any:
-    """Select rows [K, ...] by position; a shared row [P] is returned unchanged."""
+    """Return the rows at positions [k] of rows [K, ...], or of a dict of them; a shared row [P] is returned unchanged.
+
+    Args:
+        rows: The rows, on the device.
+        positions: The positions, int64.
+        device: The compute device.
+    """
     if isinstance(rows, Tensor) and rows.dim() == 1:
         return rows
     return select_rows(rows, torch.from_numpy(positions).to(device))
@@ -197,7 +203,7 @@ def _groups(sizes: np.ndarray, max_samples: int) -> list[np.ndarray]:
         The positions of each group, ascending.
     """
     before = np.append(0, np.cumsum(sizes)[:-1])  # samples of earlier clients [K]
-    starts = [0]
+    starts = [0]  # the position of the first client of each group
     for i in range(1, len(sizes)):
         if before[i] + sizes[i] - before[starts[-1]] > max_samples:
             starts.append(i)

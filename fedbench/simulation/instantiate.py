@@ -61,7 +61,9 @@ def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: st
         if isinstance(cause, ConfigError):
             raise cause from None
         name = f"{key}._target_" if key else "_target_"
-        raise ConfigError(f"{name}={values['_target_']} cannot be built: {describe_error(cause)}") from cause
+        raise ConfigError(
+            f"{name}={values['_target_']} cannot be built: {describe_error(cause)}; correct its options, or the class"
+        ) from cause
 
 
 def component(cfg: DictConfig, group: str) -> Any:
@@ -81,16 +83,17 @@ def component(cfg: DictConfig, group: str) -> Any:
     built = make(cfg[group], reserved, key=group)
     require(
         fits(built),
-        f"{group}._target_={cfg[group]._target_} makes an object of type {type(built).__name__}, expected {expected}",
+        f"{group}._target_={cfg[group]._target_} makes an object of type {type(built).__name__}, expected {expected}: "
+        f"name another class, or choose an option by {group}=...",
     )
     return built
 
 
 def target_of(cfg: DictConfig, group: str) -> Any:
-    """Return the class or function of a group; raise ConfigError if it cannot be imported."""
+    """Return the class or function that GROUP._target_ names; raise ConfigError if it cannot be imported."""
     return find_target(cfg[group]._target_, f"{group}._target_")
 
 
 def plain_values(value: Any) -> Any:
-    """Convert a configuration node to dicts and lists; return other values unchanged."""
+    """Return a node of a configuration as dicts and lists, with ``~/`` expanded in paths; other values unchanged."""
     return with_home(OmegaConf.to_container(value, resolve=True)) if OmegaConf.is_config(value) else value

@@ -30,15 +30,15 @@ class LogFile(logging.FileHandler):
     """Log file that ignores write errors: if the disk is full, lines are dropped silently."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, unless the disk is full."""
+        """Write the line of a log record; drop it if it cannot be written, because the disk is full for example."""
         with suppress(OSError):  # with delay=True the first line opens the file
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore an error of writing a line, for which logging would print a traceback."""
+        """Do nothing after a line could not be written.  The base class would print a traceback."""
 
     def close(self) -> None:
-        """Close the file, even if the disk is full."""
+        """Close the file, and ignore write errors, because the disk may be full."""
         with suppress(OSError):
             super().close()
 
@@ -69,5 +69,5 @@ def logged(folder: Path, output: Output = "lines") -> Iterator[None]:
 
 
 def notice(sentence: str) -> None:
-    """Print one line for the user on standard error."""
+    """Print "fedbench: <sentence>" for the user on standard error."""
     print(f"fedbench: {sentence}", file=sys.stderr, flush=True)

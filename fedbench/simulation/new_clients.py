@@ -36,13 +36,17 @@ FILE = "new_clients.csv"
 
 
 def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """Return the row [P] from which a new client starts after training, without any information on that client."""
+    """Return the row [P] from which any new client starts after training, if nothing is known about that client."""
     with torch.no_grad():
         return algorithm.initial_row_for_new_clients(_trained_clients(engine))
 
 
 def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """Return the rows from which the new clients start after training: one per client [M, P], or a shared one [P]."""
+    """Return the rows from which the M new clients of the run start after training.
+
+    Returns:
+        One row per new client [M, P], or one row [P] that all share.
+    """
     engine_of_all, ids = _with_new_clients(engine)
     new_clients = Cohort(engine_of_all, ids, engine.rounds - 1, "new clients")
     with torch.no_grad():
@@ -50,13 +54,13 @@ def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
 
 
 def _trained_clients(engine: Engine) -> list[Cohort]:
-    """Return all clients that took part in training, in slices."""
+    """Return the training clients as cohorts of as many clients as fit in memory."""
     slices = evaluate.slices(engine, np.arange(engine.federation.num_clients))
     return [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
 
 
 def _with_new_clients(engine: Engine) -> tuple[Engine, np.ndarray]:
-    """Return the engine with the new clients added, and the ids [M] of the new clients."""
+    """Return an engine for all clients, and the ids [M] of the new clients, which follow those of the others."""
     assert engine.with_new_clients is not None
     ids = np.arange(engine.federation.num_clients, engine.with_new_clients.num_clients)
     return replace(engine, federation=engine.with_new_clients), ids
@@ -124,7 +128,7 @@ def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
         return cohort.train(row, how=LocalTraining(epochs=1, key="new clients")).theta
     except RunError as error:
         message = str(error).replace("optimizer.lr", "new_clients.lr")
-        raise RunError(f"adaptation of new clients: {message}") from error
+        raise RunError(f"the adaptation of new clients failed: {message}") from error
 
 
 def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dict[str, np.ndarray]) -> None:

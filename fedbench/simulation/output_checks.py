@@ -37,14 +37,17 @@ def check_parameters(module: Any, name: str) -> None:
     """
     require(
         isinstance(module, nn.Module),
-        f"{name} builds an object of type {type(module).__name__}, expected a torch.nn.Module",
+        f"{name} builds an object of type {type(module).__name__}, expected a torch.nn.Module: return a module",
     )
     parameters = dict(module.named_parameters())
     lazy = next((n for n, p in parameters.items() if nn.parameter.is_lazy(p)), None)
     require(lazy is None, f"{name}: {lazy} has no shape yet (a Lazy module): give the layer its sizes")
     trained = {n: p for n, p in parameters.items() if p.requires_grad}
-    frozen = f": all {len(parameters)} have requires_grad=False" if parameters else ""
-    require(any(p.numel() for p in trained.values()), f"{name} has no parameter to train{frozen}")
+    count = len(parameters)
+    remedy = (
+        f"all {count} have requires_grad=False; set it to True for some" if count else "add a layer with parameters"
+    )
+    require(any(p.numel() for p in trained.values()), f"{name} has no parameter to train: {remedy}")
     persistent = module.state_dict()
     buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in persistent}
     for n, t in {**trained, **buffers}.items():
@@ -87,12 +90,13 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
             _check_values(out, model, name)
             require(
                 not train or out.requires_grad,
-                f"{name}: the outputs do not depend on any trained parameter; look for torch.no_grad() or .detach()",
+                f"{name}: the outputs do not depend on any trained parameter; remove torch.no_grad() or .detach() from "
+                "the forward pass",
             )
 
 
 def _few_samples(federation: Federation) -> Tensor:
-    """Return the indices [B] of a few training samples, repeated if there are fewer."""
+    """Return the indices [B] of 5 or 6 training samples, repeated if the data set has fewer."""
     count = 5 if federation.num_classes != 5 else 6  # B != C, so that swapped axes are noticed
     index = np.resize(federation.splits["train"].indices[:count], count)
     return torch.from_numpy(index).to(federation.device)
@@ -128,7 +132,9 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
     except Exception as error:  # of any kind: the code of a module
         if is_raised_outside_layers(error):
             raise
-        raise ConfigError(f"{failing}: {describe_error(error, module)}") from error
+        raise ConfigError(
+            f"{failing}: {describe_error(error, module)}; correct the model's options or its forward pass"
+        ) from error
 
 
 def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: str) -> None:
@@ -145,7 +151,13 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
     inputs = wrap_inputs(x)
 
     def check(layer: str, table: nn.Embedding, tokens: Any) -> None:
-        """Raise ConfigError if the input of an embedding is an input of the model whose largest token it lacks."""
+        """Raise ConfigError if an embedding reads an input of the model, but has no entry for its largest token.
+
+        Args:
+            layer: The name of the embedding, for the message.
+            table: The embedding.
+            tokens: Its input.
+        """
         for key, max_token in largest.items():
             require(
                 tokens is not inputs.get(key) or max_token < table.num_embeddings,  # the table reads this input itself
@@ -163,7 +175,7 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
 
 
 def _logits(out: Any, name: str) -> Any:
-    """Return the logits of an output that may be (logits, extra loss [B]), and check the extra loss.
+    """Return the logits of an output.  If this is a pair (logits, extra loss [B]), check the extra loss.
 
     Args:
         out: The output of the model.  One that is not a pair of tensors is returned unchanged.
@@ -179,7 +191,7 @@ def _logits(out: Any, name: str) -> Any:
     )
     require(
         bool(extra.isfinite().all()),
-        f"{name} returns an extra loss that is NaN or infinite before any training; check its forward pass",
+        f"{name} returns an extra loss that is NaN or infinite before any training; correct its forward pass",
     )
     return logits
 
@@ -207,7 +219,7 @@ def _check_shape(out: Any, expected: tuple[int, ...], name: str) -> None:
             f"{name} has too {difference} outputs, {shape[1]} for {expected[1]} classes: give its last layer "
             "num_classes outputs (fedbench passes num_classes to a constructor that has this parameter)"
         )
-    require(shape == expected, f"{returned}, {rule}")
+    require(shape == expected, f"{returned}, {rule}: change its forward pass")
     require(
         out.dtype == torch.float32,
         f"{name} returns {_dtype_name(out.dtype)}, expected float32 logits: end its forward pass with .float()",
@@ -215,7 +227,7 @@ def _check_shape(out: Any, expected: tuple[int, ...], name: str) -> None:
 
 
 def _describe(out: Any) -> str:
-    """Describe an object that is not a tensor, as in "a dict (logits, loss)" or "a tuple of 3"."""
+    """Describe an object by its type and content, as in "a dict (logits, loss)" with the keys, or "a tuple of 3"."""
     if out is None:
         return "None"
     inside = ""
@@ -238,7 +250,11 @@ def _check_values(out: Tensor, model: FlatModel, name: str) -> None:
     if is_finite.all():
         return
     bad = [n for n, t in model.module.named_parameters() if not t.isfinite().all()]
-    why = f"its parameter {bad[0]} is not finite" if bad else "all its parameters are finite, so check its forward pass"
+    why = (
+        f"its parameter {bad[0]} is not finite; correct its initialization"
+        if bad
+        else "all its parameters are finite, so correct its forward pass"
+    )
     raise ConfigError(
         f"{name} returns NaN or infinite outputs for {int((~is_finite).sum())} of {len(out)} training samples before "
         f"any training: {why}"
@@ -246,10 +262,10 @@ def _check_values(out: Tensor, model: FlatModel, name: str) -> None:
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a type without "torch.", as in "float32"."""
+    """Return the name of a tensor type without "torch.", as in "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def _shape(x: Inputs) -> str:
-    """Return the shape of a sample as text, without the batch axis; a dict of shapes for several inputs."""
+    """Return the shape of one sample as text, as in "(3, 32, 32)", or a dict of shapes by name for several inputs."""
     return str(map_inputs(lambda t: tuple(t.shape[1:]), x))

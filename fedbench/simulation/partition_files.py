@@ -73,10 +73,12 @@ def partition_facts(split: Split, arrays: Arrays) -> dict[str, Any]:
 
 
 def _described(split: Split, arrays: Arrays) -> dict[str, Any]:
-    """Return entries for figures and reports.
+    """Return the entries of partition.json that only figures and reports read.
 
-    These are the number of extra samples per client [N], the natural client (domain) of each client [N], and, unless
-    there are very many, the training samples by client and class [N, C] with the class names.
+    Returns:
+        "extra": the number of extra samples of each client [N], if the data set has any; "domains": the name of each
+        client's domain [N], if samples have domains; "label_counts": training samples by client and class [N, C], and
+        "class_names", unless N x C exceeds MOST_COUNTS.
     """
     train = split.train
     facts: dict[str, Any] = {}

@@ -66,7 +66,11 @@ def broadcast_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
 
 
 def _run_as_worker(ranks: Ranks) -> int:
-    """Take part in every run of rank 0, print only warnings, and return the exit status."""
+    """Take part in all runs that rank 0 starts, as another rank, and print only warnings.
+
+    Returns:
+        The exit status of this process: 1 if another process died, else 0.
+    """
     from fedbench.engine.ranks import disconnect
     from fedbench.simulation.simulator import run
 

@@ -10,7 +10,7 @@ Summary = Mapping[str, Any]
 
 
 def primary_of(summary: Summary) -> str:
-    """Return the name of the task's primary metric, such as "accuracy"."""
+    """Return the name of the primary metric in a summary, such as "accuracy", which is also the default."""
     return (summary.get("task") or {}).get("primary", "accuracy")
 
 
@@ -26,7 +26,7 @@ def score_of(summary: Summary | None) -> float:
 
 
 def has_validation(summary: Summary | None) -> bool:
-    """Return whether the run was evaluated on validation samples."""
+    """Return whether the last evaluation in a summary has metrics on validation samples; False without a summary."""
     return any(name.startswith("val/") for name in _values_of(summary, "last"))
 
 
@@ -46,7 +46,12 @@ def value_in(summary: Summary | None, entry: str, column: str) -> float:
 
 
 def _values_of(summary: Summary | None, entry: str) -> Mapping[str, Any]:
-    """Return the metrics of "last", "best" or "best_val" by name; {} if the summary does not have them."""
+    """Return the metrics of an evaluation by name; {} if the summary is None or does not have them.
+
+    Args:
+        summary: The content of summary.json.
+        entry: The evaluation: "last", "best" or "best_val".
+    """
     values = (summary or {}).get(entry)
     if isinstance(values, dict) and entry != "last":
         values = values.get("values")

@@ -73,7 +73,10 @@ def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: i
     Raises:
         ConfigError: There are fewer rounds, or more although the learning rates depend on the number of rounds.
     """
-    require(rounds >= before, f"resume={folder}: rounds={rounds} is less than the run's {before}: leave it out")
+    require(
+        rounds >= before,
+        f"resume={folder}: rounds={rounds} is less than the run's {before}: leave it out, or give a larger number",
+    )
     schedule = (stored["optimizer"].get("schedule") or {}).get("name", "constant")
     require(
         rounds == before or schedule in ("constant", "exponential"),
@@ -99,13 +102,17 @@ def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
 
 
 def requested_rounds(folder: Path) -> list[int]:
-    """Return the numbers of rounds in config.yaml and in the earlier resume commands of a run."""
+    """Return the values of the option rounds that a run had: in config.yaml, and in its earlier resume commands."""
     path = folder / "config.yaml"
     return [*([int(load_config(path).rounds)] if path.is_file() else []), *_earlier_rounds(folder)]
 
 
 def _earlier_rounds(folder: Path) -> Iterator[int]:
-    """Yield the values of rounds= in earlier resume commands."""
+    """Yield the values of rounds= in the earlier resume commands of a run, which are stored in its folder .hydra.
+
+    Raises:
+        ConfigError: A file with such a command cannot be read.
+    """
     for path in sorted((folder / ".hydra").glob("overrides.resume-*.yaml")):
         try:
             overrides = yaml.safe_load(path.read_text(encoding="utf-8")) or []

@@ -23,13 +23,13 @@ LEFTOVERS = ("*.part", "*.partial")
 
 
 def check_files(folder: Path) -> None:
-    """Raise ConfigError if a folder has the name of an output file."""
+    """Raise ConfigError if the run folder contains a subfolder with the name of an output file."""
     wrong = next((folder / name for name in FILES if (folder / name).is_dir()), None)
     require(wrong is None, f"{wrong} is a folder, but the run writes a file of that name: move the folder")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the incomplete files of a killed process."""
+    """Remove incomplete files from a run folder, which a killed process left."""
     for pattern in LEFTOVERS:
         for path in [*folder.glob(pattern), *(folder / ".hydra").glob(pattern)]:
             if path.is_file():
@@ -51,7 +51,10 @@ def stored_config(folder: Path) -> dict[str, Any] | None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move the files of another run from a folder to a new one, FOLDER.old-1.  The lock stays."""
+    """Move the files of another run from a run folder to a new folder, FOLDER.old-1 or a higher number.
+
+    The lock file stays, because this process holds it.
+    """
     old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
     old.mkdir()
     contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
@@ -106,13 +109,13 @@ def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def is_resumable(folder: Path) -> bool:
-    """Return whether the folder has a checkpoint that is not truncated."""
+    """Return whether a run folder has a checkpoint that is not truncated.  Its content is not checked."""
     # a checkpoint is a zip file, whose directory is at its end
     return any(zipfile.is_zipfile(folder / name) for name in CHECKPOINTS)
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether the run in a folder has finished at least one round."""
+    """Return whether the run in a folder has a checkpoint, or a summary with at least one finished round."""
     has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
     return has_checkpoint or read_json(folder / "summary.json").get("rounds_done", 0) > 0
 
@@ -134,7 +137,12 @@ def config_dir_of(folder: Path) -> str | None:
 
 
 def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
-    """Return the first file of a finished run that differs from its checksum in the summary; None if all match."""
+    """Return the name of the first file of a finished run that was changed or damaged; None if there is none.
+
+    Args:
+        folder: The run folder.
+        summary: The content of summary.json with the checksums.  Older versions wrote none: then the result is None.
+    """
     if "digest" not in summary:
         return None
     from fedbench.core.digests import differing, digest  # NumPy
@@ -145,7 +153,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
 
 
 def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the current digest of a run's data; None, after a notice to the user, if they cannot be read.
+    """Return the digest of a run's data as they are now; None, after a notice to the user, if they cannot be read.
 
     Args:
         folder: The run folder, for the notice.
@@ -161,5 +169,5 @@ def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
     try:
         return stored_digest.digest(config["dataset"], config["data_dir"], load)
     except ConfigError as error:
-        notice(f"{folder}: cannot check whether the data have changed ({error})")
+        notice(f"{folder}: cannot check whether the data have changed ({error}); the run counts as finished")
         return None

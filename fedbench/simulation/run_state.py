@@ -79,17 +79,17 @@ class Simulation:
 
     @property
     def primary(self) -> str:
-        """The metric that determines the best round, such as "personal/accuracy"."""
+        """The name of the metric that determines the best round, such as "personal/accuracy"."""
         return f"personal/{self.engine.task.primary}"
 
     @functools.cached_property
     def config_hash(self) -> str:
-        """The hash of all options that affect results.  Cached, because it is slow to compute."""
+        """The sha256 (hex) of all options that affect results.  Cached, because it is slow to compute."""
         return config_hash(self.cfg)
 
     @functools.cached_property
     def config_text(self) -> str:
-        """The whole configuration as JSON, with dotted keys."""
+        """The whole configuration as JSON: one object from dotted key to value."""
         return json.dumps(flatten(to_dict(self.cfg)))
 
     def state(self) -> dict[str, Any]:
@@ -138,14 +138,18 @@ class Simulation:
         try:
             self._load(state)
         except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            why = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
             raise ConfigError(
                 f"resume={self.run_dir}: the checkpoint does not fit the run ({why}): restore the checkpoint, or start "
                 "a new run"
             ) from error
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Do what `load` describes, without checks of the data and with any exception of a state that does not fit."""
+        """Restore the run from a checkpoint as `load`, but without checking the data.
+
+        Raises:
+            Exception: The state does not fit the run.  `load` lists the types.
+        """
         buffers = [name for name in state["rows"] if name.startswith("optimizer/")]  # optimizer/<rows>/<buffer>
         widths: dict[str, int] = {}  # number of parameters per kind of rows: the widest buffer (a step count is 1 wide)
         for name in buffers:
@@ -172,11 +176,14 @@ class Simulation:
 
     @property
     def is_stopped_early(self) -> bool:
-        """Whether the run stopped before its last round, because validation scores did not improve."""
+        """Whether stop.patience ended the run before its last round, because validation scores did not improve."""
         return self.early_stopping is not None and self.early_stopping.stopped_at is not None
 
     def keep_best_state(self) -> None:
-        """With stop.patience, store the state of server and clients if this round has the best validation score."""
+        """Store a copy of the states of server and clients, if this round has the best validation score so far.
+
+        Do nothing without stop.patience.
+        """
         if self.early_stopping is not None and self.best_val is not None and self.best_val["round"] == self.done:
             self.early_stopping.best_state = copied(state_of(self.algorithm, self.engine))
 
@@ -261,4 +268,7 @@ def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) 
         fits = found.shape == tensor.shape or (found.dim() > 1 and found.shape[1:] == tensor.shape[1:])
         if found.dtype != tensor.dtype or not fits:
             expected = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(f"{name} is {found.dtype} {tuple(found.shape)}, expected {expected}")
+            raise ValueError(
+                f"the tensor {name!r} of the checkpoint is {found.dtype} {tuple(found.shape)}, but the method now has "
+                f"{expected}: undo changes of the method or the model"
+            )

@@ -109,7 +109,15 @@ def epochs(cfg: DictConfig, num_clients: int) -> float | np.ndarray:
 
 
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:
-    """Return the ids [n] of the clients to evaluate: all, or eval.clients of them, the same in all rounds."""
+    """Return the ids of the training clients that the run evaluates, the same in all rounds.
+
+    Args:
+        cfg: The checked configuration.  With eval.clients, this many clients are drawn at random.
+        num_clients: N.
+
+    Returns:
+        Ascending ids [n]; all N without eval.clients.
+    """
     count = cfg.eval.clients
     if count is None or count >= num_clients:
         return np.arange(num_clients)

@@ -175,7 +175,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Record in status.json if the block is interrupted or fails."""
+    """Write to status.json if the block is interrupted, and also to error.txt if it fails, and raise the exception."""
     try:
         yield
     except KeyboardInterrupt:

@@ -298,7 +298,7 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
 
 
 def log_return(sim: Simulation) -> None:
-    """Log why the run ends, and that its model is that of the round with the best validation score."""
+    """Log, on rank 0, that the run ends with the model of the round with the best validation score, and why it ends."""
     if not sim.engine.executor.ranks.is_first:
         return
     best, metric = sim.best_val["round"], f"val/{sim.engine.task.primary}"  # type: ignore[index]
@@ -365,5 +365,5 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 
 def _evaluated(sim: Simulation) -> np.ndarray:
-    """Return the ids of the clients that the run evaluates.  # [n]"""
+    """Return the ids of the training clients that the run evaluates, all or eval.clients of them.  # [n]"""
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)

@@ -53,7 +53,10 @@ def record_failure(folder: Path, error: BaseException) -> None:
 
 
 def reason_of(error: BaseException, folder: Path) -> str:
-    """Return one line about an error, with the path of the traceback unless the user made a mistake."""
+    """Return one line about an error of a run: `sentence_of`, followed by the file with the traceback.
+
+    The file is omitted if it does not exist, or if the error is a ConfigError.
+    """
     sentence = sentence_of(error, folder)
     if isinstance(error, ConfigError) or not (folder / ERROR).is_file():
         return sentence
@@ -61,7 +64,7 @@ def reason_of(error: BaseException, folder: Path) -> str:
 
 
 def record_interruption(folder: Path) -> None:
-    """Write status.json of an interrupted run."""
+    """Write to status.json that the run in a folder was interrupted, and how to resume it."""
     write_status(folder, "interrupted", sentence=interrupted(folder))
 
 
@@ -93,14 +96,14 @@ def sentence_of(error: BaseException, folder: Path) -> str:
 
 
 def how_to_resume(folder: Path) -> str:
-    """Return whether a stopped run is saved, with the command that resumes it."""
+    """Return the end of a sentence about a stopped run: "saved; resume it with: COMMAND", or "not saved, because ..."."""
     if not is_resumable(folder):
         return f"not saved, because it had no checkpoint yet; its files are in {folder}"
     return f"saved; resume it with: {resume_command(folder)}"
 
 
 def resume_command(folder: Path) -> str:
-    """Return the command that resumes the run in a folder."""
+    """Return the command that resumes the run in a folder, as it would be typed in a shell."""
     config_dir, overrides = needed_to_resume(folder)
     flags = [] if config_dir is None else ["--config-dir", config_dir]
     return suggested(f"{started_by()} {shlex.join([*flags, f'resume={folder}', *overrides])}")
@@ -120,7 +123,7 @@ def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def started_by() -> str:
-    """Return the command that started this process, without its arguments."""
+    """Return the beginning of a command for fedbench, as this process was started: by python or by torchrun."""
     if not under_torchrun():
         return "python -m fedbench"
     machines = os.environ.get("GROUP_WORLD_SIZE", "1")

@@ -29,16 +29,22 @@ class StopSignals:
         return self
 
     def requested(self) -> bool:
-        """Return whether any process of the run received a stop signal.  Every process must call it."""
+        """Return whether any process of the run received a stop signal.
+
+        All processes must call this function at the same time, because they exchange messages.
+        """
         return bool(processes.current().synchronize("end of a round", int(self.received)))
 
     def raise_if_requested(self) -> None:
-        """Raise KeyboardInterrupt if any process received a stop signal.  Every process must call it."""
+        """Raise KeyboardInterrupt if any process of the run received a stop signal.  All processes must call it."""
         if self.requested():
             raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: Any) -> None:
-        """Record a signal; raise KeyboardInterrupt if it is the second one.  Called by Python as a signal handler."""
+        """Handle a signal: record the first one; raise KeyboardInterrupt for a second one.
+
+        After a scheduler's advance warning (`signals.is_warning`), the next signal counts as the first.
+        """
         if self._is_last:
             raise KeyboardInterrupt
         self.received, self._is_last = True, not signals.is_warning(number)

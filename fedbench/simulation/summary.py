@@ -55,12 +55,12 @@ def log_run(cfg: DictConfig, split: Split, done: int) -> None:
 
 
 def name_of(cfg: DictConfig) -> str:
-    """Return the name of a run: the option `name`, or the algorithm, with "+ft" if it fine-tunes."""
+    """Return the name of a run: the option `name`, or else the algorithm, with "+ft" if finetune.epochs > 0."""
     return cfg.name or str(cfg.choices.algorithm) + ("+ft" if cfg.finetune.epochs else "")
 
 
 def log_components(sim: Simulation) -> None:
-    """Log the task, data, model, executor and privacy of a run, and the memory that its state may need."""
+    """Log task, data, model, executor, privacy, and the memory for client states, one line each, before round 1."""
     engine, federation = sim.engine, sim.engine.federation
     log.info("%s", task_line(federation))
     log.info(
@@ -110,7 +110,10 @@ def _client_names(names: Sequence[str] | None, count: int) -> str:
 
 
 def task_line(federation: Federation) -> str:
-    """Return one line with the task, its number of classes, and the training samples of the first few classes."""
+    """Return a line about the task, as in "classification: 3 classes; training samples: cat 5, dog 7, cow 2".
+
+    At most MOST_CLASSES classes are listed, and none for tasks without classes.
+    """
     task, count = federation.task, federation.num_classes
     text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
     index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)
@@ -172,24 +175,29 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
 
 
 def seal(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary as JSON values, with the additional entry "digest" of all others."""
+    """Return the content of summary.json as JSON types, with a digest of all entries as the entry "digest"."""
     values = json_values(values)
     return {**values, "digest": digest(values)}
 
 
 def output_marks(run_dir: Path) -> dict[str, Mark]:
-    """Return size and checksum of each file in HASHED_FILES that exists, by name."""
+    """Return [size, checksum] of each file of a run in HASHED_FILES that exists, by file name."""
     return {name: mark_of(run_dir / name) for name in HASHED_FILES if (run_dir / name).is_file()}
 
 
 def write_summary(run_dir: Path, values: Mapping[str, Any]) -> None:
-    """Replace summary.json atomically, with null for numbers that are not finite."""
+    """Write summary.json atomically.  Numbers that are not finite become null.
+
+    Args:
+        run_dir: The run folder.
+        values: The content, which may have NumPy values and paths.
+    """
     text = json.dumps(json_values(dict(values)), indent=1, allow_nan=False) + "\n"
     replace_text(run_dir / "summary.json", [text])
 
 
 def json_values(value: Any) -> Any:
-    """Convert NumPy scalars and arrays, paths and non-finite numbers inside a value to JSON types."""
+    """Return nested values with JSON types: NumPy values become numbers or lists, paths text, NaN and inf None."""
     if isinstance(value, dict):
         return {str(name): json_values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -48,7 +48,12 @@ def ending_line(summary: dict[str, Any], run_dir: Path) -> str:
 
 
 def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
-    """Return the lines that `ending` prints.  Arguments as in `ending`."""
+    """Return the lines that `ending` prints: setting, table of scores, cost, files and next commands.
+
+    Args:
+        summary: The content of summary.json.
+        run_dir: The run folder.
+    """
     s, cost = summary, summary["cost"]
     last, best, name = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}, primary_of(s)
     table = [
@@ -79,7 +84,12 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 
 def megabytes(cost: dict[str, float], direction: str) -> str:
-    """Return the megabytes sent "up" or "down" by all clients, with the compression ratio if it is not 1."""
+    """Return the megabytes that all clients sent or received, as in "1.5 MB up (10.0% of uncompressed)".
+
+    Args:
+        cost: The entry "cost" of summary.json.
+        direction: "up" or "down".
+    """
     size, dense = cost[f"bytes_{direction}"], cost.get(f"dense_{direction}")
     of_dense = f" ({100 * size / dense:,.1f}% of uncompressed)" if dense and dense != size else ""
     return f"{size / 1e6:,.1f} MB {direction}{of_dense}"
@@ -138,7 +148,7 @@ def kib(total: int, s: dict[str, Any]) -> str:
 
 
 def global_note(summary: dict[str, Any]) -> str:
-    """Return a note on the global score if there is none, or if it equals the personal one; else ""."""
+    """Return a note beside the global score, if the method has no global model, or if all clients use it; else ""."""
     if f"global/{primary_of(summary)}" not in summary["last"]:
         return "  none: this method has no global model"
     same = summary.get("personal_is_global")
@@ -146,7 +156,12 @@ def global_note(summary: dict[str, Any]) -> str:
 
 
 def new_client_lines(result: dict[str, Any] | None, primary: str = "accuracy") -> list[str]:
-    """Return the line about new clients, which took no part in training; [] if there are none."""
+    """Return a list with one line about the scores of the new clients; [] if the run has none.
+
+    Args:
+        result: The entry "new_clients" of summary.json, or None.
+        primary: The name of the score.
+    """
     if not result:
         return []
     over = f" over {result['counted']} of them" if "counted" in result else ""
@@ -157,7 +172,11 @@ def new_client_lines(result: dict[str, Any] | None, primary: str = "accuracy") -
 
 
 def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
-    """Return lines about the privacy of uploads: total epsilon and guarantee; [] without privacy."""
+    """Return lines about the privacy of uploads: number of uploads, total epsilon, guarantee; [] without privacy.
+
+    Args:
+        privacy: The entry "privacy" of summary.json, or None.
+    """
     if not privacy:
         return []
     releases = f"at most {privacy['releases']} tensors uploaded per client"
@@ -168,7 +187,7 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
 
 
 def clauses(sentence: str) -> list[str]:
-    """Split a long sentence into lines at its semicolons."""
+    """Split a sentence into its clauses, each of which but the last ends with a semicolon."""
     *parts, last = sentence.split("; ")
     return [*(f"{part};" for part in parts), last]
 
@@ -179,6 +198,7 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     An option that was replaced by a class (`algorithm._target_=my.Method`) is not suggested.
     """
     algorithm, dataset, classes = summary["algorithm"], summary["dataset"], summary.get("classes") or {}
+    # by default, the folder of a run is output_dir/ALGORITHM/DATASET/TIME
     runs = run_dir.parents[2] if run_dir.parts[-3:-1] == (algorithm, dataset) else run_dir.parent
     methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in classes else [algorithm])]))
     config_dir, overrides = command_of(run_dir)
@@ -198,12 +218,12 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 
 def command_of(run_dir: Path) -> tuple[str | None, list[str]]:
-    """Return the --config-dir and the overrides of a run's command."""
+    """Return the --config-dir (None without one) and the overrides of the command that started a run."""
     return config_dir_of(run_dir), [str(text) for text in _yaml(run_dir / ".hydra" / "overrides.yaml") or ()]
 
 
 def _yaml(path: Path) -> Any:
-    """Return the content of a YAML file; None if it does not exist."""
+    """Return the content of a YAML file; None if the file does not exist."""
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

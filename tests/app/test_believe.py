@@ -90,7 +90,10 @@ def test_a_table_that_is_damaged_at_its_end_is_written_again(
     (copy / name).write_bytes(damage((copy / name).read_bytes()))
     with caplog.at_level(logging.WARNING):
         run(config(whole), copy, resume=True)
-    assert f"checkpoint.pt cannot be used ({name} was cut or changed since); trying the previous one" in caplog.text
+    assert (
+        f"checkpoint.pt cannot be used ({name} was shortened or changed after this checkpoint was written); trying the previous one"
+        in caplog.text
+    )
     assert as_the_whole(copy, whole) and finished(copy, whole)
 
 
@@ -103,7 +106,7 @@ def test_a_table_that_is_damaged_from_early_on_is_refused(
     name: str, damage: Callable[[bytes], bytes], copy: Path, whole: Path
 ) -> None:
     (copy / name).write_bytes(damaged := damage((copy / name).read_bytes()))
-    with pytest.raises(ConfigError, match=rf"no checkpoint can be read .*{name} was cut or changed since") as error:
+    with pytest.raises(ConfigError, match=rf"no checkpoint can be used .*{name} was shortened or changed") as error:
         run(config(whole), copy, resume=True)
     assert "\n" not in str(error.value) and (copy / name).read_bytes() == damaged
 
@@ -128,7 +131,7 @@ def test_every_byte_of_a_tensor_counts(copy: Path, whole: Path, caplog: pytest.L
         path.write_bytes(good[:place] + bytes([byte]) + good[place + 1 :])
         with caplog.at_level(logging.WARNING):
             assert checkpoint.load(copy)["round"] == 3
-        assert "checkpoint.pt cannot be used (its content was changed or damaged)" in caplog.text
+        assert "checkpoint.pt cannot be used (the file was changed or damaged)" in caplog.text
     path.write_bytes(good[:start] + bytes(64) + good[start + 64 :])
     run(config(whole), copy, resume=True)
     assert as_the_whole(copy, whole)

@@ -90,7 +90,7 @@ def test_none_and_none_readable_are_one_sentence(tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
     for name in (NAME, PREVIOUS):
         (tmp_path / name).write_bytes(b"PK\x03\x04 not a checkpoint")
-    with pytest.raises(ConfigError, match=re.escape(f"resume={tmp_path}: no checkpoint can be read")) as error:
+    with pytest.raises(ConfigError, match=re.escape(f"resume={tmp_path}: no checkpoint can be used")) as error:
         checkpoint.load(tmp_path)
     assert "\n" not in str(error.value) and PREVIOUS in str(error.value)
 
@@ -112,12 +112,12 @@ def test_a_checkpoint_that_carries_code_is_refused_and_not_run(tmp_path: Path, h
         torch.save(payload, tmp_path / NAME)
     else:
         (tmp_path / NAME).write_bytes(pickle.dumps(payload, protocol=2))
-    with pytest.raises(ConfigError, match=r"no checkpoint can be read"):
+    with pytest.raises(ConfigError, match=r"no checkpoint can be used"):
         checkpoint.load(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 
 def test_something_else_under_the_name_is_no_checkpoint(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(3)}, tmp_path / NAME)
-    with pytest.raises(ConfigError, match=r"no checkpoint can be read.*not a checkpoint of fedbench"):
+    with pytest.raises(ConfigError, match=r"no checkpoint can be used.*not a checkpoint of fedbench"):
         checkpoint.load(tmp_path)

@@ -173,7 +173,7 @@ def engine(name: str, **keys: Any) -> Any:
         ("TooFew", "has too few outputs, 2 for 3 classes"),
         ("NotANumber", r"NaN or infinite outputs for 5 of 5 training samples .* parameter head\.weight is not finite"),
         ("Infinite", "NaN or infinite outputs for 5 of 5 .* all its parameters are finite"),
-        ("Nothing", "has no parameter to train$"),
+        ("Nothing", "has no parameter to train: add a layer with parameters$"),
         ("Frozen", "has no parameter to train: all 4 have requires_grad=False"),
         ("Double", r"body\.1\.weight is float64, .* float32: .* self\.float\(\)"),
         ("DoubleBuffer", "scale is float64"),

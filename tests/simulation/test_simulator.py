@@ -424,14 +424,14 @@ def narrow_rows(state: dict[str, Any]) -> None:
         (lambda state: state.update(round=99), "the checkpoint is damaged, because its round is 99 of 4"),
         (lambda state: state.update(round=-3), "the checkpoint is damaged, because its round is -3 of 4"),
         (lambda state: state.update(round=True), "the checkpoint is damaged, because its round is True of 4"),
-        (lambda state: state.update(algorithm={}), "does not fit the run (it has no 'w')"),
+        (lambda state: state.update(algorithm={}), "does not fit the run (it has no entry 'w')"),
         (
             lambda state: state["algorithm"].update(w=state["algorithm"]["w"][:-1]),
-            "w is torch.float32 (609,), expected",
+            "the tensor 'w' of the checkpoint is torch.float32 (609,), but the method now has",
         ),
         (
             lambda state: state["algorithm"].update(w=state["algorithm"]["w"].double()),
-            "w is torch.float64 (610,), expected",
+            "the tensor 'w' of the checkpoint is torch.float64 (610,), but the method now has",
         ),
         (lambda state: state.update(rows={}), "does not fit the run (it has no "),
         (

@@ -34,7 +34,7 @@ def build(cfg: DictConfig, output: Output = "lines") -> list[Callback]:
 
 
 def group_callbacks(cfg: DictConfig) -> list[Callback]:
-    """Return the callbacks of the group ``callbacks``, each wrapped so that its errors do not end the run."""
+    """Return the callbacks of the group ``callbacks``, each wrapped in `Guarded`, so that its errors end no run."""
     return [Guarded(f"callbacks.{name}", _build_one(cfg, name)) for name in cfg.callbacks]
 
 
@@ -45,6 +45,6 @@ def _build_one(cfg: DictConfig, name: str) -> Callback:
     require(
         isinstance(callback, Callback),
         f"{key}._target_={cfg.callbacks[name]._target_} makes an object of type {type(callback).__name__}, expected a "
-        "fedbench.simulation.callbacks.base.Callback",
+        "fedbench.simulation.callbacks.base.Callback: name a subclass of it",
     )
     return callback

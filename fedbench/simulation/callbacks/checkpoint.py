@@ -33,7 +33,7 @@ class Checkpoint(Callback):
         self.seconds, self.last = 0.0, -float("inf")
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Save a checkpoint if it is due."""
+        """Save a checkpoint if one is due after this round, and measure how long that takes."""
         if not self.is_due(run.done, run.is_last_round):
             return
         began = time.monotonic()
@@ -50,10 +50,11 @@ class Checkpoint(Callback):
         """
         if final or self.every:
             return final or done % (self.every or 1) == 0
+        # with every=None: saving takes at most SHARE of the time since the last checkpoint
         return self.every is None and time.monotonic() - self.last > self.seconds / SHARE
 
     def save(self, run: Simulation) -> None:
-        """Write a checkpoint with the states of all callbacks."""
+        """Write a checkpoint of the run, with the states of the other callbacks by their names."""
         states = {callback.name: callback.on_checkpoint(run) for callback in self.others}
         states = {name: state for name, state in states.items() if state is not None}
         checkpoint.save(run.run_dir, {**run.state(), **states}, run.is_sound)

@@ -33,24 +33,24 @@ class Guarded(Callback):
         self.name, self.callback, self.failed = key, callback, True  # disabled until on_start succeeds
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Start the callback."""
+        """Call ``on_start`` of the wrapped callback with its saved state, which is stored as JSON."""
         self.callback.on_start(run, None if saved is None else json.loads(saved))
         self.failed = False
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Pass the scores on."""
+        """Call ``on_evaluation`` of the wrapped callback, unless an earlier hook failed."""
         self._call("on_evaluation", run, metrics, clients)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Pass the costs on."""
+        """Call ``on_round_end`` of the wrapped callback, unless an earlier hook failed."""
         self._call("on_round_end", run, costs)
 
     def on_checkpoint(self, run: Simulation) -> str | None:
-        """Return the callback's state as JSON, None if it has none or failed."""
+        """Return the state of the wrapped callback as JSON; None if it has no state, or if a hook failed."""
         return self._call("on_checkpoint", run)
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Pass the end on."""
+        """Call ``on_end`` of the wrapped callback, unless an earlier hook failed."""
         self._call("on_end", run, status, summary)
 
     def _call(self, hook: str, *args: Any) -> str | None:

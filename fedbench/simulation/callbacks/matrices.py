@@ -37,7 +37,12 @@ class Matrices(Callback):
         self.log: MatrixLog | None = None
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Record the initial matrices, or read those of a resumed run and compare them with the saved digests."""
+        """Record the initial matrices, or read those of a resumed run from matrices.npz.
+
+        Args:
+            run: The run.
+            saved: The digests in the checkpoint as JSON, with which the file is compared; None for a new run.
+        """
         cfg = run.cfg
         self.log = MatrixLog(run.run_dir, run.algorithm, run.engine.federation.num_clients, cfg.rounds, cfg.eval.every)
         if run.done:
@@ -46,12 +51,12 @@ class Matrices(Callback):
             self.log.note(0)
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Record the matrices of an evaluated round."""
+        """Record the method's matrices after the evaluated round ``run.done``, if this round is to be recorded."""
         if self.log is not None:
             self.log.note(run.done)
 
     def on_checkpoint(self, run: Simulation) -> str:
-        """Write the file, and return its digests as JSON."""
+        """Write matrices.npz, and return the digest of each recorded round as JSON."""
         if self.log is None:
             return "{}"
         self.log.save()
@@ -74,6 +79,7 @@ class MatrixLog:
     def __init__(self, run_dir: Path, algorithm: Algorithm, num_clients: int, rounds: int, every: int):
         self.path, self.algorithm, self.last = run_dir / FILE, algorithm, rounds
         max_matrices = BUDGET // (4 * num_clients**2)  # [N, N] float32
+        # rounds between recorded ones: a multiple of `every`, such that all fit with the initial and the last round
         self.step = every * -(-rounds // (every * max(max_matrices - 2, 1)))
         self.active = max_matrices >= 2 and bool(algorithm.matrices())
         self.rounds: list[int] = []
@@ -81,18 +87,22 @@ class MatrixLog:
         self.digests: dict[str, str] = {}  # by round
 
     def note(self, round: int) -> None:
-        """Record the matrices after a round (0: before the first), if that round is due."""
+        """Record the method's current matrices, unless this round is to be omitted.
+
+        Args:
+            round: The number of finished rounds; 0 for the initial matrices.
+        """
         if self.active and self._is_recorded(round):
             self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
 
     def _record(self, round: int, matrices: dict[str, np.ndarray]) -> None:
-        """Keep the matrices [N, N] of a round, by name, and their digest."""
+        """Store the matrices [N, N] of a round, given by name, and their digest, in memory."""
         self.rounds.append(round)
         self.recorded.append(matrices)
         self.digests[str(round)] = digest(matrices)
 
     def save(self) -> None:
-        """Replace matrices.npz by all matrices recorded so far."""
+        """Write all matrices that were recorded so far to matrices.npz, replacing the file."""
         if self.active:
             stacked = {name: np.stack([r[name] for r in self.recorded]) for name in self.recorded[0]}
             write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
@@ -121,5 +131,5 @@ class MatrixLog:
             )
 
     def _is_recorded(self, round: int) -> bool:
-        """Return whether the matrices of this round are recorded: at equal intervals, and after the last round."""
+        """Return whether the matrices after this round are to be recorded: every `step` rounds, and after the last."""
         return round % self.step == 0 or round == self.last

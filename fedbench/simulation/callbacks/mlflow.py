@@ -41,7 +41,7 @@ class MLflow(Callback):
         self._id = ""
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Create a run in MLflow, or continue the one whose id is in the checkpoint."""
+        """Create a run in MLflow, or continue the one with the id ``saved``, which the checkpoint has."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -56,10 +56,13 @@ class MLflow(Callback):
             self._client.update_run(self._id, status="RUNNING")
         except MlflowException as error:
             first = str(error).splitlines()[0].partition(" with exception")[0]
-            raise ConfigError(f"callbacks.mlflow.uri={uri} cannot be used: {first}") from error
+            raise ConfigError(
+                f"callbacks.mlflow.uri={uri} cannot be used ({first}): name a folder that you may write into, or the "
+                "address of a running MLflow server"
+            ) from error
 
     def _exists(self, id: str) -> bool:
-        """Return whether MLflow has a run of this id that was not deleted."""
+        """Return whether MLflow has a run with this id that is not deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -83,24 +86,24 @@ class MLflow(Callback):
         return id
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Log the scores."""
+        """Log the scores of round ``run.done`` to MLflow."""
         self._log(run.done, metrics)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Log the costs."""
+        """Log the costs of round ``run.done`` to MLflow, under the names cost/NAME."""
         self._log(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _log(self, round: int, values: Mapping[str, float]) -> None:
-        """Log values of a round to MLflow as metrics, by name, with the current time in milliseconds."""
+        """Log the values of a round, given by name, to MLflow as metrics with the current time."""
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        now = int(1000 * time.time())  # in milliseconds
         self._client.log_batch(self._id, metrics=[Metric(k, float(v), now, round) for k, v in values.items()])
 
     def on_checkpoint(self, run: Simulation) -> str:
-        """Return the id of the run in MLflow."""
+        """Return the id of the run in MLflow, with which a resumed run continues it."""
         return self._id
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Set the status of the run."""
+        """Set the status of the run in MLflow: FINISHED, FAILED, or KILLED if the run was interrupted."""
         self._client.set_terminated(self._id, {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))

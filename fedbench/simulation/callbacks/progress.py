@@ -31,15 +31,15 @@ class Progress(Callback):
         self._bar: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Start showing progress."""
+        """Show a bar or a line of progress, beginning at the finished rounds of the run."""
         self.open(run.cfg.rounds, run.done, run.engine.task.primary)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Update the display after a round."""
+        """Show the number of finished rounds, the last score and the speed."""
         self.update(run.done, run.last.get(run.primary, math.nan), costs["images_per_s"])
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Stop the bar."""
+        """Stop the progress bar, if there is one."""
         self.close()
 
     def open(self, total: int, start: int = 0, primary: str = "accuracy") -> None:
@@ -88,7 +88,7 @@ class Progress(Callback):
         )
 
     def close(self) -> None:
-        """Stop the bar."""
+        """Stop the progress bar, if there is one."""
         if self._bar is not None:
             self._bar.stop()
 

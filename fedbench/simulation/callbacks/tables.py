@@ -33,7 +33,12 @@ class Tables(Callback):
         self.tables: dict[str, CsvTable] = {}
 
     def on_start(self, run: Simulation, saved: Mapping[str, Mark] | None) -> None:
-        """Open the tables.  In a resumed run, remove the lines after the checkpoint."""
+        """Open the tables, and write summary.json with the status "running".
+
+        Args:
+            run: The run.
+            saved: Size and checksum of each table at the checkpoint of a resumed run; later lines are removed.
+        """
         self.open(run.run_dir, run.done, saved)
         write_summary(run.run_dir, summary(run, "running"))
 
@@ -90,7 +95,7 @@ class Tables(Callback):
         self.tables["clients"].extend({"round": np.full(count, round), **numbers, **columns})
 
     def add_costs(self, round: int, values: Mapping[str, float]) -> None:
-        """Add the line of a round to costs.csv."""
+        """Add the line of a round (from 1) to costs.csv, given its costs by column."""
         self.tables["costs"].append([{"round": round, **values}])
 
     def on_checkpoint(self, run: Simulation) -> dict[str, Mark]:
@@ -111,7 +116,12 @@ class Tables(Callback):
             self.close(status)
 
     def close(self, status: Status = "finished") -> None:
-        """Close the tables.  After a failure, write errors are ignored: the first error is reported."""
+        """Close the tables.
+
+        Args:
+            status: The status of the run.  Unless it is "finished", write errors are ignored, because an earlier error
+                is to be reported.
+        """
         for table in self.tables.values():
             with nullcontext() if status == "finished" else suppress(OSError):
                 table.close()

@@ -27,13 +27,13 @@ class TensorBoard(Callback):
         self.folder, self.histograms = folder, histograms
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Open an event file.  TensorBoard hides the rounds that a resumed run computes again."""
+        """Open an event file.  TensorBoard hides the earlier entries of rounds that a resumed run repeats."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.run_dir / self.folder), purge_step=run.done + 1 if run.done else None)
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Write the scores."""
+        """Write the scores of round ``run.done`` as scalars, and with histograms=True also those of the clients."""
         self._write(run.done, metrics)
         if self.histograms:
             for name, values in clients.items():
@@ -41,11 +41,11 @@ class TensorBoard(Callback):
                     self._writer.add_histogram(f"clients/{name}", values[np.isfinite(values)], run.done)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Write the costs."""
+        """Write the costs of round ``run.done`` as scalars, under the names cost/NAME."""
         self._write(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write values of a round as scalars, by name."""
+        """Write the values of a round, given by name, as scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
 

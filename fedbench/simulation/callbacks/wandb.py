@@ -49,7 +49,7 @@ class Wandb(Callback):
         self.run: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Connect, if online."""
+        """Log how W&B is used, and connect to it in the mode "online"."""
         self.run_dir, self.cfg = run.run_dir, run.cfg
         if self.line:
             self.notice(self.line)
@@ -57,11 +57,11 @@ class Wandb(Callback):
             self._connect()
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Send the scores of a round, if online."""
+        """Send the scores of round ``run.done`` to W&B, if connected."""
         self._send(run.done, metrics)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Send the costs of a round, if online."""
+        """Send the costs of round ``run.done`` to W&B under the names cost/NAME, if connected."""
         self._send(run.done, {f"cost/{name}": value for name, value in costs.items()})
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
@@ -83,13 +83,16 @@ class Wandb(Callback):
         self.run = None
 
     def _send(self, round: int, values: Mapping[str, Any]) -> None:
-        """Send values of a round to W&B, by name, without those that are None.  Does nothing if not connected."""
+        """Send the values of a round to W&B, by name, except those that are None.  Do nothing if not connected."""
         if self.run is not None:
             defined = {name: value for name, value in values.items() if value is not None}
             self._try("sending", lambda: self.run.log({"round": round, **defined}, step=round))
 
     def _connect(self) -> None:
-        """Open a run in W&B, or continue the one whose id is in wandb_id.txt; fall back to offline."""
+        """Open a run in W&B, or continue the one whose id is in wandb_id.txt.
+
+        If this fails, set the mode to "offline": the run is then recorded at its end.
+        """
         id_file = self.run_dir / "wandb_id.txt"
         stored_id = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
 
@@ -142,7 +145,7 @@ class Wandb(Callback):
         return run
 
     def _replay(self) -> None:
-        """Log the content of metrics.csv and costs.csv, round by round."""
+        """Send the content of metrics.csv and costs.csv to the opened run of W&B, round by round."""
         rounds: dict[int, dict[str, float]] = {}
         for name, prefix in (("metrics", ""), ("costs", "cost/")):
             for row in read_rows(self.run_dir / f"{name}.csv"):

@@ -52,7 +52,7 @@ def wandb_mode(setting: str) -> tuple[str, str]:
 
 
 def wandb_key_is_configured() -> bool:
-    """Return whether wandb.init would find an API key in the environment or in the netrc file."""
+    """Return whether wandb.init would find an API key of W&B: in WANDB_API_KEY or in the user's netrc file."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     home = Path.home()
@@ -90,7 +90,7 @@ def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 
 def folder_in_sweep(cfg: DictConfig, run_dir: Path) -> str:
-    """Return the folder of a run relative to that of its sweep; "" for a single run."""
+    """Return the folder of a run relative to sweep_dir, the folder of its sweep; "" for a run outside of sweep_dir."""
     sweep_dir = Path(cfg.sweep_dir).expanduser().absolute()
     run_dir = run_dir.absolute()
     if run_dir == sweep_dir or not run_dir.is_relative_to(sweep_dir):
@@ -99,7 +99,10 @@ def folder_in_sweep(cfg: DictConfig, run_dir: Path) -> str:
 
 
 def shortened(text: str, max_length: int) -> str:
-    """Return a text; if it is longer than max_length, its end is replaced by a hash of the whole text."""
+    """Return a text with at most max_length characters.
+
+    The end of a longer text is replaced by a hash of the whole text, so that different texts stay different.
+    """
     if len(text) <= max_length:
         return text
     return f"{text[: max_length - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -76,7 +76,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
     require(
         not inspect.isclass(source) or hasattr(source, "load"),
         f"dataset._target_={cfg.dataset._target_} is not a data source, because it has no method load(): add it, or "
-        "choose another data set",
+        "choose another class",
     )
     require(
         not inspect.isclass(module) or issubclass(module, torch.nn.Module),

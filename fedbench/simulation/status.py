@@ -96,7 +96,7 @@ def sentence_of(error: BaseException, folder: Path) -> str:
 
 
 def how_to_resume(folder: Path) -> str:
-    """Return the end of a sentence about a stopped run: "saved; resume it with: COMMAND", or "not saved, because ..."."""
+    """Return the end of a sentence about a stopped run: "saved; resume it with: COMMAND", or why it is not saved."""
     if not is_resumable(folder):
         return f"not saved, because it had no checkpoint yet; its files are in {folder}"
     return f"saved; resume it with: {resume_command(folder)}"

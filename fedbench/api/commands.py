@@ -51,7 +51,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
     """
     arguments, (choices, others) = split_overrides(overrides), choices_and_values(values)
     named = [argument for argument in arguments if argument.startswith("resume=")]
-    require(len(named) < 2, f"resume is given twice, as {' and '.join(named)}: a call resumes one run")
+    require(len(named) < 2, f"resume is given twice, as {' and '.join(named)}: give one run folder per call")
     if named and resume is None:
         arguments = [argument for argument in arguments if argument not in named]
         path = named[0].removeprefix("resume=")
@@ -143,7 +143,8 @@ def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any
     require(twice is None, f"{twice} is given twice, as text and as a value: remove one of them")
     full = composer.compose([*arguments, *_hydra_overrides(values)])
     require(
-        not str(full.hydra.mode).endswith("MULTIRUN"), "hydra.mode=MULTIRUN is for several runs: use fedbench.sweep"
+        not str(full.hydra.mode).endswith("MULTIRUN"),
+        "hydra.mode=MULTIRUN is for several runs, but fedbench.run starts one: use fedbench.sweep",
     )
     with open_dict(full):
         for key, value in values.items():
@@ -154,12 +155,16 @@ def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any
 
 
 def _hydra_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Return the values of Hydra's own keys, hydra.*, as overrides, since Hydra needs them during composition."""
+    """Return the values of keys hydra.* as overrides, which Hydra needs when it composes the configuration.
+
+    Args:
+        values: Values by dotted key.  Other keys are omitted.
+    """
     return _as_overrides({key: value for key, value in values.items() if key.startswith("hydra.")})
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Return values by dotted key as overrides, key=value in Hydra's grammar."""
+    """Return values, given by dotted key, as overrides such as "algorithm.mu=0.1", in Hydra's grammar."""
     return [f"{key}={value_text(key, value)}" for key, value in values.items()]
 
 
@@ -183,7 +188,14 @@ def _resume(composer: Composer, folder: Path, arguments: list[str]) -> Run:
 
 @contextmanager
 def _in_process() -> Iterator[None]:
-    """Prepare this process for runs in the block, and restore sys.path afterwards."""
+    """Prepare this process for runs in the block.
+
+    In the block, the working directory is in sys.path, closed outputs are ignored, and stop signals raise
+    KeyboardInterrupt.
+
+    Raises:
+        ConfigError: The process was started by torchrun.
+    """
     require(
         not under_torchrun(),
         "fedbench.run and fedbench.sweep do not support torchrun: use the command line, torchrun ... -m fedbench",
@@ -200,7 +212,14 @@ def _in_process() -> Iterator[None]:
 
 @contextmanager
 def _clear_errors(folder: Path) -> Iterator[None]:
-    """Raise ConfigError without a traceback, RunError for sys.exit(), and other exceptions with the run folder."""
+    """Raise the exceptions of a run in a form that is useful in Python.
+
+    A ConfigError loses its traceback.  SystemExit, of a method that calls sys.exit(), becomes a RunError.  Other
+    exceptions get a note with the run folder.
+
+    Args:
+        folder: The run folder.
+    """
     try:
         yield
     except ConfigError as error:
@@ -217,7 +236,7 @@ def _clear_errors(folder: Path) -> Iterator[None]:
 
 
 def resume_call(folder: Path) -> str:
-    """Return the Python call that resumes the run in a folder, as text."""
+    """Return the Python call that resumes the run in a folder, as in "fedbench.run(resume='runs/x')"."""
     config_dir, arguments = needed_to_resume(folder)
     values = {"config_dir": config_dir, "resume": str(folder)}
     named = [f"{name}={value!r}" for name, value in values.items() if value is not None]
@@ -225,10 +244,10 @@ def resume_call(folder: Path) -> str:
 
 
 def _typed(arguments: Sequence[str]) -> str:
-    """Return the command that is recorded with a run, as it would be typed in a shell."""
+    """Return a command of fedbench with these arguments as it would be typed in a shell, to be recorded with a run."""
     return f"{started_by()} {shlex.join(arguments)}".rstrip()
 
 
 def _text(config_dir: Folder | None) -> str | None:
-    """Return the absolute path of a folder as text; None for None."""
+    """Return the absolute path of the folder ``config_dir`` as text; None if it is None."""
     return None if config_dir is None else os.path.abspath(config_dir)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config.targets import to_repeat
 from fedbench.core.files import read_json
-from fedbench.core.options import require
+from fedbench.core.options import listed, require
 from fedbench.report import runs as folders
 from fedbench.report.scores import SELECTIONS
 from fedbench.report.table import FORMATS
@@ -38,12 +38,15 @@ class Run:
 
     def __init__(self, path: str | Path, config_dir: str | None = None, ran_here: bool = False) -> None:
         self.path = Path(path).absolute()
-        require((self.path / "config.yaml").is_file(), f"{path} is not a run folder: it has no config.yaml")
+        require(
+            (self.path / "config.yaml").is_file(),
+            f"{path} is not a run folder: it has no config.yaml; name the folder of a run",
+        )
         self._config_dir, self._ran_here = config_dir, ran_here
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration as nested dicts.  Raises ConfigError if the file is damaged."""
+        """The resolved configuration as nested dicts.  Raises ConfigError if config.yaml is damaged."""
         return folders.Run(self.path).config
 
     @property
@@ -53,7 +56,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The status: finished, failed, interrupted or running (also if the process was killed)."""
+        """The status: finished, failed, interrupted or running.  A run whose process was killed stays running."""
         if (status := self.summary.get("status")) == "finished":
             return status
         return read_json(self.path / "status.json").get("status") or status or "running"
@@ -90,24 +93,28 @@ class Run:
         is_valid = isinstance(client, int | str) or hasattr(client, "__index__")
         require(
             is_valid and not isinstance(client, bool),
-            f"client must be the number or the name of a client, got {client!r}",
+            f"client must be the number or the name of a client, such as 0, got {client!r}",
         )
         user_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []
         sim = export.open_run(self.path, [*dict.fromkeys([*user_classes, *named])], self._config_dir)
         exists = not isinstance(client, str) or client in (sim.split.names or ())
-        require(exists, f"client must be the number or the name of a client, got {client!r}")
+        names = f"the names are {listed(sim.split.names)}" if sim.split.names else "the clients have no names"
+        require(exists, f"client must be the number or the name of a client, got {client!r}; {names}")
         return export.client_module(sim, client, merged)
 
     def __repr__(self) -> str:
         return f"Run({', '.join(f'{name} {value}' for name, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        """Return an HTML table of two columns for IPython."""
+        """Return the facts about the run as an HTML table, a row per fact, for IPython."""
         rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
         return f"<table>{''.join(rows)}</table>"
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, value) pairs that describe the run."""
+        """Yield (name, value) pairs that describe the run: method, data, seed, status, rounds, scores and path.
+
+        A damaged run has only the status, with the damage, and the path.
+        """
         run, summary = folders.Run(self.path), self.summary
         has_pandas = importlib.util.find_spec("pandas") is not None  # which reads the tables
         if has_pandas and (why := folders.damage_of(run)):
@@ -159,7 +166,7 @@ class Runs(UserList[Run]):
         """
         from fedbench.report.command import parser, report
 
-        require(bool(self.data), "there are no runs for a table: this list of runs is empty")
+        require(bool(self.data), "there are no runs for a table: this list of runs is empty; load a folder with runs")
         for name, value, allowed in (("select", select, SELECTIONS), ("format", format, tuple(FORMATS))):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
         args = parser().parse_args([])
@@ -183,7 +190,12 @@ class Runs(UserList[Run]):
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:
-    """Return a row of an HTML table, with cells in the tag "th" or "td"."""
+    """Return a row of an HTML table.
+
+    Args:
+        cells: The texts of the cells, not escaped.
+        tag: The HTML tag of a cell: "th" for headings, "td" for values.
+    """
     return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in cells)}</tr>"
 
 
@@ -195,5 +207,5 @@ class Text(str):
 
 
 def shown(path: Path) -> str:
-    """Return a path relative to the working directory if it is inside, else absolute."""
+    """Return a path as text: relative to the working directory if it is inside of it, else unchanged."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -26,7 +26,8 @@ def split_overrides(texts: Sequence[str]) -> list[str]:
     flag = next((override for override in overrides if override.startswith("-")), None)
     require(
         flag is None,
-        f"{flag} is a flag of the command line: in Python, use fedbench.run, fedbench.sweep and config_dir=",
+        f"{flag} is a flag of the command line: leave it out; for -m call fedbench.sweep, for --config-dir give "
+        "config_dir=",
     )
     return overrides
 
@@ -89,12 +90,13 @@ def config_value(key: str, value: Any) -> Any:
     if hasattr(value, "tolist"):  # a NumPy number or array, or a tensor
         return config_value(key, value.tolist())
     raise ConfigError(
-        f"{key} must be a number, text, None, a list, a dict or a class, got an object of type {type(value).__name__}"
+        f"{key} must be a number, text, None, a list, a dict or a class, got an object of type {type(value).__name__}: "
+        "convert it"
     )
 
 
 def _split(text: str) -> list[str]:
-    """Return the words of a text, as a shell splits it; ConfigError if it is no text or has an open quote."""
+    """Return the words of a text, split as by a shell; raise ConfigError if it is no text or has an open quote."""
     require(
         isinstance(text, str),
         f"an override must be text such as 'rounds=5', got {text!r}; give values by key, as in rounds=5",
@@ -102,11 +104,16 @@ def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"cannot read {text!r}: {error}") from error
+        raise ConfigError(f"the text {text!r} cannot be split into overrides ({error}): close its quotes") from error
 
 
 def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of nested mappings, whose dotted key and a point are ``within``."""
+    """Yield (dotted key, value) for each value in nested mappings.  An empty mapping is a value.
+
+    Args:
+        values: The nested mappings.
+        within: The text before each key, such as "algorithm.".
+    """
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{within}{name}.")
@@ -115,9 +122,13 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
 
 
 def _sweep_override(key: str, value: Any) -> str:
-    """Return the override of a sweep for a key and its value, or its values if it is a list.
+    """Return the override of a sweep for a key, such as "seed=0,1".
 
     Classes for a group become the values of its key ``_target_``.
+
+    Args:
+        key: The dotted key.
+        value: A list has the values of several runs; anything else is the value of all runs.
 
     Raises:
         ConfigError: The list is empty, or mixes classes and names of options.
@@ -134,7 +145,12 @@ def _sweep_override(key: str, value: Any) -> str:
 
 
 def value_text(key: str, value: Any) -> str:
-    """Return a value in Hydra's grammar; for a group, the name of an option, or a list of names, without quotes."""
+    """Return a value as Hydra parses it.
+
+    Args:
+        key: The dotted key.  For a group, names of options are not quoted.
+        value: A value of a configuration, see `config_value`.
+    """
     if key in GROUPS and isinstance(value, str):
         return value
     if key in GROUPS and isinstance(value, list):
@@ -143,7 +159,15 @@ def value_text(key: str, value: Any) -> str:
 
 
 def _path(key: str, kind: type) -> str:
-    """Return the dotted path of a class, which must be in a module's file."""
+    """Return the dotted path of a class.
+
+    Args:
+        key: The key, for the message.
+        kind: The class.
+
+    Raises:
+        ConfigError: The class is not defined at the top level of a module's file, so that it cannot be imported again.
+    """
     path = f"{kind.__module__}.{kind.__qualname__}"
     require(
         kind.__module__ != "__main__" and "<" not in path,

@@ -32,7 +32,7 @@ class BuiltPage:
 
 
 def find_pages(root: Path) -> list[Path]:
-    """Return the subfolders with a page.json of a folder, sorted by name."""
+    """Return the folders of pages: the subfolders of root that have a page.json, sorted by name."""
     return sorted(path.parent for path in root.glob("*/page.json"))
 
 
@@ -74,7 +74,11 @@ def _check_files(page: Page, template: str) -> None:
     )
     named = [*about["pictures"], *about["files"]]
     missing = sorted(name for name in named if not (page.folder / name).is_file())
-    require(not missing, f"{page.folder}: page.json names {', '.join(missing)}, but the folder has no such file")
+    require(
+        not missing,
+        f"{page.folder}: page.json names {', '.join(missing)}, but the folder has no such file: add it, or remove the "
+        "entry",
+    )
     expected = {*PAGE_FILES, *named, *(f"{name}.svg" for name in about["figures"])}
     files = sorted(path.name for path in page.folder.iterdir() if path.name != "__pycache__")  # of Python files
     unused = [name for name in files if name not in expected and f'csv("{name}"' not in template]
@@ -86,7 +90,11 @@ def _check_files(page: Page, template: str) -> None:
 
 
 def write(built: BuiltPage) -> list[Path]:
-    """Write README.md and the figures whose files differ from the generated ones, and return their paths."""
+    """Write README.md and figures of a generated page, each only if its file differs.
+
+    Returns:
+        The paths of the files that were written.
+    """
     written = []
     path = built.folder / "README.md"
     if _read(path) != built.text:
@@ -99,9 +107,10 @@ def write(built: BuiltPage) -> list[Path]:
 
 
 def differences(built: BuiltPage) -> list[str]:
-    """Return lines on how a generated page differs from its files; empty if it does not.
+    """Return how a generated page differs from its files, as lines of text.
 
-    The lines are a unified diff of README.md, and one for each outdated figure.
+    Returns:
+        A unified diff of README.md, and a line for each figure whose file shows other data; [] without differences.
     """
     path = built.folder / "README.md"
     lines = difflib.unified_diff(_read(path).splitlines(), built.text.splitlines(), str(path), "built", "", "", 0, "")
@@ -109,11 +118,11 @@ def differences(built: BuiltPage) -> list[str]:
 
 
 def _outdated(built: BuiltPage) -> dict[Path, Drawing]:
-    """Return the figures whose files do not show their data, by path."""
+    """Return the data of the figures whose SVG files are missing or show other data, by the path of the file."""
     paths = {built.folder / f"{name}.svg": drawing for name, drawing in built.drawings.items()}
     return {path: drawing for path, drawing in paths.items() if not is_current(path, drawing)}
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file; "" if it does not exist."""
+    """Return the text of a file; "" if the file does not exist."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""

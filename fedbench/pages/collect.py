@@ -19,7 +19,7 @@ from fedbench.report import paper, scores
 from fedbench.report.figures import client_gains
 from fedbench.report.runs import Run, find_runs, readable, rounds_of
 from fedbench.report.scores import Options
-from fedbench.report.summary import SENT_KEYS, Group, damage_notes, group_runs, notes, over_seeds, results
+from fedbench.report.summary import SENT_KEYS, Group, group_runs, notes, over_seeds, results
 
 Row = dict[str, Any]
 MAIN = "main"  # the name of the only part of a page; a part is the runs of one or more folders, with own tables
@@ -56,7 +56,11 @@ def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir
     text = [f"# {page.about['title']}", ""]
     for part, folders in _parts(sources, page).items():
         runs, damaged = readable(find_runs(folders, config_dir))
-        require(not damaged, f"part {part}: {'; '.join(damage_notes(damaged, []))}")
+        require(
+            not damaged,
+            f"part {part} has damaged runs ({'; '.join(f'{path}: {why}' for path, why in damaged.items())}): remove "
+            "their folders, or run them again",
+        )
         if not has_metric:
             page.about["metric"] = scores.primary_metric(runs)
             has_metric = True
@@ -176,7 +180,7 @@ def _run_row(run: Run, part: str, name: str, labels: Mapping[str, Any]) -> Row:
 
 
 def form_of(run: Run) -> str:
-    """Return "reduced" if the run uses an experiment of conf/experiment/reduced, else "full"."""
+    """Return the form of a run: "reduced" if it uses an experiment of conf/experiment/reduced, else "full"."""
     names = str(run.choice("experiment") or "").split(",")
     return "reduced" if any(name.startswith("reduced/") for name in names) else "full"
 
@@ -197,7 +201,10 @@ def _score_row(run: Run, runs: list[Run], options: Options) -> Row:
 
 
 def _recorded(run: Run) -> list[str]:
-    """Return the metrics of a run that are plain means over clients, not weighted means, deviations or worst tenths."""
+    """Return the columns of metrics.csv that are plain means over clients.
+
+    Weighted means, standard deviations and means of the worst tenth of the clients are omitted.
+    """
     return [name for name in run.metrics if not name.endswith(("_std", "_weighted", "_worst"))]
 
 
@@ -287,17 +294,20 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
 
 
 def _command(run: Run) -> str:
-    """Return the command that started a run, with absolute paths shortened to file names, which all machines have."""
+    """Return the command that started a run, as in a repository.
+
+    Absolute paths are shortened to file names, because other machines have other folders.
+    """
     return "uv run " + ABSOLUTE.sub(r"\1", run.summary["command"])
 
 
 def _short_version(version: str) -> str:
-    """Return major and minor version: 3.11 for 3.11.7, 2.15 for 2.15.0+cu132."""
+    """Return the major and minor version of a version number: 3.11 for 3.11.7, 2.15 for 2.15.0+cu132."""
     return ".".join(str(version).split("+")[0].split(".")[:2])
 
 
 def _rounded(value: Any, digits: int = 10) -> Any:
-    """Return a float rounded to significant digits, None for NaN, and other values unchanged."""
+    """Return a float rounded to ``digits`` significant digits, or None for NaN.  Other types are returned unchanged."""
     if not isinstance(value, float):
         return value
     return None if np.isnan(value) else float(f"{value:.{digits}g}")

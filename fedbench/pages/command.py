@@ -27,7 +27,7 @@ EXAMPLES = """examples:
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench pages``."""
     p = arguments(
         "pages",
         "Write pages of results: their data from run folders; text, tables and figures from the data.",
@@ -55,7 +55,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status: 1 if ``--check`` finds a difference."""
+    """Run ``fedbench pages``, and return its exit status: 1 if ``--check`` finds a difference, else 0."""
     args = parser().parse_args(argv)
     if args.command == "write":
         return write(args)
@@ -75,7 +75,14 @@ def main(argv: list[str]) -> int:
 
 
 def write(args: argparse.Namespace) -> int:
-    """Run ``fedbench pages write``: write the data files of a page, then its README.md and figures; return 0."""
+    """Run ``fedbench pages write``: write the data files of a page, then its README.md and figures.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit status, 0.
+    """
     about = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
     about = {key: value for key, value in about.items() if value is not None}
     written = collect.write(args.page, args.folders, about, args.config_dir)

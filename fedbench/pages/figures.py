@@ -38,7 +38,7 @@ DIGEST = re.compile(r"data sha256:([0-9a-f]{64})")
 
 
 def digest(drawing: Drawing) -> str:
-    """Return the SHA-256 of a figure's data, with numbers rounded to six significant digits."""
+    """Return the sha256 (hex) of a figure's data and of VERSION, with floats rounded to six significant digits."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, float):
@@ -51,7 +51,7 @@ def digest(drawing: Drawing) -> str:
 
 
 def is_current(path: Path, drawing: Drawing) -> bool:
-    """Return whether an SVG file exists and shows this data."""
+    """Return whether an SVG file exists and was drawn from the given data, according to the digest in it."""
     found = DIGEST.search(path.read_text(encoding="utf-8")) if path.is_file() else None
     return found is not None and found.group(1) == digest(drawing)
 
@@ -72,9 +72,16 @@ def make_drawing(page: Page, name: str) -> Drawing:
     require(kind in KINDS, f"{where}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
     make, keys = KINDS[kind]
     unknown = [key for key in spec if key not in (*keys, "alt", "title")]
-    require(not unknown, f"{where} has unknown keys {', '.join(unknown)}; there are {', '.join(keys)}")
+    require(
+        not unknown,
+        f"{where} has unknown keys {', '.join(unknown)}; a figure of kind {kind} has {', '.join(keys)}, alt, title: "
+        "correct page.json",
+    )
     drawing = make(page, spec)
-    require(bool(drawing.series), f"{where}: there is nothing to draw: check part, where and metric in page.json")
+    require(
+        bool(drawing.series),
+        f"{where}: there is nothing to draw, because no run matches: change part, where or metric in page.json",
+    )
     return drawing
 
 
@@ -90,7 +97,9 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     """
     metric, x_key = spec.get("metric", page.about["metric"]), spec.get("over", "round")
     scale = 1 if "loss" in metric else page.scale
-    require(x_key in X_AXES, f"{page.folder}: a figure of curves is over one of {listed(X_AXES)}, not {x_key}")
+    require(
+        x_key in X_AXES, f"{page.folder}: over in a figure of kind curves must be one of {listed(X_AXES)}, got {x_key}"
+    )
     groups = [(group, _rounds(page, group, metric)) for group in groups_of(page, spec.get("part"), spec.get("where"))]
     groups = [(group, rounds) for group, rounds in groups if rounds]
     names, common = legend_names([group.labels for group, _ in groups], [group.tuned for group, _ in groups])
@@ -107,7 +116,9 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """Return the data of a figure of a score over a numeric label.  The other labels name the lines.
+    """Return the data of a figure of a score over a label that is a number, such as the number of shots.
+
+    Groups that are equal in all other labels form one line.
 
     Args:
         page: The page.
@@ -161,7 +172,7 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def _rounds(page: Page, group: Group, metric: str) -> list[int]:
-    """Return the rounds at which all runs of a group have a value of a metric in curves.csv."""
+    """Return the rounds for which curves.csv has a value of the metric for every run of a group; [] if none."""
     rows = page.curves[page.curves["run"].isin(group.rows["run"])] if len(page.curves) else page.curves
     if not len(rows) or metric not in rows:
         return []
@@ -193,7 +204,7 @@ KINDS: dict[str, tuple[Callable[[Page, Mapping[str, Any]], Drawing], tuple[str, 
 
 
 def as_svg(drawing: Drawing) -> str:
-    """Return a figure as the text of an SVG file, which is always the same with one version of matplotlib."""
+    """Return a figure as the text of an SVG file.  Equal data give equal texts with the same version of matplotlib."""
     plt = plots.pyplot()
     # without a fixed salt and date, matplotlib writes random identifiers and the current time
     settings: Any = {"svg.hashsalt": "fedbench", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
@@ -206,7 +217,7 @@ def as_svg(drawing: Drawing) -> str:
 
 
 def _panels(drawing: Drawing) -> Any:
-    """Return a matplotlib figure of panels of bars, with the mean of the bars in each title."""
+    """Return a matplotlib figure with a panel of bars for each series.  Its title has the mean of the bars."""
     titles = []
     for bars in drawing.series:
         defined = [y for y in bars.y if y == y]  # without NaN

@@ -56,7 +56,7 @@ class Page:
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
+        """The name of the page, which is that of its folder."""
         return self.folder.resolve().name
 
     @property
@@ -70,17 +70,20 @@ class Page:
         return 100 if self.about["percent"] else 1
 
     def labels(self, part: str) -> list[str]:
-        """Return the columns that distinguish the groups of a part."""
+        """Return the columns of runs.csv whose values distinguish the groups of a part; ["method"] by default."""
         return list(self.about["labels"].get(part, ["method"]))
 
     def part(self, name: str | None) -> str:
-        """Return the name of a part; for None, of the first part.
+        """Return a part's name if the page has this part; for None, the name of the first part.
 
         Raises:
             ConfigError: There is no such part.
         """
         name = name or next(iter(self.parts), "main")
-        require(name in self.parts, f"{self.folder}: runs.csv has no part {name}; there are {listed(self.parts)}")
+        require(
+            name in self.parts,
+            f"{self.folder}: runs.csv has no part {name}; name one of its parts, {listed(self.parts)}",
+        )
         return name
 
     def entry(self, key: str, name: str) -> Any:
@@ -94,7 +97,10 @@ class Page:
             ConfigError: There is no such entry.
         """
         entries = self.about[key]
-        require(name in entries, f"{self.folder}: page.json has no {name} in {key}; there are {listed(entries)}")
+        require(
+            name in entries,
+            f"{self.folder}: page.json has no {name} under {key}; add it, or name one of {listed(entries)}",
+        )
         return entries[name]
 
 
@@ -112,17 +118,17 @@ class Group:
 
     @property
     def n(self) -> int:
-        """The number of runs."""
+        """The number of runs in the group."""
         return int(self.rows["n"].sum())
 
     @property
     def is_summary(self) -> bool:
-        """Whether one row summarizes several runs, instead of a row per run."""
+        """Whether the group has one row that summarizes several runs, instead of a row per run."""
         return len(self.rows) == 1 and self.n != 1
 
     @property
     def tuned(self) -> bool:
-        """Whether the method fine-tunes after the last round only."""
+        """Whether the method fine-tunes, but only after the last round."""
         return "tuned_at_end" in self.rows and bool(self.rows["tuned_at_end"].any())
 
     @property
@@ -133,7 +139,7 @@ class Group:
 
     @property
     def seeds(self) -> dict[Any, Group]:
-        """A group for each seed, which has the run with this seed only."""
+        """One group per seed, which contains only the rows with this seed."""
         return {seed: Group(self.labels, rows) for seed, rows in self.rows.groupby("seed")}
 
     def spread(self, key: str) -> Spread:
@@ -169,7 +175,9 @@ class Group:
             ConfigError: The round is not recorded.
         """
         rows = page.curves[page.curves["run"].isin(self.rows["run"]) & (page.curves["round"] == round)]
-        require(len(rows) > 0, f"{page.folder}: curves.csv has no round {round} of {self.labels}")
+        require(
+            len(rows) > 0, f"{page.folder}: curves.csv has no round {round} of {self.labels}: name a recorded round"
+        )
         if self.is_summary:
             std = float_or_none(rows.iloc[0].get(f"{key}_std"))
             return Spread(float(rows.iloc[0][key]), std, self.n, self.n)
@@ -177,7 +185,7 @@ class Group:
 
 
 def float_or_none(value: Any) -> float | None:
-    """Return a number as a float, and a missing value as None."""
+    """Return a number as a float; None for None and NaN."""
     return None if pd.isna(value) else float(value)
 
 
@@ -194,23 +202,29 @@ def read_page(folder: Path) -> Page:
     except ValueError as error:
         require(False, f"{path} is damaged ({error}): restore it from version control, or write the page again")
     unknown = [key for key in about if key not in DEFAULTS]
-    require(not unknown, f"{path} has unknown keys {', '.join(unknown)}; there are {', '.join(DEFAULTS)}")
+    require(
+        not unknown,
+        f"{path} has unknown keys {', '.join(unknown)}; there are {', '.join(DEFAULTS)}: correct or remove them",
+    )
     page = Page(folder, {**DEFAULTS, **about}, *(_read_csv(folder / f"{name}.csv") for name in TABLES))
     for key in ("part", "n", "status", "form") if len(page.runs) else ():
-        require(key in page.runs, f"{folder / 'runs.csv'} is damaged: it has no column {key}")
+        require(key in page.runs, f"{folder / 'runs.csv'} is damaged: it has no column {key}; write the page again")
     for key in (label for part in page.parts for label in page.labels(part)):
-        require(key in page.runs, f"{folder / 'runs.csv'} has no column {key}, which page.json lists in labels")
+        require(
+            key in page.runs,
+            f"{folder / 'runs.csv'} has no column {key}, which page.json lists under labels: correct the label there",
+        )
     forms = {value for frame in (page.runs, page.cells) if len(frame) for value in frame["form"]}
     require(
         forms <= set(FORMS),
         f"{folder}: the column form of runs.csv and cells.csv must be one of {', '.join(FORMS)}, got "
-        f"{', '.join(sorted(map(str, forms - set(FORMS))))}",
+        f"{', '.join(sorted(map(str, forms - set(FORMS))))}; correct the file, or write the page again",
     )
     return page
 
 
 def _read_csv(path: Path) -> Any:
-    """Return a CSV file as a DataFrame, empty if it does not exist.  ConfigError if it is damaged."""
+    """Return a CSV file as a DataFrame, or an empty one if the file does not exist; ConfigError if it is damaged."""
     if not path.is_file():
         return pd.DataFrame()
     try:
@@ -242,7 +256,7 @@ def write_page(page: Page) -> list[Path]:
 
 
 def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | None = None) -> list[Group]:
-    """Return the groups of complete runs, in the order of runs.csv.
+    """Return the groups of complete runs of a part, in the order of runs.csv.  A group has equal labels.
 
     Args:
         page: The page.
@@ -261,13 +275,16 @@ def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | No
     for values, members in rows.groupby(labels, sort=False, dropna=False):
         is_mixed = len(members) > 1 and (members["n"] != 1).any()
         setting = ", ".join(map(str, values))
-        require(not is_mixed, f"{page.folder}: runs.csv has a summary of several runs beside other rows of {setting}")
+        require(
+            not is_mixed,
+            f"{page.folder}: runs.csv has a summary of several runs beside other rows of {setting}: remove one of them",
+        )
         groups.append(Group({key: _label(value) for key, value in zip(labels, values)}, members))
     return groups
 
 
 def _label(value: Any) -> Any:
-    """Return a label as it was written: 8 for 8.0, None for NaN, which a column of floats contains."""
+    """Return a label from runs.csv as it was before pandas read it: 8 for 8.0, and None for NaN."""
     if pd.isna(value):
         return None
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -309,12 +326,17 @@ def full_name(frame: Any, key: str) -> str:
         ConfigError: There is no such column, or there are several.
     """
     found = [key] if key in frame else [name for name in frame if name.rpartition(".")[2] == key]
-    require(len(found) == 1, f"{key} must name one column, but {len(found)} have this name; there are "
+    require(len(found) == 1, f"{key} must name one column, but {len(found)} have this name; name one of "
                              f"{listed(frame, 30)}")  # fmt: skip
     return found[0]
 
 
 def _is_equal(value: Any, expected: Any) -> bool:
-    """Return whether a label is the expected value, or one of them if they are a list; 8, 8.0 and "8" are the same."""
+    """Return whether a label equals the expected value, or one of several.  8, 8.0 and "8" are equal.
+
+    Args:
+        value: The label.
+        expected: A value, or a list of values.
+    """
     options = expected if isinstance(expected, list) else [expected]
     return any(value == option or str(_label(value)) == str(option) for option in options)

@@ -53,18 +53,22 @@ class PageFunctions:
         return groups
 
     def spread(self, key: str, *names: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return mean and standard deviation over seeds of a score, in the unit of tables."""
+        """Return mean and standard deviation over seeds of the score ``key``, in the unit of tables (percent or 1)."""
         group = one_group(self._page, part, names, where)
         spread = group.spread(key).scaled(self._columns.get(key, Column(key, key)).scale)
-        require(spread.count > 0, f"{self._page.folder}: {' '.join(map(str, names))} {where} has no number {key}")
+        requested = " ".join([*map(str, names), *(f"{label}={value}" for label, value in where.items())])
+        require(
+            spread.count > 0,
+            f"{self._page.folder}: {requested} has no number {key} in runs.csv: name another score or group",
+        )
         return spread
 
     def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the mean over seeds of a score, in the unit of tables."""
+        """Return the mean over seeds of the score ``key`` of a group, in the unit of tables."""
         return self.spread(key, *names, part=part, **where).mean
 
     def std(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the standard deviation over seeds of a score, in the unit of tables; 0 if there is none."""
+        """Return the standard deviation over seeds of the score ``key`` of a group; 0 with a single seed."""
         return float(self.spread(key, *names, part=part, **where).std or 0.0)
 
     def each(self, key: str, *names: Any, part: str | None = None, digits: int | None = None, **where: Any) -> str:
@@ -98,11 +102,14 @@ class PageFunctions:
             seeds = one_group(self._page, part, names, {**where, **labels}).seeds
             values.append(pd.Series({seed: run.spread(key).mean for seed, run in seeds.items()}))
         differences = (values[0] - values[1]).dropna()
-        require(len(differences) > 0, f"{self._page.folder}: {these} and {those} have no seed in common")
+        require(
+            len(differences) > 0,
+            f"{self._page.folder}: {these} and {those} have no seed in common, so no difference: name other groups",
+        )
         return over_seeds(differences).scaled(self._columns[key].scale)
 
     def curve(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> float:
-        """Return the mean over seeds of a recorded metric at a round, see `curve_spread`."""
+        """Return the mean over seeds of a metric in curves.csv at a round.  Arguments as in `curve_spread`."""
         return self.curve_spread(round, *names, key=key, part=part, **where).mean
 
     def curve_spread(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> Spread:
@@ -120,8 +127,9 @@ class PageFunctions:
         return spread.scaled(1 if "loss" in key else self._page.scale)
 
     def printed(self, method: Any, cell: str = "printed", **where: Any) -> float:
-        """Return the printed mean of a method in a column of a printed table, see `printed_spread`."""
-        return self._mean(self.printed_spread(method, cell, **where), f"{method} {where} is not printed")
+        """Return the mean that a paper's table prints for a method.  The arguments are those of `printed_spread`."""
+        message = f"the printed table of {cell} has no number of {method} with {where}: name another cell"
+        return self._mean(self.printed_spread(method, cell, **where), message)
 
     def printed_spread(self, method: Any, cell: str = "printed", **where: Any) -> Spread | None:
         """Return the printed mean and standard deviation of a method; None if the table does not have it.
@@ -137,8 +145,10 @@ class PageFunctions:
         return None if row is None else paper.Cell(row).reported
 
     def ours(self, method: Any, cell: str) -> float:
-        """Return the mean of our runs of a method, see `ours_spread`."""
-        return self._mean(self.ours_spread(method, cell), f"{method} of {cell} is not run")
+        """Return the mean of our runs of a method for a printed cell.  The arguments are those of `ours_spread`."""
+        return self._mean(
+            self.ours_spread(method, cell), f"cells.csv has no run of {method} for {cell}: name another cell"
+        )
 
     def ours_spread(self, method: Any, cell: str) -> Spread | None:
         """Return mean and standard deviation of our runs of a method, from cells.csv; None if it was not run.
@@ -152,17 +162,34 @@ class PageFunctions:
         return None if row is None else _ours(row)
 
     def _mean(self, spread: Spread | None, message: str) -> float:
-        """Return the mean, or raise ConfigError with a message if there is none."""
+        """Return the mean of a Spread; for None, raise ConfigError with the folder of the page and the message."""
         if spread is None:
             raise ConfigError(f"{self._page.folder}: {message}")
         return spread.mean
 
     def _one_row(self, table: Any, columns: Mapping[str, Any]) -> Any:
-        """Return the only row of a DataFrame with these values by column, as a dict; None if there is none."""
+        """Return the only row of a printed table with certain values.
+
+        Args:
+            table: A DataFrame with a row per printed cell.
+            columns: The values that the row must have, by column.
+
+        Returns:
+            The row as a dict by column; None if there is none.
+
+        Raises:
+            ConfigError: There is no such column, or several rows have these values.
+        """
         for key, value in columns.items():
-            require(key in table, f"{self._page.folder}: the printed table has no column {key}")
+            require(
+                key in table,
+                f"{self._page.folder}: the printed table has no column {key}; name one of {', '.join(map(str, table))}",
+            )
             table = table[table[key].astype(str) == str(value)]
-        require(len(table) < 2, f"{self._page.folder}: {len(table)} cells are {columns}: name more columns")
+        require(
+            len(table) < 2,
+            f"{self._page.folder}: {len(table)} printed cells have the values {columns}: give values of more columns",
+        )
         return table.iloc[0].to_dict() if len(table) else None
 
     def tau(self, table: str, **where: Any) -> float:
@@ -176,7 +203,8 @@ class PageFunctions:
         rows = [row for row in ranking.rows if all(row.get(k) == v for k, v in where.items())] if ranking else []
         require(
             len(rows) == 1,
-            f"{self._page.folder}: tau needs one column of {table}, but {len(rows)} match {where}: name its values",
+            f"{self._page.folder}: tau needs one column of {table}, but {len(rows)} match {where}: give values that "
+            "only one column has",
         )
         return rows[0]["tau"]
 
@@ -198,7 +226,8 @@ class PageFunctions:
         keys = columns.split()
         unknown = [key for key in keys if key not in self._columns]
         require(
-            not unknown, f"{self._page.folder}: no column {', '.join(unknown)}; there are {', '.join(self._columns)}"
+            not unknown,
+            f"{self._page.folder}: no column {', '.join(unknown)}; name some of {', '.join(self._columns)}",
         )
         rows = []
         for group in self.groups(part, order, **where):
@@ -219,7 +248,7 @@ class PageFunctions:
             indent: The number of spaces before each line but the first, for a table inside of a list.
         """
         path = self._page.folder / file
-        require(path.is_file(), f"page.md shows {path}, but there is no such file")
+        require(path.is_file(), f"page.md shows {path}, but there is no such file: add it, or remove the call")
         frame = pd.read_csv(path, header=None, dtype=str, keep_default_na=False)  # headings may be equal or empty
         head, *rows = frame.values.tolist()
         numeric = [all(re.match(r"\**~?[-+]?\d", cell) for cell in column if cell) for column in zip(*rows)]
@@ -239,33 +268,47 @@ class PageFunctions:
         return _markdown(paper.cell_table(table, cells, keys=columns.split() or None, title=title))
 
     def ranking(self, table: str) -> str:
-        """Return a table in Markdown of Kendall's tau-b between printed values and ours, a row per printed column."""
+        """Return a table in Markdown with a row per column of a printed table.
+
+        A row has Kendall's tau-b between the printed values of the column and ours, over the methods that were run.
+
+        Args:
+            table: The name of the printed table.
+        """
         ranking = paper.ranking_table(cells_of(self._page, table))
-        require(ranking is not None, f"{self._page.folder}: no column of {table} has two methods")
+        require(
+            ranking is not None,
+            f"{self._page.folder}: no column of {table} has two methods that were run: run more methods, or remove the "
+            "call ranking(...)",
+        )
         return _markdown(ranking or Table("", []))
 
     def coverage(self, table: str) -> str:
-        """Return a sentence: how many cells of a printed table are not run."""
+        """Return a sentence that says how many cells of the printed table of this name were not run."""
         return paper.commands(table, cells_of(self._page, table), [])[0]
 
     def figure(self, name: str) -> str:
-        """Return the Markdown that shows a figure, named in page.json under "figures"."""
+        """Return the Markdown that shows a figure, given by its name under "figures" in page.json."""
         return f"![{self._page.entry('figures', name).get('alt', name)}]({name}.svg)"
 
     def picture(self, name: str) -> str:
-        """Return the Markdown that shows a picture, named in page.json under "pictures".
+        """Return the Markdown that shows a picture, given by its file name, which page.json has under "pictures".
 
         Pictures are files that cannot be drawn from the data of the page; page.json states why.
         """
         return f"![{self._page.entry('pictures', name)['alt']}]({name})"
 
     def commands(self, part: str | None = None) -> str:
-        """Return the commands that started the runs of a part, as a block of code in Markdown."""
+        """Return the commands that started the runs of a part (None: the first) as a block of code in Markdown."""
         name = part or next(iter(self._page.about["commands"]), "")
         return "\n".join(["```bash", *self._page.entry("commands", name), "```"])
 
     def ran(self, part: str | None = None) -> str:
-        """Return a line with commit, seeds, number of runs per group and machine of a part's runs."""
+        """Return a line on the runs of a part: commit, seeds, number of runs per group, machine.
+
+        Args:
+            part: The part; None for the first one.
+        """
         rows = self._page.runs[self._page.runs["part"] == self._page.part(part)]
         seeds = sorted({int(seed) for seed in rows["seed"].dropna() if str(seed).replace(".0", "").isdigit()})
         is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
@@ -275,11 +318,15 @@ class PageFunctions:
         return f"Commit {_unique(rows, 'commit')}; {noun} {text}, n = {n}; {_unique(rows, 'machine')}"
 
     def commit(self, part: str | None = None) -> str:
-        """Return the commits of a part's runs, separated by commas."""
+        """Return the distinct commits of the runs of a part (None: the first) as text, separated by commas."""
         return _unique(self._page.runs[self._page.runs["part"] == self._page.part(part)], "commit")
 
     def page(self, name: str) -> PageFunctions:
-        """Return the functions of another page, named by its folder: ``page("ablations").value("last", "PGFed")``."""
+        """Return the functions of another page, as in ``page("ablations").value("last", "PGFed")``.
+
+        Args:
+            name: The name of the other page's folder.
+        """
         return PageFunctions(cached_page(self._root / name), self._root)
 
     def index(self, *names: str) -> str:
@@ -296,7 +343,7 @@ class PageFunctions:
         require(
             not different,
             f"{self._root}: {', '.join(different)} is either a page that index(...) in page.md does not name, or named "
-            "there without being a page",
+            "there without being a page: correct the names in index(...)",
         )
         rows = []
         for name in names:
@@ -331,7 +378,11 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
         found = answers.pop(tuple(row[key] for key in keys), [])
         cells += [_cell(page, row, answer) for answer in found] or [paper.Cell(row)]
     unknown = ", ".join(map(str, answers))
-    require(not answers, f"{page.folder / 'cells.csv'}: {table} has no cell {unknown}")
+    require(
+        not answers,
+        f"{page.folder / 'cells.csv'}: the printed table {table} has no cell {unknown}: remove this row, or write the "
+        "page again",
+    )
     return cells
 
 
@@ -358,7 +409,7 @@ def _cell(page: Page, row: dict[str, str], answer: Mapping[str, Any]) -> paper.C
 
 
 def _ours(answer: Mapping[str, Any]) -> Spread:
-    """Return mean and standard deviation of our runs from a row of cells.csv."""
+    """Return mean and standard deviation over our runs, given a row of cells.csv by column."""
     count = int(answer["ours_n"])
     total = answer.get("ours_of", count)
     std = float_or_none(answer["ours_std"])
@@ -383,12 +434,15 @@ def _sorted(groups: list[Group], key: str, sign: int) -> list[Group]:
 
 
 def _markdown(table: Table) -> str:
-    """Return a table in Markdown, without the line break at its end."""
+    """Return a table as text in Markdown, without a line break at its end."""
     return as_markdown(table).rstrip("\n")
 
 
 def _forms(page: Page) -> str:
-    """Return how many cells are full, reduced and not run; for a page without cells, the forms of its runs."""
+    """Return how many cells of a page are full, reduced and not run, as in "3 full, 1 not run".
+
+    For a page without printed cells, return the forms of its runs, as in "full, reduced".
+    """
     if not len(page.cells):
         return _unique(page.runs, "form")
     counts = page.cells["form"].value_counts()
@@ -396,18 +450,33 @@ def _forms(page: Page) -> str:
 
 
 def _unique(rows: Any, key: str, separator: str = ", ") -> str:
-    """Return the distinct values of a column of a DataFrame as a text; "" without the column."""
+    """Return the distinct values of a column as text.
+
+    Args:
+        rows: A DataFrame.
+        key: The column.
+        separator: The text between values.
+
+    Returns:
+        The values in their order; "" if there is no such column.
+    """
     return separator.join(map(str, rows[key].dropna().unique())) if key in rows else ""
 
 
 def digits(value: Any, digits: int = 1, none: str = "-") -> str:
-    """Return a number or a Spread as text with a number of decimal places; the text ``none`` for None and NaN."""
+    """Return a number or a Spread as text.
+
+    Args:
+        value: The number or the Spread, which is shown as mean and standard deviation.
+        digits: The number of decimal places.
+        none: The text for None and NaN.
+    """
     number = float(value) if isinstance(value, int) else value
     return format_cell(number, Column("", "", digits, missing=none))
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """Return a number as text with its sign and a number of decimal places."""
+    """Return a number as text with a plus or minus sign and ``digits`` decimal places."""
     return f"{value:+,.{digits}f}"
 
 
@@ -438,4 +507,4 @@ def render(template: str, page: Page, root: Path, where: str) -> str:
         return environment.from_string(template).render({name: getattr(functions, name) for name in names})
     except (TemplateError, TypeError, KeyError) as error:
         line = getattr(error, "lineno", None)
-        raise ConfigError(f"{where}{f', line {line}' if line else ''}: {error}") from error
+        raise ConfigError(f"{where}{f', line {line}' if line else ''}: {error}; correct this call") from error

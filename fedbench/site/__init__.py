@@ -14,7 +14,14 @@ NAVIGATION = {"README": "navigation.md", "results/README": "navigation_results.m
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Register the functions below with Sphinx, and say that it may read and write pages in parallel."""
+    """Register the functions of this module with Sphinx, which calls this function.
+
+    Args:
+        app: The Sphinx application.
+
+    Returns:
+        Sphinx may read and write pages in parallel.
+    """
     app.connect("builder-inited", write_pages)
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", escape_stars, priority=1)  # before the extension napoleon adds stars
@@ -24,7 +31,11 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def write_pages(app: Any) -> None:
-    """Write the generated pages whose text changed, and delete pages that are not generated any more."""
+    """Write the generated pages to docs/generated, each only if its text changed, and delete outdated ones.
+
+    Args:
+        app: The Sphinx application.
+    """
     from fedbench.site.generate import generate_pages
 
     folder = Path(app.srcdir) / "docs" / "generated"

@@ -116,8 +116,11 @@ def read_methods(root: Path) -> list[Method]:
 def departures(header: str) -> str:
     """Return the sentences of a module's docstring on departures from the paper.
 
-    They begin with "Departs" or "As in the released code", and end before "Reduces to" or an empty line.  A
-    reconstruction without the paper's text or code has an additional first sentence.
+    They begin with "Departs" or "As in the released code", and end before "Reduces to" or an empty line.  If the
+    docstring states that the method is a reconstruction, the sentence RECONSTRUCTED precedes them.
+
+    Args:
+        header: The docstring of the module.
     """
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", header)]
     sentences = [RECONSTRUCTED] if "A reconstruction" in header else []
@@ -125,19 +128,22 @@ def departures(header: str) -> str:
 
 
 def _options(text: str) -> list[Option]:
-    """Return the keys of the text of a YAML, except for ``_target_`` and ``defaults``."""
+    """Return the options of a method, given the text of its YAML: all keys except for ``_target_`` and ``defaults``."""
     rows = re.findall(r"^(\w+):[ \t]*([^#\n]*?)[ \t]*(?:#[ \t]*(.*))?$", text, re.MULTILINE)
     return [Option(*row) for row in rows if row[0] not in ("_target_", "defaults")]
 
 
 def _released_code(path: Path) -> dict[str, ReleasedCode]:
-    """Return the rows of the table in docs/released.md by method."""
+    """Return the rows of the table in docs/released.md, by the option of ``algorithm=`` in their first column."""
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (\w+) \| ([^|]+) \|$", path.read_text("utf-8"), re.MULTILINE)
     return {name: ReleasedCode(*row) for name, *row in rows}
 
 
 def _equations(path: Path) -> dict[str, str]:
-    """Return the sections of docs/equations.md by method.  A section is about all methods in its heading."""
+    """Return the sections of docs/equations.md, by the option of ``algorithm=``.
+
+    The heading of a section names the methods that it is about.
+    """
     sections = {}
     for section in re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")

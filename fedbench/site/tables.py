@@ -112,5 +112,5 @@ def _table(
 
 
 def spread(mean: float, std: float) -> str:
-    """Return "mean ± std", without the standard deviation if it is NaN."""
+    """Return "mean ± std" with two decimal places; only the mean if the standard deviation is NaN."""
     return f"{mean:,.2f}" + (f" ± {std:,.2f}" if pd.notna(std) else "")

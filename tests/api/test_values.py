@@ -64,7 +64,7 @@ def test_any_text_is_read_back_as_it_is() -> None:
     [
         (["-m"], {}, "-m is a flag of the command line"),
         (["rounds=1 --cfg job"], {}, "--cfg is a flag of the command line"),
-        (["name='a"], {}, "cannot read"),
+        (["name='a"], {}, "cannot be split into overrides .No closing quotation.: close its quotes"),
         ([5], {}, "an override must be text"),
         ([], {"rounds": object()}, "rounds must be a number, text, None, a list, a dict or a class, got an object of"),
         (

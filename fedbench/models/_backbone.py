@@ -25,7 +25,7 @@ class Backbone(nn.Module):
 
     Args:
         build: Returns the network.
-        key: The option and value that name it, for messages, such as "model.name=resnet18".
+        key: The option and value that select the network, for messages, such as "model.name=resnet18".
         input_shape: Channels, height and width of the data set's images.
         num_classes: C.
         channels: Input channels of the network.  Grey images are repeated in all of them.
@@ -53,7 +53,8 @@ class Backbone(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3 and input_shape[0] in (1, channels),
-            f"{key} needs images with 1 or {channels} channels, but the data set gives {tuple(input_shape)}",
+            f"{key} needs images [channels, height, width] with 1 or {channels} channels, but the samples of the data "
+            f"set have shape {tuple(input_shape)}: choose another data set, or another model",
         )
         with _library_errors(f"{key} cannot be built for images {tuple(input_shape)}"):
             body = build()
@@ -73,11 +74,15 @@ class Backbone(nn.Module):
         self._check(key, input_shape, num_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for images x [B, 1 or channels, H, W]."""
         return self.head(self.features_of(self.body(x.expand(-1, self.channels, -1, -1))))
 
     def sublayers(self) -> dict[str, list[str]]:
-        """Return the names of attention layers, mlps and the blocks around them, where adapters are added."""
+        """Return the names of the layers to which an adapter can be added, by the kind of layer.
+
+        Returns:
+            Names of modules for the keys "attention", "mlp" and "block", which are the options of `adapter.places`.
+        """
         names = [name.rpartition(".") for name, _ in self.named_modules()]
         return {
             "attention": [".".join((parent, name)) for parent, _, name in names if name in ATTENTION_LAYERS],
@@ -103,20 +108,26 @@ class Backbone(nn.Module):
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         require(
             shape == (2, num_features),
-            f"{key} does not end in a linear classifier: without its last linear layer, two images give {shape}, not "
-            f"{(2, num_features)}. Choose a network that ends in one",
+            f"{key} does not end in a linear classifier: without its last linear layer, two images give outputs of "
+            f"shape {shape}, expected {(2, num_features)}. Choose a network that ends in a linear layer",
         )
 
 
 @contextmanager
 def _library_errors(message: str) -> Iterator[None]:
-    """Within this context, raise an error of a library as a ConfigError: the message, then the error's first line."""
+    """Return a context that turns an error of a library within it into a ConfigError.
+
+    Args:
+        message: Beginning of the new message.  The first line of the library's error and an advice follow.
+    """
     try:
         yield
     except Exception as error:  # libraries raise any type for options and sizes that do not fit
         if is_raised_here(error):
             raise
-        raise ConfigError(f"{message}: {_first_line(error)}") from error
+        raise ConfigError(
+            f"{message}: {_first_line(error)}. Change model.options, the size of the images or the network"
+        ) from error
 
 
 def _remove_classifier(network: nn.Module, key: str) -> int:
@@ -131,14 +142,16 @@ def _remove_classifier(network: nn.Module, key: str) -> int:
     """
     name = classifier_of(network)
     if name is None:
-        raise ConfigError(f"{key} has no linear layer that could be its classifier: choose a network that ends in one")
+        raise ConfigError(
+            f"{key} has no linear layer that could be its classifier: choose a network that ends in a linear layer"
+        )
     classifier: Any = network.get_submodule(name)
     network.set_submodule(name, nn.Identity())
     return classifier.in_features
 
 
 def classifier_of(network: nn.Module) -> str | None:
-    """Return the name of the last linear layer of a network, or None."""
+    """Return the dotted name of the last nn.Linear of a network, taken as its classifier; None if it has none."""
     return next((name for name, m in reversed(list(network.named_modules())) if isinstance(m, nn.Linear)), None)
 
 
@@ -158,7 +171,8 @@ def load_file(weights: str | None) -> Callable[[nn.Module], None]:
         path = Path(weights)
         require(
             path.is_file(),
-            f"model.weights={weights} {'is a folder' if path.is_dir() else 'does not exist'}: give a file",
+            f"model.weights={weights} {'is a folder' if path.is_dir() else 'does not exist'}: set the path of a file "
+            "of weights, or null for random weights",
         )
         load_state(network, read_state(path), f"model.weights={weights}")
 
@@ -184,13 +198,16 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], key: str) -> Non
     require(
         not wrong,
         f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}. Set model.name and "
-        "model.options as those of the network that the file was saved from",
+        "model.options to those of the network from which the file was saved",
     )
     network.load_state_dict(body, strict=False)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of a file (.safetensors, or of torch.save).
+    """Return the state dict of a file: its tensors by the names of parameters and buffers.
+
+    Args:
+        path: A .safetensors file, or a file of torch.save.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -199,13 +216,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
         return _read_safetensors(path) if path.suffix == ".safetensors" else read_weights(path)
     except (ValueError, OSError) as error:
         raise ConfigError(
-            f"model.weights={path} cannot be read: {_first_line(error)}. Give a .safetensors file, or a state dict of "
-            "torch.save"
+            f"model.weights={path} cannot be read: {_first_line(error)}. Set the path of a .safetensors file, or of a "
+            "file that torch.save wrote from a state dict"
         ) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file.  Raises a ValueError if it is damaged."""
+    """Return the tensors of a .safetensors file by name; raise ValueError if the file is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -228,7 +245,7 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
     """
     names = list(names)
     similar = difflib.get_close_matches(name, names, 4)
-    hint = f"did you mean {', '.join(similar)}?" if similar else f"its networks are {', '.join(sorted(names)[:6])}, ..."
+    hint = f"did you mean {', '.join(similar)}?" if similar else f"set one of {', '.join(sorted(names)[:6])}, ..."
     require(name in names, f"model.name={name} is not a network of {library}; {hint}")
 
 

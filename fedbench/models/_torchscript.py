@@ -35,7 +35,7 @@ DTYPES = {
 
 
 def is_torchscript(path: Path) -> bool:
-    """Return whether a file is a TorchScript archive: a zip that contains code and data."""
+    """Return whether a file is a TorchScript archive: a zip file with a folder "code" in its top folder."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -43,10 +43,13 @@ def is_torchscript(path: Path) -> bool:
 
 
 def read_torchscript(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of all modules by their dotted names.
+    """Return the tensors of all modules of a TorchScript archive by their dotted names, such as "visual.conv1.weight".
+
+    Args:
+        path: The archive.
 
     Raises:
-        ValueError: The archive is damaged, or has other objects.
+        ValueError: The archive is damaged, or its pickle names something that weights do not need.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -66,7 +69,7 @@ class _Module:
 
 
 class _Storage(NamedTuple):
-    """The storage of a tensor: data/<key>."""
+    """The storage of tensors: the file data/<key> of the archive, with count values."""
 
     dtype: torch.dtype
     key: str
@@ -74,7 +77,7 @@ class _Storage(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A tensor of the archive: a view of a storage."""
+    """A tensor of the archive: a view of a storage, as in torch.as_strided."""
 
     storage: Any
     offset: Any
@@ -86,7 +89,18 @@ class _Recorder(pickle.Unpickler):
     """An unpickler that records modules and tensors, and calls nothing else that the pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the recorder calls instead of the class or function `name` of `module`; refuse unknown ones."""
+        """Return a harmless replacement for a class or function that the pickle names.
+
+        Args:
+            module: Module of the class or function, such as "torch._utils".
+            name: Its name in the module.
+
+        Returns:
+            A function or class that records the arguments, or the dtype of a storage.
+
+        Raises:
+            pickle.UnpicklingError: It is none of those that files of weights contain.
+        """
         if module.split(".")[0] == "__torch__":
             return type("Module", (_Module,), {})
         if module == "torch" and name in DTYPES:
@@ -104,7 +118,7 @@ class _Recorder(pickle.Unpickler):
         return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Record the storage of a tensor; pid: what the pickle has in its place."""
+        """Return the storage to which the pickle refers by pid = ("storage", dtype, key, device, count)."""
         _, dtype, key, _, count = pid
         return _Storage(dtype, key, count)
 
@@ -118,12 +132,12 @@ class _Archive:
         self.storages: dict[_Storage, Tensor] = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all modules by their dotted names."""
+        """Return the tensors of all modules of the archive by their dotted names, such as "visual.conv1.weight"."""
         content = self.archive.read(f"{self.top}/data.pkl")
         check_memo(content)
         root = _Recorder(io.BytesIO(content)).load()
         if not isinstance(root, _Module):
-            raise ValueError("data.pkl is not a module")
+            raise ValueError("data.pkl does not contain a module, so the file is damaged: download it again")
         tensors: dict[str, Tensor] = {}
         stack = [("", root)]
         while stack:
@@ -133,30 +147,39 @@ class _Archive:
                     tensors[f"{prefix}{name}"] = self._tensor(value)
                 elif isinstance(value, _Module):
                     stack.append((f"{prefix}{name}.", value))
-            if len(stack) + len(tensors) > len(content):
-                raise ValueError("its modules contain each other")
+            if len(stack) + len(tensors) > len(content):  # more than the file has bytes, so there is a cycle
+                raise ValueError("its modules contain each other, so the file is damaged: download it again")
         return tensors
 
     def _storage(self, storage: _Storage) -> Tensor:
-        """Return all values of a storage; ValueError if the archive has another number of them.  # [count]"""
+        """Return all values of a storage, [count]; raise ValueError if its file has another number of values."""
         if storage not in self.storages:
             dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
             if info.file_size != count * dtype.itemsize or info.compress_size < info.file_size:
-                raise ValueError(f"data/{key} does not have {count:,} values")
+                raise ValueError(
+                    f"data/{key} does not have the {count:,} values that data.pkl states, so the file is damaged: "
+                    "download it again"
+                )
             content = bytearray(self.archive.read(info))
             self.storages[storage] = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
         return self.storages[storage]
 
     def _tensor(self, view: _View) -> Tensor:
-        """Return the tensor of a view; ValueError if it reads beyond its storage."""
+        """Return the values of a view as a tensor; raise ValueError if it reads beyond the end of its storage."""
         values = self._storage(view.storage)
         _, offset, shape, strides = view
         if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or len(shape) != len(strides):
-            raise ValueError("a tensor has no valid shape")
+            raise ValueError(
+                f"a tensor has the offset {offset}, shape {shape} and strides {strides}, expected integers >= 0, so "
+                "the file is damaged: download it again"
+            )
         if not math.prod(shape):
             return values.new_empty(shape)
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if last >= len(values) or math.prod(shape) > len(values):
-            raise ValueError(f"a tensor {list(shape)} is larger than its storage")
+            raise ValueError(
+                f"a tensor of shape {list(shape)} is larger than its storage of {len(values):,} values, so the file is "
+                "damaged: download it again"
+            )
         return values.as_strided(shape, strides, offset)

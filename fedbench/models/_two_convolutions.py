@@ -25,7 +25,7 @@ class TwoConvolutions(nn.Module):
         require(
             len(input_shape) == 3 and min(input_shape[1:]) >= 16,
             f"model={name} needs images of at least 16x16, but the data set gives {tuple(input_shape)}: "
-            "choose model=mlp or set dataset.resize=28",
+            "choose model=mlp, or set dataset.resize=28 if the data set has this option",
         )
         channels, *sides = input_shape
         rows, cols = (((side - 4) // 2 - 4) // 2 for side in sides)
@@ -43,5 +43,5 @@ class TwoConvolutions(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for images x [B, channels, H, W]."""
         return self.head(self.body(x))

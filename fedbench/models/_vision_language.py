@@ -31,7 +31,7 @@ class TextEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return embeddings [B, T, width]."""
+        """Return embeddings [B, T, width] of int64 tokens [B, T], where T is the length given as `tokens`."""
         return self.norm(self.word(tokens) + self.segment(torch.zeros_like(tokens)) + self.position)
 
 
@@ -54,7 +54,7 @@ class ImageEmbedding(nn.Module):
         self.position = nn.Parameter(INITIAL_STD * torch.randn(1 + patches, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return embeddings [B, 1 + patches, width]."""
+        """Return embeddings of class token and patches, [B, 1 + patches, width], for images x [B, channels, H, W]."""
         x = torch.cat([x] * self.copies, 1) if self.copies > 1 else x
         patches = self.patches(x).flatten(2).transpose(1, 2)  # [B, patches, width]
         class_token = torch.zeros_like(patches[:, :1]) + self.class_token
@@ -71,7 +71,11 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Return softmax(q k^T / sqrt(d)) v of all heads, concatenated."""
+        """Return the self-attention of tokens x [B, T, width] to those where visible [B, 1, 1, T] is True.
+
+        Returns:
+            softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected.  # [B, T, width]
+        """
         return self.attend(x, x, visible)
 
     def attend(self, x: Tensor, source: Tensor, *visible: Any) -> Tensor:
@@ -105,7 +109,12 @@ class Block(nn.Module):
         self.ffn.add_module("mlp", nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)))
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Return tokens [B, T, width]."""
+        """Return the outputs [B, T, width] for tokens x [B, T, width]; only tokens with visible True are attended to.
+
+        Args:
+            x: Tokens, [B, T, width].
+            visible: Mask of the tokens, [B, 1, 1, T] bool.
+        """
         x = x + self.attn(self.norm(x), visible)
         return x + self.ffn(x)
 
@@ -150,12 +159,14 @@ def check_inputs(model: str, input_shape: Any, patch: int, width: int, heads: in
         and len(input_shape["image"]) == 3
         and len(input_shape["text"]) == 1,
         f"model={model} needs images and texts by name, image [channels, height, width] and text [tokens], but the "
-        f"data set gives {dict(input_shape) if is_named else tuple(input_shape)}",
+        f"data set gives {dict(input_shape) if is_named else tuple(input_shape)}: choose a data set with image and "
+        "text, such as dataset=synthetic_medvqa",
     )
     data_channels, rows, cols = input_shape["image"]
     require(
         rows % patch == 0 and cols % patch == 0,
-        f"model.patch={patch} must divide the height {rows} and the width {cols} of the images",
+        f"model.patch={patch} must divide the height {rows} and the width {cols} of the images: set a common divisor "
+        "of both",
     )
     input_channels: int = data_channels if channels is None else channels
     require(
@@ -163,7 +174,11 @@ def check_inputs(model: str, input_shape: Any, patch: int, width: int, heads: in
         f"model.channels={channels}, but the data set's images have {data_channels} channels: set model.channels=null, "
         f"which uses {data_channels}",
     )
-    require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
+    require(
+        width % heads == 0,
+        f"model.heads={heads} must divide model.width={width}: set model.heads to a divisor, such as 1, or model.width "
+        "to a multiple",
+    )
     return InputSizes(
         tokens=input_shape["text"][0],
         channels=input_channels,
@@ -228,19 +243,20 @@ def load_weights(model: nn.Module, stored: Mapping[str, Tensor], path: Path, kin
     missing = [name for name in parameters if name not in stored]
     require(
         not missing,
-        f"model.weights={path} is not of this {kind}: it lacks {', '.join(missing[:3])}. Set the options of model as "
+        f"model.weights={path} is not of this {kind}: it lacks {', '.join(missing[:3])}. Set the options of model to "
         "those of the model in the file",
     )
     unused = [name for name in stored if name not in parameters and not name.startswith("head.")]
     require(
         not unused,
-        f"model.weights={path} is of a larger {kind}: it also has {', '.join(unused[:3])}. Set the options of model as "
+        f"model.weights={path} is of a larger {kind}: it also has {', '.join(unused[:3])}. Set the options of model to "
         "those of the model in the file",
     )
     for name, p in parameters.items():
         require(
             stored[name].shape == p.shape,
-            f"model.weights={path} does not fit: {name} is {tuple(stored[name].shape)} in the file, but "
-            f"{tuple(p.shape)} by the model's options and the data set",
+            f"model.weights={path} does not fit: {name} has shape {tuple(stored[name].shape)} in the file, but "
+            f"{tuple(p.shape)} in the model. Set the options of model to those of the model in the file, or use a file "
+            "that fits",
         )
         p.data.copy_(stored[name])

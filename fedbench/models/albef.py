@@ -46,9 +46,9 @@ class ImageTower(nn.Module):
         self.norm = nn.LayerNorm(width, eps=IMAGE_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return class token and patches, normalized."""
+        """Return normalized class token and patches, [B, 1 + patches, width], for images x [B, channels, H, W]."""
         x = self.embed(x)
-        visible = torch.ones_like(x[:, :, 0]) > 0  # [B, 1 + patches]
+        visible = torch.ones_like(x[:, :, 0]) > 0  # [B, 1 + patches], all True
         for block in self.blocks:
             x = block(x, visible[:, None, None])
         return self.norm(x)
@@ -58,7 +58,10 @@ class CrossAttention(Attention):
     """Attention of words [B, T, width] to an image [B, S, width].  -> [B, T, width]."""
 
     def forward(self, x: Tensor, image: Tensor) -> Tensor:
-        """Return softmax(q k^T / sqrt(d)) v with keys and values of the image."""
+        """Return the attention [B, T, width] of words x [B, T, width] to the tokens of the image [B, S, width].
+
+        It is softmax(q k^T / sqrt(d)) v, with queries of the words, and keys and values of the image.
+        """
         return self.attend(x, image)
 
 
@@ -73,7 +76,7 @@ class TextBlock(nn.Module):
         self.norm = nn.LayerNorm(width, eps=TEXT_EPS)
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Return tokens [B, T, width]."""
+        """Return the outputs [B, T, width] for words x [B, T, width]; visible [B, 1, 1, T] is False for padding."""
         x = self.attn_norm(x + self.attn(x, visible))
         return self.norm(x + self.mlp(x))
 
@@ -87,7 +90,13 @@ class FusionBlock(TextBlock):
         self.cross_norm = nn.LayerNorm(width, eps=TEXT_EPS)
 
     def forward(self, x: Tensor, visible: Tensor, image: Tensor) -> Tensor:  # type: ignore[override]
-        """Return tokens [B, T, width]."""
+        """Return the outputs [B, T, width] for words that attend to each other and to an image.
+
+        Args:
+            x: Words, [B, T, width].
+            visible: False for padding, [B, 1, 1, T] bool.
+            image: Tokens of the image, [B, S, width].
+        """
         x = self.attn_norm(x + self.attn(x, visible))
         x = self.cross_norm(x + self.cross(x, image))
         return self.norm(x + self.mlp(x))
@@ -128,7 +137,7 @@ class ALBEF(nn.Module):
         require(
             fusion_layer < depth,
             f"model.fusion_layer={fusion_layer} must be below model.depth={depth}, because only the blocks from "
-            "fusion_layer on read the image",
+            f"fusion_layer on read the image: set model.fusion_layer to at most {depth - 1}",
         )
         self.tokens = sizes.tokens
         self.grid = sizes.grid
@@ -144,15 +153,19 @@ class ALBEF(nn.Module):
             self._load(Path(weights))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for {"image": [B, channels, H, W], "text": [B, T]}."""
         return self.head(self.fused(inputs))
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
-        """Return patterns of layer names for adapters: a block of the text encoder ends in its norm."""
+        """Return patterns of the layers to which adapter.places=block adds adapters: the last layer of each block."""
         return {"block": ("image.blocks.*", "blocks.*.norm")}
 
     def fused(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the first token of the last block.  # [B, width]"""
+        """Return the output of the last text block at the first token, which `head` reads.  # [B, width]
+
+        Args:
+            inputs: {"image": [B, channels, H, W], "text": int64 [B, T]}.
+        """
         image = self.image(inputs["image"])
         x = self.words(inputs["text"])
         # An adapter may have inserted tokens after the first one.  They are always visible.
@@ -163,9 +176,18 @@ class ALBEF(nn.Module):
         return x[:, 0]
 
     def _load(self, path: Path) -> None:
-        """Load all parameters except the head from a checkpoint of ALBEF's code or a file of fedbench export."""
+        """Load all parameters except the head.
+
+        Args:
+            path: A checkpoint of ALBEF's code, or a file of fedbench export.
+
+        Raises:
+            ConfigError: The file does not exist, cannot be read or does not fit.
+        """
         require(
-            path.is_file(), f"model.weights={path} {'is a folder' if path.is_dir() else 'does not exist'}: give a file"
+            path.is_file(),
+            f"model.weights={path} {'is a folder' if path.is_dir() else 'does not exist'}: set the path of a file of "
+            "weights, or null for random weights",
         )
         stored: Any = read_state(path)
         released = stored["model"] if isinstance(stored.get("model"), dict) else stored  # without the optimizer
@@ -207,7 +229,14 @@ IN_BLOCK = {
 
 
 def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a state dict of the released code, without momentum encoders, queues and other heads."""
+    """Return the tensors of the released code by the names of this module.
+
+    Args:
+        stored: The state dict of the released code.
+
+    Returns:
+        Tensors by new name, without momentum encoders, queues and heads, which this module lacks.
+    """
     renamed: dict[str, Tensor] = {}
     for full_name, t in stored.items():
         name = full_name.replace("text_encoder.bert.", "text_encoder.", 1)

@@ -64,7 +64,8 @@ class TextTower:
         require(
             num_tokens <= tokens.shape[1],
             f"model.context={length}: with the longest class name, the prompt has {num_tokens} tokens, but "
-            f"model.backbone reads {tokens.shape[1]}: lower model.context",
+            f"model.backbone reads {tokens.shape[1]}. Set model.context to at most "
+            f"{length - num_tokens + tokens.shape[1]}, or shorten the class names",
         )
         self.common = 1 + length  # p: SOS and the context
         embedded = embed(clip, tokens[:, : self.total])  # [C, L, d]
@@ -73,7 +74,7 @@ class TextTower:
         self.eot = eot - self.common  # [C]
 
     def to(self, device: torch.device | str) -> TextTower:
-        """Move the tower and its constants, and return the tower."""
+        """Move the layers and constants of this tower to a device, in place, and return the tower itself."""
         self.clip.to(device)
         self.blocks.to(device)
         self.sos, self.tail, self.eot = (t.to(device) for t in (self.sos, self.tail, self.eot))
@@ -92,14 +93,14 @@ class TextTower:
         layer = layer or self._backbone_layer
         A, C = contexts.shape[:-2].numel(), len(self.tail)
         P = contexts.reshape(A, self.length, -1)  # [A, l, d]
-        head = torch.cat([self.sos.expand(A, 1, -1), P], 1)  # [A, p, d]
-        tail = self.tail.expand(A, -1, -1, -1)  # [A, C, S, d]
+        head = torch.cat([self.sos.expand(A, 1, -1), P], 1)  # [A, p, d], the positions common to all classes
+        tail = self.tail.expand(A, -1, -1, -1)  # [A, C, S, d], the other positions of each class
         positions = self.clip.positional_embedding
         head, tail = head + positions[: self.common], tail + positions[self.common : self.total]
         for i in range(len(self.blocks)):
             head, tail = self._block(i, head, tail, layer)
-        at = self.eot.view(1, C, 1, 1).expand(A, C, 1, tail.shape[-1])
-        x = self.clip.ln_final(tail.gather(2, at)[:, :, 0])  # [A, C, d]
+        eot = self.eot.view(1, C, 1, 1).expand(A, C, 1, tail.shape[-1])  # position of each class's last token
+        x = self.clip.ln_final(tail.gather(2, eot)[:, :, 0])  # [A, C, d]
         return F.normalize(project(x, self.clip.text_projection), dim=-1).view(*contexts.shape[:-2], C, -1)
 
     def _backbone_layer(self, name: str, x: Tensor) -> Tensor:
@@ -127,6 +128,7 @@ class TextTower:
         """Compute causal self-attention over p common positions followed by S positions of each class.
 
         Arguments and results as in `_block`.  Common positions attend to each other only, because the others are later.
+        The positions of a class attend to the common ones and to their own; one softmax covers both.
         """
         (A, p, d), (_, C, S, _), h = head.shape, tail.shape, cast(TextBlock, self.blocks[i]).heads
         parts = layer(f"{i}.qkv", head).chunk(3, -1)
@@ -165,37 +167,52 @@ class TextBlock(nn.Module):
 
 
 def _linear(weight: Any, bias: Any) -> nn.Linear:
-    """Return a linear layer with these parameters themselves, not copies."""
+    """Return a linear layer that shares the given parameters: weight [outputs, inputs], and bias [outputs] or None."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     layer.weight, layer.bias = weight, bias
     return layer
 
 
 def _layer_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
-    """Return nn.LayerNorm with the parameters of open_clip's layer norm, which casts types and is a subclass."""
+    """Return a plain nn.LayerNorm that shares the parameters of norm, open_clip's subclass, which also casts dtypes."""
     layer = nn.LayerNorm(list(norm.normalized_shape), norm.eps, device="meta")
     layer.weight, layer.bias = norm.weight, norm.bias
     return layer
 
 
 def project(x: Tensor, projection: Any) -> Tensor:
-    """Map features to the joint space by a matrix, a linear layer or the identity (None)."""
+    """Map features of a tower to the space that images and texts share.
+
+    Args:
+        x: Features, [..., width].
+        projection: A matrix [width, D], a linear layer, or None for the identity.
+
+    Returns:
+        Projected features, [..., D].
+    """
     if projection is None:
         return x
     return projection(x) if isinstance(projection, nn.Module) else x @ projection
 
 
 def embed(clip: Any, tokens: Tensor) -> Tensor:
-    """Return the embeddings of tokens [...] in float32 on the CPU.
+    """Return the embeddings of tokens in float32 on the CPU.
 
-    The model may be on any device, because all runs of a process share it.  # [..., d]
+    The model may be on any device, because all runs of a process share it.
+
+    Args:
+        clip: An open_clip model.
+        tokens: Indices of tokens, [...] int64.
+
+    Returns:
+        Embeddings, [..., d].
     """
     table = clip.token_embedding.weight
     return table.detach()[tokens.to(table.device)].float().cpu()
 
 
 def joint_width(clip: Any) -> int:
-    """Return D, the size of projected text features."""
+    """Return D, the size of the features that an open_clip model computes for texts and images."""
     last = clip.text_projection
     if last is None:
         return clip.positional_embedding.shape[1]
@@ -212,12 +229,19 @@ class ImageTower:
 
     @torch.no_grad()
     def pooled(self, images: Tensor) -> Tensor:
-        """Return the features of encode_image for normalized images [n, 3, size, size].  # [n, D]"""
+        """Return one feature vector per image, not normalized, for scaled images [n, 3, size, size].  # [n, D]"""
         return self.clip.encode_image(images)
 
     @torch.no_grad()
     def with_tokens(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return pooled features [n, D], and tokens of the feature map in the joint space [n, M, D]."""
+        """Return features of whole images, and of their parts, both projected and not normalized.
+
+        Args:
+            images: Scaled images, [n, 3, size, size].
+
+        Returns:
+            The features that `pooled` returns [n, D], and those of M patches or positions of the feature map [n, M, D].
+        """
         visual = self.clip.visual
         return _convolutional(visual, images) if hasattr(visual, "attnpool") else _transformer(visual, images)
 
@@ -239,7 +263,7 @@ def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         x = layer(x)
     pool = visual.attnpool
     x = x.flatten(2).permute(2, 0, 1)  # [M, n, width]
-    x = torch.cat([x.mean(0, keepdim=True), x]) + pool.positional_embedding[:, None]
+    x = torch.cat([x.mean(0, keepdim=True), x]) + pool.positional_embedding[:, None]  # [1 + M, n, width]
     (length, n, _), h = x.shape, pool.num_heads
     q, k, v = (layer(x).view(length, n, h, -1).permute(1, 2, 0, 3) for layer in (pool.q_proj, pool.k_proj, pool.v_proj))
     mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
@@ -255,8 +279,8 @@ def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     """
     require(
         visual.attn_pool is None and not visual.final_ln_after_pool and visual.pool_type == "tok",
-        "model.backbone does not pool patches by a class token: algorithms that read image tokens need a ResNet or a "
-        "ViT of CLIP",
+        "model.backbone does not pool patches by a class token, but the algorithm reads image tokens: set a ResNet or "
+        "ViT of CLIP, such as model.backbone=RN50-quickgelu or ViT-B-16-quickgelu",
     )
     pooled, tokens = pooled_and_tokens(visual, images)
     return project(pooled, visual.proj), project(tokens, visual.proj)
@@ -285,6 +309,7 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
         f"another of the {len(names)} models of open_clip.list_models()",
     )
     _check_weights(open_clip, backbone, pretrained)
+    # open_clip cannot read OpenAI's TorchScript archives without running their code, so they are read here.
     archive = Path(pretrained) if pretrained is not None and is_torchscript(Path(pretrained)) else None
     if archive is not None:
         _check_activation(open_clip, backbone, str(archive), needs_quick_gelu=True)
@@ -300,14 +325,18 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
         except (OSError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
             raise ConfigError(
                 f"model.backbone={backbone} with model.pretrained={pretrained} could not be loaded "
-                f"({_reason(error)}): give a checkpoint file of that model, or null for "
-                "random weights"
+                f"({_reason(error)}): set model.pretrained to a checkpoint file of that model, or to null for random "
+                "weights"
             ) from error
     return frozen(clip), open_clip.get_tokenizer(backbone)
 
 
 def frozen(clip: Any) -> Any:
-    """Return a model in evaluation mode without gradients; refuse one whose text tower is not that of CLIP."""
+    """Set an open_clip model to evaluation mode without gradients, and return it.
+
+    Raises:
+        ConfigError: Its text tower is not the causal transformer of CLIP, which prompts need.
+    """
     transformer = getattr(clip, "transformer", None)
     fits = (
         transformer is not None
@@ -317,14 +346,14 @@ def frozen(clip: Any) -> Any:
     )
     require(
         fits,
-        "model.backbone: prompts need the causal text transformer of CLIP, which this model does not have: choose "
-        "a CLIP such as RN50-quickgelu or ViT-B-16-quickgelu",
+        "model.backbone has no causal text transformer of CLIP, which prompts need: set a CLIP, such as "
+        "model.backbone=RN50-quickgelu or ViT-B-16-quickgelu",
     )
     return clip.eval().requires_grad_(False)
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error, with the next line if the first only introduces it."""
+    """Return the first line of an error's message, and also the second line if the first one ends with a colon."""
     if isinstance(error, pickle.UnpicklingError):
         return NO_WEIGHTS  # replaces PyTorch's advice to load it with weights_only=False
     first, *rest = str(error).splitlines() or [type(error).__name__]
@@ -332,14 +361,20 @@ def _reason(error: Exception) -> str:
 
 
 def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> None:
-    """Raise a ConfigError unless `pretrained` is None, a file, or a tag of open_clip that fits the backbone."""
+    """Raise a ConfigError unless weights exist and were trained with the activation of the backbone.
+
+    Args:
+        open_clip: The library.
+        backbone: Name of the model in open_clip.
+        pretrained: A tag of open_clip.  None (random weights) and existing files are accepted without a check.
+    """
     tags = open_clip.list_pretrained_tags_by_model(backbone)
     if pretrained is None or Path(pretrained).is_file():
         return
     require(
         pretrained in tags,
-        f"model.pretrained={pretrained} is neither a file nor weights of open_clip for {backbone}: "
-        f"{', '.join(tags) or 'open_clip has none'}",
+        f"model.pretrained={pretrained} is neither a file nor weights of open_clip for {backbone}: set "
+        f"{'one of ' + ', '.join(tags) if tags else 'a checkpoint file'}, or null for random weights",
     )
     config = open_clip.get_pretrained_cfg(backbone, pretrained) or {}
     _check_activation(open_clip, backbone, pretrained, needs_quick_gelu=bool(config.get("quick_gelu")))
@@ -366,13 +401,13 @@ def _check_activation(open_clip: Any, backbone: str, pretrained: str, needs_quic
 
 
 def _openai_state(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of an OpenAI file, in float32, with open_clip's names."""
+    """Return the state dict of a TorchScript file of OpenAI's CLIP, in float32, without entries that are no weights."""
     stored = read_torchscript(path)
     return {name: t.float() for name, t in stored.items() if name.rpartition(".")[2] not in NOT_WEIGHTS}
 
 
 def digest(module: nn.Module) -> str:
-    """Return a hash of the weights of a module, for caches of its outputs."""
+    """Return a hash of the names and values of a module's state dict, 16 hexadecimal digits, as a key of caches."""
     sha = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         sha.update(name.encode())

@@ -106,8 +106,8 @@ class CLIPPrompt(MoveListener):
         num_shared = self.length // 2 if shared is None else shared
         require(
             num_shared <= self.length,
-            f"model.shared={num_shared} must be at most {self.length}, the number of tokens of the context "
-            "(model.context, or the words of model.init)",
+            f"model.shared={num_shared} must be at most {self.length}, the number of tokens of the context: lower "
+            "model.shared, or raise model.context (or the number of words of model.init)",
         )
         self.shared = nn.Parameter(P[:num_shared].clone())
         self.own = nn.Parameter(P[num_shared:].clone())
@@ -122,16 +122,16 @@ class CLIPPrompt(MoveListener):
 
     @property
     def clip(self) -> Any:
-        """The frozen open_clip model, which all runs of a process share."""
+        """The frozen open_clip model.  All runs of a process share this object."""
         return self._clip[0]
 
     def on_move(self) -> None:
-        """Move the text tower, which is not a submodule."""
+        """Move the text tower to the device of the parameters, after `to` moved these; it is not a submodule."""
         self.tower.to(self.shared.device)
 
     # -- text --------------------------------------------------------------------------------------------
     def context(self, named: dict[str, Tensor]) -> Tensor:
-        """Return the context from named parameters.  # [..., l, d]"""
+        """Return the context: the tensors "shared" and "own" of named, joined along the tokens.  # [..., l, d]"""
         return torch.cat([named["shared"], named["own"]], -2)
 
     def text(
@@ -187,12 +187,23 @@ class CLIPPrompt(MoveListener):
         return ["shared", "own"]
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
-        """Return patterns of layer names for adapters: the ends of the text tower's blocks."""
+        """Return the layers to which adapter.places=block adds adapters: the end of each block of the text tower."""
         return {"block": ("blocks.*.end",)}
 
     def templated(self, template: str) -> Tensor:
-        """Return L2-normalized text features of the class names in a template such as "a photo of a {}.".  # [C, D]"""
-        require("{}" in template, f"algorithm.template={template!r} must have {{}} for the class name")
+        """Return L2-normalized text features of the class names in a sentence.
+
+        Args:
+            template: The sentence, such as "a photo of a {}.", where {} is replaced by the class name.
+
+        Returns:
+            Features, [C, D].
+        """
+        require(
+            "{}" in template,
+            f"algorithm.template={template!r} has no place for the class name: write {{}} there, as in 'a photo of a "
+            "{}.'",
+        )
         texts = [template.format(name.replace("_", " ")) for name in self.class_names]
         with torch.no_grad():
             return self.clip.encode_text(self.tokenize(texts).to(self.shared.device), normalize=True)
@@ -219,16 +230,20 @@ class CLIPPrompt(MoveListener):
         return self.scale * self.image(inputs[0]) @ text.transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C] on image features [B, D]."""
+        """Return logits [B, C] for image features x [B, D], with this module's own parameters."""
         return self.run(dict(self.named_parameters()), (x,), batched=False, context=ForwardContext())
 
     # -- images ------------------------------------------------------------------------------------------
     def image(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-        """Return L2-normalized image features of a batch.  # [..., D]"""
+        """Return the image features [..., D] in a batch: the tensor itself, or the entry "image" of a dict."""
         return inputs["image"] if isinstance(inputs, dict) else inputs
 
     def tokens(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return L2-normalized tokens of the feature map, for algorithms with reads = ("tokens",).  # [..., M, D]"""
+        """Return the features of the M parts of each image in a batch, for algorithms with reads = ("tokens",).
+
+        Returns:
+            L2-normalized tokens, [..., M, D].
+        """
         return inputs["tokens"]
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
@@ -243,12 +258,12 @@ class CLIPPrompt(MoveListener):
         return {"image": F.normalize(pooled, dim=-1), "tokens": F.normalize(tokens, dim=-1)}
 
     def fit(self, images: Tensor) -> Tensor:
-        """Crop, resize and scale images for the tower.
+        """Crop the center square of images, and resize and standardize it for the tower.
 
-        norm=official scales first and then resizes bilinearly, as the prompt papers' code does for CIFAR.
+        norm=official standardizes first and then resizes bilinearly, as the prompt papers' code does for CIFAR.
 
         Args:
-            images: Images [n, channels, H, W]: uint8, or these / 255, or floats that are already scaled.
+            images: Images [n, channels, H, W]: uint8; the same divided by 255; or floats that are standardized already.
 
         Returns:
             Images, [n, 3, size, size].
@@ -300,7 +315,7 @@ class CLIPPrompt(MoveListener):
                 max(h, 1),
                 max(w, 1),
                 [size, size],
-                interpolation=3,
+                interpolation=3,  # bicubic
                 antialias=True,
             )
             crops.append(x.flip(-1) if flip < 0.5 else x)
@@ -308,23 +323,37 @@ class CLIPPrompt(MoveListener):
 
     # -- features for the federation -------------------------------------------------------------------------
     def prepare(self, arrays: Arrays, split: Split, device: torch.device) -> Arrays:
-        """Return the data set with image features as inputs, for the samples of the clients."""
+        """Return the data set with CLIP's image features [n, D] as inputs, computed once or read from the cache.
+
+        Args:
+            arrays: The data set, with images [n, 1 or 3, H, W].
+            split: The samples of each client.  Features of other samples are 0.
+            device: Where to compute the features.
+
+        Returns:
+            The data set.  With augment="cached_views" or "live", or if an algorithm reads tokens, its inputs are a dict
+            with the entry "image" and further ones.
+
+        Raises:
+            ConfigError: The inputs are not images, or have the wrong channels or scaling.
+        """
         images = arrays.images
         if images is None:
             raise ConfigError(
-                "model=clip_prompt needs images [channels, height, width], and the data set has other inputs: choose "
-                "another dataset or model"
+                "model=clip_prompt needs images [channels, height, width], but the data set has other inputs: choose a "
+                "data set of images, or another model"
             )
         require(
             images.shape[1] in (1, 3),
-            f"model=clip_prompt needs images of 1 or 3 channels, and the data set's images have {images.shape[1]}: "
-            "choose another dataset or model",
+            f"model=clip_prompt needs images with 1 or 3 channels, but those of the data set have {images.shape[1]}: "
+            "choose another data set or model",
         )
         if self.norm == "official":
             scaling = arrays.published_scaling or (arrays.mean, arrays.std)
             require(
                 images.dtype == np.uint8 and scaling[0] is not None,
-                "model.norm=official needs uint8 images and the mean and std of the data set: use model.norm=clip",
+                "model.norm=official needs uint8 images and the mean and std of the data set, but this data set has "
+                "none: set model.norm=clip",
             )
             self._scaling = torch.tensor(scaling[0]), torch.tensor(scaling[1])
         self._from_bytes = images.dtype == np.uint8
@@ -352,31 +381,33 @@ class CLIPPrompt(MoveListener):
         Returns:
             Features by name, 0 for other images.  # [n, ...] each
         """
-        sha = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
+        sha = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())  # of the images that clients use
         if isinstance(images, np.memmap):  # its name has a hash of its content
             sha.update(f"{images.filename}".encode() + used.tobytes())
         else:
-            for at in np.array_split(used, max(1, len(used) // 1024)):
-                sha.update(np.ascontiguousarray(images[at]).tobytes())
+            for index in np.array_split(used, max(1, len(used) // 1024)):
+                sha.update(np.ascontiguousarray(images[index]).tobytes())
         key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), purpose, sha.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
             log.info("computing features of %s images with the frozen tower (once)", f"{len(used):,}")
-            parts = []
+            batches = []
             for start in range(0, len(used), ENCODER_BATCH):
-                at = used[start : start + ENCODER_BATCH]
-                x = torch.from_numpy(np.ascontiguousarray(images[at])).to(device)
-                parts.append({n: t.cpu().numpy() for n, t in self.encode(view(x, at)).items()})
-            return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+                index = used[start : start + ENCODER_BATCH]
+                x = torch.from_numpy(np.ascontiguousarray(images[index])).to(device)
+                batches.append({name: t.cpu().numpy() for name, t in self.encode(view(x, index)).items()})
+            return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
         used_features = cached(self.data_dir, "clip-features", key, make)
-        whole = {n: np.zeros((len(images), *f.shape[1:]), np.float32) for n, f in used_features.items()}
-        for n, f in used_features.items():
-            whole[n][used] = f
-        return whole
+        features = {name: np.zeros((len(images), *f.shape[1:]), np.float32) for name, f in used_features.items()}
+        for name, f in used_features.items():
+            features[name][used] = f
+        return features
 
     def _make_views(self, images: Any, used: np.ndarray, device: torch.device) -> np.ndarray:
-        """Compute features of `views` random views of the training images, and store them in self._views.
+        """Compute features of random crops and flips of the training images, and store them in self._views.
+
+        Each image has as many of these views as the option `views` states.
 
         Args:
             images: All images of the data set.  # [n, channels, H, W]
@@ -389,13 +420,14 @@ class CLIPPrompt(MoveListener):
         made: list[dict[str, np.ndarray]] = []
         for v in range(self.views):
 
-            def view(x: Tensor, at: np.ndarray, v: int = v) -> Tensor:
-                return self.cropped(x, torch.from_numpy(np.stack([generator(v, "view", int(i)).random(5) for i in at])))
+            def view(x: Tensor, index: np.ndarray, v: int = v) -> Tensor:
+                draws = np.stack([generator(v, "view", int(i)).random(5) for i in index])  # [n, 5], of view and image
+                return self.cropped(x, torch.from_numpy(draws))
 
             made.append(self._features(images, used, f"view {v}", view, device))
         self._views = {
-            n: torch.from_numpy(np.stack([m[n][used] for m in made], 1)).to(device)  # type: ignore
-            for n in made[0]
+            name: torch.from_numpy(np.stack([m[name][used] for m in made], 1)).to(device)  # type: ignore
+            for name in made[0]
         }
         row = np.zeros(len(images), np.int64)
         row[used] = np.arange(len(used))
@@ -414,27 +446,41 @@ class CLIPPrompt(MoveListener):
         if self.augment == "none":
             return self.evaluation_view(x)
         if self.augment == "cached_views":
-            at = x["view"]  # [k, B]
-            view = (random.uniform(at.shape[1]) * self.views).long()
-            return self._unwrap({n: t[at, view] for n, t in self._views.items()})  # type: ignore
-        pixels = x["pixels"]
-        draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)
-        features = self.encode(self.cropped(pixels.flatten(0, 1), draws))
+            row = x["view"]  # [k, B], row of each image in self._views
+            view = (random.uniform(row.shape[1]) * self.views).long()  # [k, B], which of its views
+            return self._unwrap({name: t[row, view] for name, t in self._views.items()})  # type: ignore
+        pixels = x["pixels"]  # [k, B, channels, H, W]
+        draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)  # [k B, 5]
+        features = self.encode(self.cropped(pixels.flatten(0, 1), draws))  # [k B, ...] each
         return self._unwrap({n: t.unflatten(0, pixels.shape[:2]) for n, t in features.items()})
 
     def evaluation_view(self, x: Any) -> Any:
-        """Return the features of whole images for a batch of an evaluation."""
+        """Return the features of whole, uncropped images for a batch of an evaluation.
+
+        Args:
+            x: Inputs of the prepared data set, [..., B, ...].
+
+        Returns:
+            Features [..., B, D]: a tensor, or a dict by name if an algorithm also reads tokens.
+        """
         return x if self.augment == "none" else self._unwrap({n: t for n, t in x.items() if n in ("image", "tokens")})
 
     @staticmethod
     def _unwrap(features: dict[str, Tensor]) -> Any:
-        """Return the image features as a tensor if there are no others, else the dict."""
+        """Return the entry "image" of features if it is the only one, else the dict."""
         return features if len(features) > 1 else features["image"]
 
 
 def _begins_with(last: Sequence[Tensor], tensors: Sequence[Tensor], batched: bool) -> bool:
-    """Return whether the cached tensors are equal to these, or, if batched, begin with them."""
-    n = len(tensors[0]) if batched else None
+    """Return whether cached results can be used: whether they were computed from the same tensors.
+
+    Args:
+        last: Tensors from which the cached result was computed.
+        tensors: Tensors for which a result is needed.
+        batched: Whether they have an axis of clients.  Then cached tensors may have further clients at the end.
+    """
+    num_clients = len(tensors[0]) if batched else None
     return len(last) == len(tensors) and all(
-        a.dim() == b.dim() and a[:n].shape == b.shape and torch.equal(a[:n], b) for a, b in zip(last, tensors)
+        old.dim() == new.dim() and old[:num_clients].shape == new.shape and torch.equal(old[:num_clients], new)
+        for old, new in zip(last, tensors)
     )

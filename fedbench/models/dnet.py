@@ -29,7 +29,7 @@ class DenseLayer(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Append new channels to x."""
+        """Return x [B, inputs, H, W] with growth new channels appended, [B, inputs + growth, H, W]."""
         new = self.conv2(self.relu(self.norm2(self.conv1(self.relu(self.norm1(x))))))
         return torch.cat([x, new], 1)
 
@@ -50,7 +50,8 @@ class DNet(nn.Module):
         require(
             len(input_shape) == 3 and all(side % 4 == 0 for side in input_shape[1:]),
             "model=dnet halves images twice: it needs [channels, height, width] with sides divisible by 4, but the "
-            f"data set gives {tuple(input_shape)}",
+            f"data set gives {tuple(input_shape)}: set dataset.resize=32 if the data set has this option, or choose "
+            "another model",
         )
         channels = 2 * growth
         body: list[nn.Module] = [nn.Conv2d(input_shape[0], channels, 3, padding=1, bias=False)]
@@ -72,5 +73,5 @@ class DNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for images x [B, channels, H, W]."""
         return self.head(self.body(x))

@@ -18,7 +18,8 @@ class FCN(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3,
-            f"model=fcn needs images [channels, height, width], but the data set gives {tuple(input_shape)}",
+            f"model=fcn needs images [channels, height, width], but the data set gives {tuple(input_shape)}: choose a "
+            "data set of images and masks, or another model",
         )
         layers: list[nn.Module] = []
         for channels, dilation in ((input_shape[0], 1), (width, 1), (width, 3)):
@@ -27,5 +28,5 @@ class FCN(nn.Module):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C, H, W]."""
+        """Return logits [B, C, H, W], one of each class and pixel, for images x [B, channels, H, W]."""
         return self.head(self.body(x))

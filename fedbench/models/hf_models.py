@@ -32,7 +32,9 @@ class HFModel(Backbone):
             from transformers import AutoConfig, AutoModelForImageClassification
             from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
         except ImportError as error:
-            raise ConfigError("model=hf needs transformers: pip install transformers") from error
+            raise ConfigError(
+                "model=hf needs the package transformers, which is not installed: run pip install transformers"
+            ) from error
         attention = {"attn_implementation": "eager"}  # torch.vmap and autograd support no other
         channels = input_shape[0]
         if weights is None:
@@ -50,8 +52,8 @@ class HFModel(Backbone):
             folder = Path(weights)
             require(
                 (folder / "config.json").is_file(),
-                f"model.weights={weights} must be a folder with config.json, as save_pretrained writes it; "
-                f"{'it has none' if folder.is_dir() else 'it is no folder'}",
+                f"model.weights={weights} is {'a folder without config.json' if folder.is_dir() else 'not a folder'}: "
+                "set a folder that save_pretrained of transformers wrote, or null for random weights",
             )
             channels = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "num_channels", 3)
 
@@ -62,8 +64,8 @@ class HFModel(Backbone):
                 missing = [n for n in sorted(info["missing_keys"]) if n.rpartition(".")[0] != classifier_of(network)]
                 require(
                     not missing,
-                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}. Give a folder "
-                    "that save_pretrained wrote for an image classifier",
+                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}. Set a folder "
+                    "that save_pretrained of transformers wrote for an image classifier",
                 )
                 return network
 
@@ -72,5 +74,8 @@ class HFModel(Backbone):
 
 
 def _logits(output: Any) -> Tensor:
-    """Return the logits in transformers' output, which are the features if there is no classifier."""
+    """Return the logits of an output of transformers: a tensor itself, or its attribute ``logits``.
+
+    They are the features, because the classifier is replaced by the identity.
+    """
     return output if isinstance(output, Tensor) else output.logits

@@ -28,7 +28,7 @@ class Logistic(nn.Module):
         self.head = nn.Linear(math.prod(input_shape), num_classes, bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits [B, C], with l1 also the additional loss of each sample [B]."""
+        """Return logits [B, C] for inputs x [B, ...]; if l1 > 0, also l1 * sum |W| as a loss of each sample [B]."""
         logits = self.head(self.body(x))
         if not self.l1:
             return logits

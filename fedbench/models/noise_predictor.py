@@ -19,7 +19,7 @@ GROUPS = 8  # groups of the normalization layers
 
 
 def _norm_convolution(inputs: int, outputs: int) -> nn.Sequential:
-    """Return group normalization, SiLU and a 3x3 convolution."""
+    """Return three layers, group normalization, SiLU and a 3x3 convolution, [B, inputs, H, W] -> [B, outputs, H, W]."""
     return nn.Sequential(nn.GroupNorm(GROUPS, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
 
 
@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """Return [B, outputs, H, W] from x [B, inputs, H, W] and the embedding [B, E]."""
+        """Return the outputs [B, outputs, H, W] for x [B, inputs, H, W] and the embedding of step and class [B, E]."""
         return self.skip(x) + self.after(self.before(x) + self.told(embedding)[:, :, None, None])
 
 
@@ -61,9 +61,13 @@ class NoisePredictor(nn.Module):
             f"model=noise_predictor halves images twice: it needs sides divisible by 4, but the images have "
             f"{sides}: resize them, for example by dataset.resize=32 if the data set has this option",
         )
-        require(width % GROUPS == 0, f"model.width={width} must be a multiple of {GROUPS}, the groups of its norms")
+        require(
+            width % GROUPS == 0,
+            f"model.width={width} must be a multiple of {GROUPS}, the groups of its normalization layers: set "
+            f"{GROUPS}, {2 * GROUPS} or another multiple",
+        )
         w = width
-        e = 4 * width  # size of the embedding
+        e = 4 * width  # size of the embedding of step and class
         self.width = w
         self.time = nn.Sequential(nn.Linear(w, e), nn.SiLU(), nn.Linear(e, e))
         self.label = nn.Linear(input_shape["label"][0], e, bias=False)
@@ -79,7 +83,14 @@ class NoisePredictor(nn.Module):
         self.last = _norm_convolution(w, channels)
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
-        """Return the prediction for each value of the images.  # [B, C, H, W]"""
+        """Return the predicted velocity of each value of noisy images.
+
+        Args:
+            x: {"image": [B, C, H, W], "step": [B] from 0, "label": one-hot [B, classes]}.
+
+        Returns:
+            Velocities (see task=denoising), [B, C, H, W].
+        """
         step = self.time(sinusoidal_embedding(x["step"], self.width))
         embedding = nn.functional.silu(step + self.label(x["label"]))  # [B, E]
         a = self.down1(self.first(x["image"]), embedding)
@@ -91,9 +102,14 @@ class NoisePredictor(nn.Module):
 
 
 def sinusoidal_embedding(t: Tensor, width: int) -> Tensor:
-    """Return sines and cosines of the steps t [B], as in Vaswani et al., 2017.
+    """Return sines and cosines of steps, as in Vaswani et al., 2017: wavelength i is 2 pi 10,000^(2 i / width).
 
-    Wavelength i is 2 pi 10,000^(2 i / width).  # [B, width]
+    Args:
+        t: Steps of the diffusion, [B].
+        width: Size of the embedding.
+
+    Returns:
+        Embeddings, [B, width]: width / 2 sines, then as many cosines.
     """
     rates = torch.exp(-math.log(10_000) * torch.arange(width // 2, device=t.device) / (width // 2))
     angles = t[:, None].float() * rates

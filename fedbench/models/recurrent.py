@@ -51,10 +51,10 @@ class Recurrent(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        """Change PyTorch's initialization.  It does nothing by default; subclasses may implement it."""
+        """Change PyTorch's initial parameters in place.  The default keeps them; subclasses may override it."""
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for {"text": int64 [B, T]}, from the last of the T outputs of the upper layer."""
         outputs, _ = self.rnn(self.embedding(inputs["text"]))  # [B, T, hidden]
         return self.head(outputs[:, -1])
 

@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] -> [B, outputs, H / stride, W / stride]."""
+        """Return the outputs [B, outputs, H / stride, W / stride] for x [B, inputs, H, W]."""
         z = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(z)) + self.short(x))
 
@@ -62,5 +62,5 @@ class ResNet(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for images x [B, channels, H, W]."""
         return self.head(self.body(x))

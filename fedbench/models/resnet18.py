@@ -24,12 +24,15 @@ class ResNet18(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3 and input_shape[0] in (1, 3),
-            f"model=resnet18 needs images with 1 or 3 channels, but the data set gives {tuple(input_shape)}",
+            f"model=resnet18 needs images [1 or 3 channels, height, width], but the data set gives "
+            f"{tuple(input_shape)}: choose another data set or model",
         )
         try:
             from torchvision.models import ResNet18_Weights, resnet18
         except ImportError as error:
-            raise ConfigError("model=resnet18 needs torchvision: pip install torchvision") from error
+            raise ConfigError(
+                "model=resnet18 needs the package torchvision, which is not installed: run pip install torchvision"
+            ) from error
         network: Any = resnet18(weights=ResNet18_Weights.IMAGENET1K_V1 if weights == "imagenet" else None)
         if weights != "imagenet":
             load_file(weights)(network)
@@ -38,7 +41,7 @@ class ResNet18(nn.Module):
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C].  Grey images are repeated to three channels."""
+        """Return logits [B, C] for images x [B, 1 or 3, H, W]; a grey image is repeated in three channels."""
         x = x.expand(-1, 3, -1, -1)  # [B, 3, H, W]
         for name, module in self.named_children():  # in torchvision's order
             x = module(x.flatten(1) if name == "fc" else x)

@@ -28,7 +28,7 @@ class GhostNorm(nn.Module):
         self.virtual_batch = virtual_batch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize virtual batches of at least virtual_batch samples each."""
+        """Return x [B, features], normalized in virtual batches of at least virtual_batch samples each in training."""
         parts = x.chunk(max(1, len(x) // self.virtual_batch)) if self.training else (x,)
         return torch.cat([self.norm(part) for part in parts])
 
@@ -47,7 +47,7 @@ class GatedUnit(nn.Module):
         self.norm = GhostNorm(linear.out_features, virtual_batch, momentum)
 
     def forward(self, z: Tensor) -> Tensor:
-        """z [B, 2 outputs] -> [B, outputs]."""
+        """Return a * sigmoid(b) [B, outputs], where [a, b] is the normalized z [B, 2 outputs]."""
         return nn.functional.glu(self.norm(z), -1)
 
 
@@ -71,7 +71,15 @@ class FeatureTransformer(nn.Module):
         self.units = nn.ModuleList(GatedUnit(layer, virtual, momentum) for layer in [*shared, *self.linear])  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, shared: nn.ModuleList) -> Tensor:
-        """[B, features] -> [B, outputs]."""
+        """Return the outputs of the last gated unit.
+
+        Args:
+            x: Features, [B, features].
+            shared: Linear layers of the first units, the same as in the constructor.
+
+        Returns:
+            Outputs, [B, outputs].
+        """
         y = x
         for i, (linear, unit) in enumerate(zip([*shared, *self.linear], self.units, strict=True)):
             z = unit(linear(y))
@@ -111,7 +119,8 @@ class TabNet(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 1,
-            f"model=tabnet needs tables [features], but the data set gives {tuple(input_shape)}",
+            f"model=tabnet needs tables, samples of shape [features], but the data set gives {tuple(input_shape)}: "
+            "choose a data set of tables, such as dataset=table_csv, or another model",
         )
         require(
             shared + own > 0,
@@ -134,7 +143,14 @@ class TabNet(nn.Module):
         self.head = nn.Linear(decision, num_classes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits, and sparsity times the mean entropy of the masks."""
+        """Return logits, and an additional loss that is small if few features are selected.
+
+        Args:
+            x: Features, [B, F].
+
+        Returns:
+            Logits [B, C], and sparsity times the entropy of the masks M, mean over steps [B].
+        """
         x = self.norm(x)
         a = self.transformers[0](x, self.shared)[:, self.decision :]
         prior = torch.ones_like(x)

@@ -29,7 +29,9 @@ class TimmModel(Backbone):
         try:
             import timm
         except ImportError as error:
-            raise ConfigError("model=timm needs timm: pip install timm") from error
+            raise ConfigError(
+                "model=timm needs the package timm, which is not installed: run pip install timm"
+            ) from error
         require_name(name, timm.list_models(), "timm")
         channels = 3 if weights is not None else input_shape[0]
         arguments = {"in_chans": channels, **(options or {})}

@@ -42,6 +42,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     """
     _, tokenize = towers.load(TINY, None)
     config = Path(towers.__file__).with_name("tiny-clip.json").read_text()
+    # The name of the file has a hash of all that determines the weights, so that a change of them pre-trains again.
     recipe = (config, STEPS, BATCH, PEAK_LR, WEIGHT_DECAY, WARM_UP, digits_clip.PRETRAINING, digits_clip.NOISE, seed)
     path = Path(data_dir) / "cache" / f"tiny-clip-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]}.pt"
     clip = _build(seed)
@@ -62,7 +63,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
 
 
 def _build(seed: int) -> Any:
-    """Return tiny-clip with random weights."""
+    """Return an open_clip model of the configuration tiny-clip, with random weights that the seed determines."""
     import open_clip
 
     with torch.random.fork_rng(devices=[]):
@@ -87,6 +88,7 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, total_steps=steps, pct_start=WARM_UP)
     clip.train()
     for _ in tqdm(range(steps), desc="pre-training tiny-clip", unit="step"):
+        # Indices of a random digit, of one of 3 colours and of one of 5 styles for each image.
         at, colour, style = (rng.integers(high, size=BATCH) for high in (len(label), 3, 5))
         images = torch.from_numpy(digits_clip.render(grey[at], colour, style, rng))
         captions = [
@@ -112,9 +114,9 @@ def caption(style: str, colour: str, digit: str, rng: np.random.Generator) -> st
     Half of the captions are complete, 15% do not name the style, 15% the colour, 20% the digit.
 
     Args:
-        style: The style, such as "noisy".
-        colour: The colour.
-        digit: The digit as a word.
+        style: Name of the style, such as "noisy".
+        colour: Name of the colour, such as "red".
+        digit: The digit as a word, such as "three".
         rng: Random number generator.
     """
     kind = rng.random()

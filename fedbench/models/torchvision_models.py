@@ -28,7 +28,9 @@ class TorchvisionModel(Backbone):
         try:
             from torchvision import models
         except ImportError as error:
-            raise ConfigError("model=torchvision needs torchvision: pip install torchvision") from error
+            raise ConfigError(
+                "model=torchvision needs the package torchvision, which is not installed: run pip install torchvision"
+            ) from error
         require_name(name, models.list_models(module=models), "torchvision.models")
         arguments = {"weights": None, **(options or {})}
         if name.startswith("vit_"):

@@ -27,7 +27,7 @@ def _block(inputs: int, outputs: int, norm: str) -> nn.Sequential:
 
 
 def _upsample(channels: int) -> nn.ConvTranspose2d:
-    """Return a layer that doubles the sides and halves the channels."""
+    """Return a transposed convolution that halves the channels and doubles height and width of its input."""
     return nn.ConvTranspose2d(channels, channels // 2, 2, 2)
 
 
@@ -44,7 +44,8 @@ class UNet(nn.Module):
         require(
             len(input_shape) == 3 and all(side % 2**LEVELS == 0 for side in input_shape[1:]),
             f"model=unet halves images {LEVELS} times: it needs [channels, height, width] with sides divisible by "
-            f"{2**LEVELS}, but the data set gives {tuple(input_shape)}",
+            f"{2**LEVELS}, but the data set gives {tuple(input_shape)}. Resize the images (dataset.resize or "
+            "dataset.size, if the data set has it), or choose another model",
         )
         widths = [width * 2**level for level in range(LEVELS + 1)]  # f, 2f, 4f, 8f, 16f
         self.encoder1 = _block(input_shape[0], widths[0], norm)
@@ -64,7 +65,7 @@ class UNet(nn.Module):
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C, H, W]."""
+        """Return logits [B, C, H, W], one of each class and pixel, for images x [B, channels, H, W]."""
         e1 = self.encoder1(x)
         e2 = self.encoder2(self.pool(e1))
         e3 = self.encoder3(self.pool(e2))

@@ -80,11 +80,15 @@ class ViLT(nn.Module):
             self._load(Path(weights))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for {"image": [B, channels, H, W], "text": [B, T]}."""
         return self.head(self.pooled(inputs))
 
     def pooled(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return tanh(pooler(first token)).  # [B, width]"""
+        """Return tanh(pooler(first token of the last block)), which `head` reads.  # [B, width]
+
+        Args:
+            inputs: {"image": [B, channels, H, W], "text": int64 [B, T]}.
+        """
         text = self.text(inputs["text"])
         image = self.image(inputs["image"])
         # An adapter may have inserted tokens after the first one of the text, and into the image.  They are visible.
@@ -97,7 +101,14 @@ class ViLT(nn.Module):
         return torch.tanh(self.pooler(self.norm(x)[:, 0]))
 
     def _load(self, path: Path) -> None:
-        """Load all parameters except the head from a folder or a file."""
+        """Load all parameters except the head.
+
+        Args:
+            path: A folder of transformers' ViLT, or a file of fedbench export.
+
+        Raises:
+            ConfigError: It cannot be read or does not fit.
+        """
         stored = read_state(path) if path.is_file() else self._read_folder(path)
         if "text.position" in stored:
             stored["text.position"] = stored["text.position"][: self.tokens]
@@ -106,13 +117,17 @@ class ViLT(nn.Module):
         load_weights(self, stored, path, "ViLT")
 
     def _read_folder(self, folder: Path) -> dict[str, Tensor]:
-        """Return the tensors of a ViLT of transformers, in the folder, by the names of this module."""
+        """Return the tensors in a folder that transformers wrote for a ViLT, by the names of this module.
+
+        Raises:
+            ConfigError: Files are missing, or the ViLT has another number of blocks or heads.
+        """
         config = _read_config(folder)
         heads, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
         require(
             (heads, layers) == (self.heads, len(self.blocks)),
             f"model.weights={folder} has {layers} blocks with {heads} heads, but model.depth={len(self.blocks)} and "
-            f"model.heads={self.heads}: set them to these values",
+            f"model.heads={self.heads}: set model.depth={layers} and model.heads={heads}",
         )
         return _rename(read_state(next(folder / name for name in WEIGHT_FILES if (folder / name).is_file())))
 
@@ -121,16 +136,24 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing 
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a folder; ConfigError if the folder lacks it or a file of weights."""
+    """Return the content of config.json in a folder of transformers.
+
+    Raises:
+        ConfigError: The folder lacks config.json or a file of weights, or config.json cannot be read.
+    """
     for names in (("config.json",), WEIGHT_FILES):
         exists = any((folder / name).is_file() for name in names)
-        require(exists, f"model.weights={folder} must be a file, or a folder with {' or '.join(names)}")
+        require(
+            exists,
+            f"model.weights={folder} must be a file, or a folder with {' or '.join(names)}: set the path of a file of "
+            "fedbench export, or of a folder that save_pretrained of transformers wrote",
+        )
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(
-            f"model.weights={folder}: config.json cannot be read ({error}). Give a folder that save_pretrained of "
-            "transformers wrote"
+            f"model.weights={folder}: config.json cannot be read ({error}). Set a folder that save_pretrained of "
+            "transformers wrote, or write it again"
         ) from error
 
 
@@ -161,7 +184,14 @@ IN_BLOCK = {
 
 
 def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a state dict of transformers' ViLT, with or without a head."""
+    """Return the tensors of transformers' ViLT by the names of this module.
+
+    Args:
+        stored: The state dict of transformers, with or without the prefix "vilt." and a head.
+
+    Returns:
+        Tensors by new name, without those that this module lacks, such as the head.
+    """
     tensors = {name.removeprefix("vilt."): t for name, t in stored.items()}
     blocks = {name.split(".")[2] for name in tensors if name.startswith("encoder.layer.")}
     names = dict(NAMES)

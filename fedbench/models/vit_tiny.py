@@ -18,12 +18,12 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int):
         super().__init__()
-        self.split = (3 * heads, width // heads)
+        self.split = (3 * heads, width // heads)  # queries, keys and values of each head
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return softmax(q k^T / sqrt(d)) v of all heads, concatenated."""
+        """Return softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected, for tokens x [B, T, width]."""
         q, k, v = self.qkv(x).unflatten(-1, self.split).transpose(-2, -3).chunk(3, -3)  # [B, heads, T, d] each
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
 
@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return tokens [B, T, width]."""
+        """Return the outputs [B, T, width] of the block for tokens x [B, T, width]."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -68,14 +68,20 @@ class ViTTiny(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3,
-            f"model=vit_tiny needs images [channels, height, width], but the data set gives {tuple(input_shape)}",
+            f"model=vit_tiny needs images [channels, height, width], but the data set gives {tuple(input_shape)}: "
+            "choose a data set of images, or another model",
         )
         channels, rows, cols = input_shape
         require(
             rows % patch == 0 and cols % patch == 0,
-            f"model.patch={patch} must divide the height {rows} and the width {cols} of the images",
+            f"model.patch={patch} must divide the height {rows} and the width {cols} of the images: set a common "
+            "divisor of both",
         )
-        require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
+        require(
+            width % heads == 0,
+            f"model.heads={heads} must divide model.width={width}: set model.heads to a divisor, such as 1, or "
+            "model.width to a multiple",
+        )
         tokens = (rows // patch) * (cols // patch)
         self.embed = nn.Conv2d(channels, width, patch, patch)
         self.position = nn.Parameter(0.02 * torch.randn(tokens, width))
@@ -84,6 +90,6 @@ class ViTTiny(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C]."""
+        """Return logits [B, C] for images x [B, channels, H, W]."""
         tokens = self.embed(x).flatten(2).transpose(1, 2) + self.position  # [B, T, width]
         return self.head(self.norm(self.blocks(tokens)).mean(1))

@@ -68,8 +68,11 @@ class Adapter:
     def insert(self, model: nn.Module) -> list[str]:
         """Freeze a model except the parameters of `train`, and adapt it in place.
 
+        Args:
+            model: The model, which is changed.
+
         Returns:
-            Names of the parameters that the adapter trains.
+            Names of the parameters that the adapter adds and trains, without those of `train`.
 
         Raises:
             ConfigError: A pattern of `train` or `places` matches nothing.
@@ -80,8 +83,8 @@ class Adapter:
         for pattern in [] if selected_by_model else self.train:
             require(
                 any(fnmatch.fnmatch(name, pattern) for name in names),
-                f"adapter.train={self.train}: no parameter of the model matches {pattern!r}; its parameters are "
-                f"{listed(names)}",
+                f"adapter.train={self.train}: no parameter of the model matches {pattern!r}. Remove it, or write a "
+                f"pattern that matches one of {listed(names)}",
             )
         for name, p in model.named_parameters():
             if any(fnmatch.fnmatch(name, pattern) for pattern in [*self.train, *selected_by_model]):
@@ -98,28 +101,39 @@ class Adapter:
             ConfigError: An entry of `places` adapts no layer.
         """
         before = {id(p) for p in model.parameters()}
+        # layers with parameters of their own, for messages
         layers = [name for name, m in model.named_modules() if name and list(m.parameters(recurse=False))]
         patterns = self._patterns(model)
         names = [name for name, _ in model.named_modules()]
         adapted = self._adapt_all(model, list(itertools.chain.from_iterable(patterns.values())))
+        # An entry is also satisfied if its layer is part of a layer that another entry adapted.
         reached = [name for name in names if any(name == a or name.startswith(f"{a}.") for a in adapted)]
         for entry, entry_patterns in patterns.items():
             require(
                 entry.startswith(OPTIONAL) or any(_matches(name, entry_patterns) for name in reached),
                 f"adapter.places={self.places}: the model has no layer {entry!r} that this adapter can adapt; its "
-                f"layers are {listed(layers)}. Write {OPTIONAL}{entry} if the layer need not exist",
+                f"layers are {listed(layers)}. Replace {entry!r} by a pattern of these names, or write "
+                f"{OPTIONAL}{entry} if the layer need not exist",
             )
         require(
             bool(adapted),
-            f"adapter.places={self.places}: no layer of the model matches; its layers are {listed(layers)}",
+            f"adapter.places={self.places}: no layer of the model matches. List patterns that match some of "
+            f"{listed(layers)}",
         )
         return [name for name, p in model.named_parameters() if id(p) not in before]
 
     def _patterns(self, model: nn.Module) -> dict[str, list[str]]:
-        """Return the patterns of layer names of each entry of `places`, by entry."""
+        """Return the patterns of layer names that each entry of `places` stands for.
+
+        Args:
+            model: The model, which may define what attention, mlp and block stand for (`HasSublayers`).
+
+        Returns:
+            Lists of patterns (fnmatch) by entry, such as {"optional:mlp": ["mlp", "*.mlp"]}.
+        """
         sublayers = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
-        bare = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
-        return {entry: [name, *sublayers.get(name, ())] for entry, name in bare.items()}
+        words = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
+        return {entry: [word, *sublayers.get(word, ())] for entry, word in words.items()}
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
         """Adapt every matching layer in place, unless it is part of an adapted layer or named by `train`.
@@ -144,18 +158,18 @@ class Adapter:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a name matches at least one of the patterns."""
+    """Return whether a name matches at least one of the patterns, which may contain * and ? (fnmatch)."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def inputs_of(layer: nn.Module) -> int:
-    """Return the number of inputs that a layer requires: two if one of them is a mask."""
+    """Return how many inputs `layer.forward` requires: arguments without a default, such as x, or x and a mask."""
     parameters = inspect.signature(layer.forward).parameters.values()
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def takes_more(layer: nn.Module) -> bool:
-    """Return whether a layer accepts more than its input: a mask, or keyword options."""
+    """Return whether `layer.forward` accepts more than one argument, such as a mask or options besides x."""
     return len(inspect.signature(layer.forward).parameters) > 1
 
 
@@ -164,7 +178,10 @@ class Mergeable(Protocol):
     """An adapted layer that can be merged into a layer of the original kind with the same outputs."""
 
     def merged(self) -> nn.Module | None:
-        """Return a new layer with the names and shapes of the original one, or None if the options exclude it."""
+        """Return a layer with the names and shapes of the original one, and the outputs of the adapted one.
+
+        None: the options of the adapter do not allow this.
+        """
         ...
 
 
@@ -186,7 +203,7 @@ class HasSublayers(Protocol):
     """A model whose sublayers have other names than those in `SUBLAYERS`."""
 
     def sublayers(self) -> Mapping[str, Sequence[str]]:
-        """Return patterns of layer names for attention, mlp or block.
+        """Return patterns of layer names (fnmatch) for the words "attention", "mlp" and "block", or for some of them.
 
         A block is the layer that returns x + mlp(norm(x)).
         """

@@ -61,7 +61,15 @@ class Bottleneck(Adapter):
         self.kinds: Kinds = BEHIND if tap == "output" else ALONGSIDE
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """Return the layer with its bottleneck, or None if it has no linear layer and does not end a block."""
+        """Return a module that adds a bottleneck to a layer.
+
+        Args:
+            layer: The layer.
+            name: Its name in the model.
+
+        Returns:
+            The module.  None: the layer has no linear layer, and is no layer norm or `Stream` at the end of a block.
+        """
         linear = [m for m in layer.modules() if isinstance(m, nn.Linear)]
         if self.tap == "output" and isinstance(layer, nn.LayerNorm | Stream):
             read = written = layer.width if isinstance(layer, Stream) else layer.normalized_shape[-1]
@@ -70,8 +78,10 @@ class Bottleneck(Adapter):
             read = written if self.tap == "output" else linear[0].in_features
         else:
             return None
-        # the end of a block, a layer that also takes a mask or options, or any other layer
-        kind = "norm" if isinstance(layer, nn.LayerNorm) else "more" if takes_more(layer) else "rows"
+        if isinstance(layer, nn.LayerNorm):  # it ends a block
+            kind = "norm"
+        else:
+            kind = "more" if takes_more(layer) else "rows"  # more: it also takes a mask or options
         return self.kinds[kind](layer, self.scale, *self.networks(read, written, name))
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
@@ -104,7 +114,7 @@ class Bottleneck(Adapter):
 
 
 def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequential:
-    """Return the sequence of the three modules, named down, act and up."""
+    """Return an nn.Sequential of three modules with the names "down", "act" and "up" instead of numbers."""
     network = nn.Sequential()
     for name, layer in (("down", down), ("act", act), ("up", up)):
         network.add_module(name, layer)
@@ -131,7 +141,7 @@ class Added(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the adapted output."""
+        """Return the layer's output plus `added`, [..., out], for inputs x [..., in]."""
         y = self.base_layer(x)
         return y + self.added(x, y)
 
@@ -140,7 +150,13 @@ class WithMore(Added):
     """`Added` for a layer that also takes a mask or options, or that returns a tuple."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Any:
-        """Return the adapted output.  If the layer returns a tuple, its first element is adapted."""
+        """Return the layer's output plus `added`.  If the layer returns a tuple, `added` goes to its first element.
+
+        Args:
+            x: Input of the layer, [..., in].
+            *more: Further inputs of the layer, such as a mask.
+            **options: Keyword options of the layer.
+        """
         out = self.base_layer(x, *more, **options)
         if isinstance(out, tuple):
             return out[0] + self.added(x, out[0]), *out[1:]
@@ -151,7 +167,7 @@ class BeforeNorm(Added):
     """`Added` for the layer norm that ends a block: norm(x + added(norm(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the adapted output of the norm."""
+        """Return norm(x + added(norm(x))) for inputs x [..., width] of the layer norm."""
         return self.base_layer(x + self.added(x, self.base_layer(x)))
 
 
@@ -163,15 +179,15 @@ class Behind(Added):
         self.adapter, self.twin = network, twin
 
     def hidden_units(self) -> HiddenUnits | None:
-        """Return the hidden units between D and U."""
+        """Return the hidden units of the bottleneck, between D and U; None if the activation does not allow it."""
         return hidden_units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the bottleneck of the layer's output."""
+        """Return scale U s(D y) for the layer's output y, or the mean with the twin's.  # [..., out]"""
         return self.scale * self.change(y)
 
     def change(self, x: Tensor) -> Tensor:
-        """Return U s(D x), or the mean of both bottlenecks."""
+        """Return the output of the bottleneck, U s(D x), without scale; with a twin, the mean of both.  # [..., out]"""
         return self.adapter(x) if self.twin is None else 0.5 * self.adapter(x) + 0.5 * self.twin(x)
 
 
@@ -179,7 +195,7 @@ class Alongside(Behind):
     """y + scale U s(D x)."""
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the bottleneck of the layer's input."""
+        """Return scale U s(D x) for the layer's input x, or the mean with the twin's.  # [..., out]"""
         return self.scale * self.change(x)
 
 
@@ -195,6 +211,7 @@ class BehindNorm(BeforeNorm, Behind):
     """`Behind` for a block that ends in a layer norm."""
 
 
-Kinds = Mapping[str, Callable[..., nn.Module]]  # wrapper class by kind of layer: rows, more (a mask or options), norm
+# wrapper class by kind of layer: "more", it also takes a mask or options; "norm", it ends a block; "rows", any other
+Kinds = Mapping[str, Callable[..., nn.Module]]
 BEHIND: Kinds = {"rows": Behind, "more": BehindWithMore, "norm": BehindNorm}
 ALONGSIDE: Kinds = {"rows": Alongside, "more": AlongsideWithMore}

@@ -47,7 +47,11 @@ class Compacter(Bottleneck):
     ):
         super().__init__(places, width, activation, twin=twin, train=train)
         self.neutral = False  # only biases are initialized to 0
-        require(width % n == 0, f"adapter.n={n} must divide adapter.width={width}")
+        require(
+            width % n == 0,
+            f"adapter.n={n} must divide adapter.width={width}: set adapter.width to a multiple of {n}, or adapter.n "
+            "to a divisor",
+        )
         self.n, self.rank = n, rank
         self.shared_rules: dict[str, Rule] = {}  # A of the model being adapted, for "adapter" and for "twin"
 
@@ -65,7 +69,9 @@ class Compacter(Bottleneck):
         """
         for size in (read, written):
             require(
-                size % self.n == 0, f"adapter.n={self.n} must divide {size}, the width of a layer in adapter.places"
+                size % self.n == 0,
+                f"adapter.n={self.n} must divide {size}, the width of a layer in adapter.places: set adapter.n to a "
+                "divisor, or leave the layer out of adapter.places",
             )
         is_first = name not in self.shared_rules
         rule = self.shared_rules.setdefault(name, Rule(self.n)) if is_first else self.shared_rules[name]
@@ -104,7 +110,8 @@ class PHMLinear(nn.Module):
             nn.init.xavier_uniform_(factor.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x H + b, by applying the factors of H one after the other."""
+        """Return x H + b [..., out] for inputs x [..., in], without computing H: its factors are applied in turn."""
+        # Axes: i summands; p and q: block and position of an input; a and c: block and position of an output; r rank.
         A = self._rule[0].A  # [i, p, a]
         x = x.unflatten(-1, (len(A), -1))  # [..., p, q]
         x = torch.einsum("...pq,iqr->...ipr", x, self.s)
@@ -112,17 +119,22 @@ class PHMLinear(nn.Module):
         return torch.einsum("...iar,irc->...ac", x, self.t).flatten(-2) + self.bias
 
     def weight(self) -> Tensor:
-        """Return H.  # [in, out]"""
+        """Return the matrix H [in, out] that multiplies inputs."""
         return _written_out(self._rule[0].A, self.s, self.t)
 
     # -- hidden units: unit c is position c of all n blocks, because only such a reordering keeps the form of H ----
     def output_units(self) -> tuple[int, int, UnitAxes]:
-        """Return the units per block, the number of blocks, and the reordered axes: t's columns and the bias."""
+        """Return how the hidden units that this layer computes can be reordered.
+
+        Returns:
+            The number of units, which is that of the positions of a block; the number of blocks; and the axes of
+            parameters that are reordered with the units: the columns of t, and the bias.
+        """
         n, rank, size = self.t.shape
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
 
     def input_units(self) -> UnitAxes:
-        """Return the axes that are reordered with the units that this layer reads: the rows of s."""
+        """Return the axes that are reordered with the hidden units that this layer reads: the rows of s."""
         return {"s": (tuple(self.s.shape), 1)}
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
@@ -142,5 +154,14 @@ class PHMLinear(nn.Module):
 
 
 def _written_out(A: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Return sum_i A_i (x) (s_i t_i), with A [n, n, n], s [n, in / n, r], t [n, r, out / n].  # [in, out]"""
+    """Return the matrix H = sum_i A_i (x) (s_i t_i), where (x) is the Kronecker product.
+
+    Args:
+        A: Shared factors, [n, n, n].
+        s: Left factors of rank r, [n, in / n, r].
+        t: Right factors of rank r, [n, r, out / n].
+
+    Returns:
+        H, [in, out].
+    """
     return torch.einsum("ipa,iqc->pqac", A, s @ t).flatten(2).flatten(0, 1)

@@ -73,12 +73,18 @@ class Fusion(Bottleneck):
             require(
                 not unused,
                 f"{self._key}: {path} also has {min(unused, default='')}, for which the model has no layer: set "
-                "adapter.places as in the run that wrote it, and use a run with one bottleneck per layer",
+                "adapter.places as in the run that wrote the file, and export a run with adapter.twin=false",
             )
         return [name for name in new if parameters[name].requires_grad]
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
-        """Return the bottlenecks of the layer `name`: new ones, or one of each file.  Arguments as in `Bottleneck`."""
+        """Return the bottlenecks of a layer: as many new ones as `adapters` states, or a frozen one of each file.
+
+        Args:
+            read: Number of inputs of each bottleneck.
+            written: Number of its outputs.
+            name: Name of the layer in the model.
+        """
         if not self.files:
             assert isinstance(self.adapters, int)
             return [self.network(read, written, name) for _ in range(self.adapters)]
@@ -90,14 +96,24 @@ class Fusion(Bottleneck):
         return f"adapter.adapters={self.adapters}"
 
     def _read(self, model: nn.Module) -> dict[Path, State]:
-        """Return the adapter parameters of each file; ConfigError if its backbone differs from the model's."""
+        """Return the adapter parameters of each file that matches the option `adapters`.
+
+        Args:
+            model: The model, with which the frozen parameters in the files are compared.
+
+        Returns:
+            Tensors by parameter name, by file.  Empty if the option is a number of new bottlenecks.
+
+        Raises:
+            ConfigError: No file matches, or a file cannot be read or has another backbone.
+        """
         if not isinstance(self.adapters, str):
             return {}
         paths = sorted(map(Path, glob.glob(self.adapters)))
         require(
             bool(paths),
-            f"{self._key}: no file matches this pattern; give the files that fedbench export wrote, or a number of new "
-            "bottlenecks",
+            f"{self._key}: no file matches this pattern. Set the path or a pattern (bank/*.pt) of files that fedbench "
+            "export wrote, or a number of new bottlenecks",
         )
         backbone = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         return {path: self._added(path, backbone) for path in paths}
@@ -116,15 +132,15 @@ class Fusion(Bottleneck):
             state = read_weights(path, mmap=True)
         except ValueError as error:
             raise ConfigError(
-                f"{self._key}: {path} cannot be read as a file of fedbench export: export the run again, or change the "
-                "pattern so that it leaves out this file"
+                f"{self._key}: {path} cannot be read as a file of fedbench export: export the run again, or write a "
+                "pattern that does not match this file"
             ) from error
         unwrapped = {name.replace(".base_layer.", "."): t for name, t in state.items()}
         for name, p in backbone.items():
             require(
                 name in unwrapped and unwrapped[name].shape == p.shape and torch.equal(unwrapped[name], p.cpu()),
-                f"{self._key}: the backbone of {path} differs from the model's in {name}; use the model, model.weights "
-                "and seed of its run",
+                f"{self._key}: the frozen parameter {name} in {path} differs from the model's. Set the model, "
+                "model.weights and the seed as in the run from which the file was exported",
             )
         return {n: t.clone() for n, t in unwrapped.items() if ".adapter." in n or ".twin." in n}
 
@@ -144,12 +160,13 @@ class Fusion(Bottleneck):
             full = f"{layer_name}.adapter.{name}"
             require(
                 full in state,
-                f"{self._key}: {path} has no {full}; its adapter parameters are {listed(state) or 'none'}",
+                f"{self._key}: {path} has no {full}; its adapter parameters are {listed(state) or 'none'}. Set "
+                "adapter.places as in the run from which the file was exported",
             )
             require(
                 state[full].shape == p.shape,
                 f"{self._key}: {full} has shape {tuple(state[full].shape)} in {path}, but {tuple(p.shape)} with "
-                f"adapter.width={self.width}",
+                f"adapter.width={self.width}: set adapter.width as in the run from which the file was exported",
             )
             p.data.copy_(state[full])
             self.used.add(full)
@@ -171,7 +188,15 @@ class Fused(Added):
         nn.init.eye_(self.value.weight)
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return V sum_i p_i z_i."""
+        """Return V sum_i p_i z_i, which is added to the output of the layer.
+
+        Args:
+            x: Input of the layer, not used.
+            y: Output of the layer, [..., d].
+
+        Returns:
+            The term, [..., d].
+        """
         z = torch.cat(
             [(self.scale * adapter(y)).unflatten(-1, (1, -1)) for adapter in self.adapters], -2
         )  # [..., n, d]

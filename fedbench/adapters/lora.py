@@ -45,7 +45,16 @@ class LoRA(Adapter):
         self.rank, self.alpha, self.convolutions = rank, alpha, convolutions
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """Return the adapted linear layer, convolution or attention; None for other layers."""
+        """Return a layer with a low-rank product added to its weight.
+
+        Args:
+            layer: The layer.
+            name: Not used.
+
+        Returns:
+            The adapted layer.  None: it is neither a linear layer, nor nn.MultiheadAttention with a joint matrix, nor,
+            with the option convolutions, an ungrouped convolution.
+        """
         if type(layer) is nn.Linear:
             return LoRALinear(layer, self.rank, self.alpha)
         if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
@@ -63,8 +72,8 @@ class LoRA(Adapter):
         attention = [name for name, layer in layers.items() if isinstance(layer, LoRAAttention)]
         require(
             not attention,
-            f"peft 0.21 adds the product of an nn.MultiheadAttention's output twice (see {attention[:1]}): "
-            "export with --merged instead of --peft",
+            f"the layer {attention[0] if attention else ''} is an nn.MultiheadAttention, whose LoRA the library peft "
+            "computes wrongly (version 0.21 adds its output's product twice): export with --merged instead of --peft",
         )
         if any(type(layer) not in (LoRALinear, LoRAConv2d) for layer in layers.values()):
             return None
@@ -88,22 +97,22 @@ class _WithProduct(nn.Module):
         nn.init.zeros_(b.weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return W x + b + (alpha / r) B A x."""
+        """Return W x + b + (alpha / r) B A x for inputs x [..., in], or x [B, in, H, W] of a convolution."""
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
 
     @property
     def weight(self) -> Tensor:
-        """W + (alpha / r) B A, for modules that read the weight of this layer instead of calling it."""
+        """The weight W + (alpha / r) B A in the shape of W, for modules that read it instead of calling the layer."""
         product = self.lora_B.weight.flatten(1) @ self.lora_A.weight.flatten(1)  # type: ignore[operator, union-attr]
         return self.base_layer.weight + self.scale * product.view_as(self.base_layer.weight)  # type: ignore
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias b [out]."""
+        """The frozen bias b [out] of the original layer, or None if it has none."""
         return self.base_layer.bias  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
-        """Forward other attributes, such as a convolution's stride, to the original layer."""
+        """Return an attribute that this module lacks, such as a convolution's stride, from the original layer."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -112,7 +121,7 @@ class _WithProduct(nn.Module):
             return getattr(self.base_layer, name)
 
     def merged(self) -> nn.Module:
-        """Return a copy of the layer with weight W + (alpha / r) B A."""
+        """Return a plain layer without LoRA, of the original class, whose weight is W + (alpha / r) B A."""
         layer: Any = copy.deepcopy(self.base_layer)
         with torch.no_grad():
             layer.weight.copy_(self.weight)
@@ -147,17 +156,17 @@ class LoRAAttention(_WithProduct):
 
     @property
     def in_proj_weight(self) -> Tensor:
-        """W + (alpha / r) B A of queries, keys and values."""
+        """The joint weight of queries, keys and values, W + (alpha / r) B A.  # [3 d, d]"""
         product = self.lora_B.weight @ self.lora_A.weight  # type: ignore[operator]
         return self.base_layer.in_proj_weight + self.scale * product  # type: ignore[operator]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Return the attention with the adapted weights."""
+        """Return the outputs of nn.MultiheadAttention with the adapted weights; arguments and results as there."""
         weight = {"in_proj_weight": self.in_proj_weight}
         return torch.func.functional_call(self.base_layer, weight, inputs, options)
 
     def merged(self) -> nn.Module:
-        """Return a copy of the attention with the products added to its weights."""
+        """Return a plain nn.MultiheadAttention without LoRA, with the products added to both weights."""
         layer: Any = copy.deepcopy(self.base_layer)
         layer.out_proj = layer.out_proj.merged()
         with torch.no_grad():

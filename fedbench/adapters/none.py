@@ -14,5 +14,5 @@ class NoAdapter(Adapter):
         super().__init__((), ())
 
     def insert(self, model: nn.Module) -> list[str]:
-        """Return no names, because there are no new parameters."""
+        """Return an empty list of new parameters, and leave the model unchanged: all its parameters are trained."""
         return []

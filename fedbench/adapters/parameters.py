@@ -25,15 +25,22 @@ class Parameters(Adapter):
         self.parameters = list(parameters)
 
     def add(self, model: nn.Module) -> list[str]:
-        """Unfreeze the selected parameters, and return their names in the model's order."""
+        """Unfreeze the selected parameters of a frozen model, in place.
+
+        Returns:
+            Names of the selected parameters, in the order of the model.
+
+        Raises:
+            ConfigError: A pattern of the option `parameters` matches none.
+        """
         names = [name for name, _ in model.named_parameters()]
         selected: set[str] = set()
         for pattern in self.parameters:
             matched = {name for name in names if _is_matched(model, name, pattern)}
             require(
                 bool(matched),
-                f"adapter.parameters={self.parameters}: {pattern!r} matches none of the model's parameters: "
-                f"{listed(names)}",
+                f"adapter.parameters={self.parameters}: {pattern!r} matches no parameter of the model. Remove it, or "
+                f"write a pattern that matches one of {listed(names)}",
             )
             selected |= matched
         for name in selected:
@@ -42,6 +49,14 @@ class Parameters(Adapter):
 
 
 def _is_matched(model: nn.Module, name: str, pattern: str) -> bool:
-    """Return whether a parameter's name matches a pattern, or the class of its layer a pattern "type:<class>"."""
-    owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-    return fnmatch.fnmatch(owner, pattern[5:]) if pattern.startswith("type:") else fnmatch.fnmatch(name, pattern)
+    """Return whether a pattern selects a parameter.
+
+    Args:
+        model: The model.
+        name: Name of the parameter, such as "blocks.0.norm.bias".
+        pattern: A pattern of parameter names, or after "type:" a pattern of the class names of layers.
+    """
+    if not pattern.startswith("type:"):
+        return fnmatch.fnmatch(name, pattern)
+    layer_class = type(model.get_submodule(name.rpartition(".")[0])).__name__
+    return fnmatch.fnmatch(layer_class, pattern.removeprefix("type:"))

@@ -47,14 +47,20 @@ class Prompt(Adapter):
         self.tokens, self.tap, self.reparam = tokens, tap, reparam
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """Return the layer with prompts.
+        """Return a module that inserts prompts into the output or input of a layer.
 
-        None: it has no parameters, or it also takes a mask, which would not cover the inserted tokens.
+        Args:
+            layer: The layer.
+            name: Not used.
+
+        Returns:
+            The module.  None: the layer has no parameters, or it also takes a mask, which would not cover the inserted
+            tokens.
         """
         parameters = list(layer.parameters())
         if not parameters or isinstance(layer, nn.ModuleList) or inputs_of(layer) != 1:
             return None
-        width, network = parameters[-1].shape[-1], nn.Sequential()
+        width, network = parameters[-1].shape[-1], nn.Sequential()  # an empty network is the identity
         if self.reparam:
             network = nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width))
         return (PromptBehind if self.tap == "output" else PromptBefore)(layer, self.tokens, width, network)
@@ -69,11 +75,17 @@ class PromptBehind(nn.Module):
         self.prompts = nn.Parameter(INITIAL * torch.randn(tokens, width))
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
-        """Return the layer's output with prompts."""
+        """Return the output of the original layer with prompts inserted after the first token, [B, T + tokens, d].
+
+        Args:
+            x: Input of the layer.
+            *more: Further inputs of the layer.
+            **options: Keyword options of the layer.
+        """
         return self.insert(self.base_layer(x, *more, **options))
 
     def insert(self, x: Tensor) -> Tensor:
-        """Insert the prompts after the first token, [B, T, d] -> [B, T + tokens, d]."""
+        """Return tokens x [B, T, d] with the prompts inserted after the first one, [B, T + tokens, d]."""
         prompts = self.network(torch.zeros_like(x[:, :1]) + self.prompts)  # [B, tokens, d]
         return torch.cat([x[:, :1], prompts, x[:, 1:]], 1)
 
@@ -82,5 +94,11 @@ class PromptBefore(PromptBehind):
     """A layer whose input [B, T, d] has prompts inserted after the first token."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
-        """Return the layer's output for its input with prompts."""
+        """Return the output of the original layer for x [B, T, d] with prompts inserted after the first token.
+
+        Args:
+            x: Tokens, [B, T, d].
+            *more: Further inputs of the layer.
+            **options: Keyword options of the layer.
+        """
         return self.base_layer(self.insert(x), *more, **options)

@@ -81,7 +81,7 @@ class Backbone(nn.Module):
         """Return the names of the layers to which an adapter can be added, by the kind of layer.
 
         Returns:
-            Names of modules for the keys "attention", "mlp" and "block", which are the options of `adapter.places`.
+            Names of modules for the keys "attention", "mlp" and "block", the words that `adapter.places` accepts.
         """
         names = [name.rpartition(".") for name, _ in self.named_modules()]
         return {

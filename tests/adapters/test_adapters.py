@@ -194,10 +194,10 @@ def test_the_mean_of_factors_lacks_their_covariance() -> None:
         (["adapter=houlsby", "adapter.places=[embed]"], r"adapter\.places=\['embed'\]: the model has no layer 'embed'"),
         (
             ["adapter=houlsby", "adapter.places=[attention,'*.mpl']"],
-            r"the model has no layer '\*\.mpl' that this adapter can adapt; its layers are .* Write optional:\*\.mpl",
+            r"the model has no layer '\*\.mpl' that this adapter can adapt; its layers .* write optional:\*\.mpl",
         ),
-        (["adapter=bias", "adapter.parameters=[x]"], r"adapter\.parameters=\['x'\]: 'x' matches none"),
-        (["adapter=bias", "adapter.parameters=['*.bias','*.gain']"], r"parameters=.*: '\*\.gain' matches none"),
+        (["adapter=bias", "adapter.parameters=[x]"], r"adapter\.parameters=\['x'\]: 'x' matches no parameter"),
+        (["adapter=bias", "adapter.parameters=['*.bias','*.gain']"], r"parameters=.*: '\*\.gain' matches no parameter"),
     ],
 )
 def test_what_cannot_be_adapted_is_one_sentence(change: list[str], words: str) -> None:

@@ -193,8 +193,8 @@ def test_adapters_stay_and_every_plan_agrees(bank: list, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (["seed=1"], r"the backbone of \S*client0.pt differs from the model's in \S+; use the model, model.weights"),
-        (["model.depth=3"], "differs from the model's in blocks.2"),
+        (["seed=1"], r"the frozen parameter \S+ in \S*client0.pt differs from the model's. Set the model"),
+        (["model.depth=3"], r"the frozen parameter blocks.2\S+ in .* differs from the model's"),
         (["adapter.width=4"], r"down.weight has shape \(3, 8\) in \S*client0.pt, but \(4, 8\) with adapter.width=4"),
         (["adapter.places=['*.attn']"], r"has no blocks.0.attn.adapter.down.weight; its adapter parameters are bl"),
         (
@@ -222,7 +222,7 @@ def test_files_of_other_adapters_are_refused(tmp_path: Path) -> None:
         ("lora", "has no blocks.0.adapter.down.weight; its adapter parameters are none"),
         (
             "pfeiffer adapter.twin=true",
-            r"also has blocks\.\S+\.twin\.down\.bias, .* one bottleneck per layer",
+            r"also has blocks\.\S+\.twin\.down\.bias, .* adapter.twin=false",
         ),
     ):
         other = build.model(compose(["algorithm=fedavg", *TINY, *f"adapter={name}".split()]), clients())

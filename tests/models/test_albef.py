@@ -123,8 +123,8 @@ def test_weights_that_do_not_fit(theirs: Theirs, tmp_path: Path) -> None:
     refused(r"is not of this ALBEF: it lacks blocks\.0\.cross\.query\.weight", fusion_layer=0)
     refused(r"is not of this ALBEF: it lacks image\.blocks\.3", depth=4)
     refused(r"is of a larger ALBEF: it also has blocks\.1\.cross", fusion_layer=2)
-    refused(r"words.word.weight is \(64, 32\) in the file, but \(65, 32\)", vocab=65)
-    refused(r"words.position is \(10, 32\) in the file, but \(11, 32\)", {**SHAPE, "text": (11,)})
+    refused(r"words.word.weight has shape \(64, 32\) in the file, but \(65, 32\)", vocab=65)
+    refused(r"words.position has shape \(10, 32\) in the file, but \(11, 32\)", {**SHAPE, "text": (11,)})
     (tmp_path / "nothing.pth").write_bytes(b"nothing")
     refused("cannot be read", path=tmp_path / "nothing.pth")
 

@@ -136,7 +136,7 @@ def test_a_context_of_words_starts_as_the_plain_template():
 
 
 def test_a_template_needs_a_place_for_the_name():
-    with pytest.raises(ConfigError, match=r"algorithm.template='a photo' must have \{\}"):
+    with pytest.raises(ConfigError, match=r"algorithm.template='a photo' has no place for the class name: write \{\}"):
         module().templated("a photo")
 
 

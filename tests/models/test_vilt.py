@@ -113,8 +113,8 @@ def test_weights_that_do_not_fit(theirs: Any, tmp_path: Path) -> None:
     refused("must be a file, or a folder with config.json", folder=tmp_path / "empty")
     refused(r"has 2 blocks with 4 heads, but model.depth=3 and model.heads=4", depth=3)
     refused(r"but model.depth=2 and model.heads=8", heads=8)
-    refused(r"text.word.weight is \(64, 32\) in the file, but \(65, 32\)", vocab=65)
-    refused(r"text.position is \(8, 32\) in the file, but \(9, 32\)", {**SQUARE, "text": (9,)})
+    refused(r"text.word.weight has shape \(64, 32\) in the file, but \(65, 32\)", vocab=65)
+    refused(r"text.position has shape \(8, 32\) in the file, but \(9, 32\)", {**SQUARE, "text": (9,)})
     refused(
         r"image.patches.weight is \(32, 3, 8, 8\) in the file, but \(32, 1, 8, 8\)", {**SQUARE, "image": (1, 32, 32)}
     )

@@ -116,7 +116,8 @@ def test_weights_that_do_not_fit(theirs: Any, tmp_path: Path) -> None:
     refused(r"text.word.weight has shape \(64, 32\) in the file, but \(65, 32\)", vocab=65)
     refused(r"text.position has shape \(8, 32\) in the file, but \(9, 32\)", {**SQUARE, "text": (9,)})
     refused(
-        r"image.patches.weight is \(32, 3, 8, 8\) in the file, but \(32, 1, 8, 8\)", {**SQUARE, "image": (1, 32, 32)}
+        r"image.patches.weight has shape \(32, 3, 8, 8\) in the file, but \(32, 1, 8, 8\)",
+        {**SQUARE, "image": (1, 32, 32)},
     )
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     refused("cannot be read")

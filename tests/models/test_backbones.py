@@ -192,7 +192,7 @@ def test_attention_is_not_for_peft() -> None:
     module, adapter = torchvision_vit(), LoRA(rank=2)
     adapter.insert(module)
     learned = [n for n, p in module.named_parameters() if p.requires_grad]
-    with pytest.raises(ConfigError, match=r"peft 0\.21 adds .*self_attention.*: export with --merged"):
+    with pytest.raises(ConfigError, match=r"self_attention is an .* \(version 0\.21 adds .*: export with --merged"):
         _export_formats.peft_files(module, torchvision_vit(), adapter, "adapter=lora", learned)
 
 

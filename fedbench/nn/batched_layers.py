@@ -48,25 +48,31 @@ class BatchedLayers:
             graph = self._graphs[name]
             require(
                 graph is not None,
-                f"the layer {name} ({type(layer).__name__}) cannot be computed for several clients at once; "
-                "use a layer whose operations torch.fx can trace, or another adapter",
+                f"the layer {name} ({type(layer).__name__}) cannot be computed for several clients at once: use "
+                "another adapter, or a layer whose operations torch.fx can trace",
             )
             y = graph.run(params, (x,), batched, context)  # type: ignore[union-attr]
         return context.process_output(name, y, params, batched) if context.observes_layers else y
 
     def trace_all(self) -> None:
-        """Trace every layer now, because torch.fx is not thread-safe."""
+        """Trace all layers that have no operator, before the threads of an executor start: torch.fx is not thread-safe.
+
+        Without this call, `apply` traces a layer when it is first used.
+        """
         for name, layer in self.module.named_modules():
             if name and type(layer) not in OPERATORS:
                 self._trace(name)
 
     def _trace(self, name: str) -> None:
-        """Store the traced graph of a layer, or None if it cannot be traced."""
+        """Trace the layer of this name, and store its graph in `_graphs`, or None if it cannot be traced."""
         self._graphs[name] = trace(self.module.get_submodule(name), f"{name}.")
 
 
 def find_batched_layers(module: nn.Module) -> BatchedLayers | None:
-    """Return the `BatchedLayers` that is an attribute of a module, or in a tuple among them; None without one."""
+    """Return the `BatchedLayers` object of a module, or None if it has none.
+
+    It is searched in the attributes of the module, and in attributes that are tuples.
+    """
     for value in vars(module).values():
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, BatchedLayers):

@@ -24,7 +24,7 @@ from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, key
 
 AUTOCAST_DTYPE = torch.bfloat16
-ONEDNN_BLOCK = 16  # the largest number of channels that oneDNN processes at once
+ONEDNN_BLOCK = 16  # the largest number of channels that oneDNN, PyTorch's library for CPUs, processes at once
 
 Params = dict[str, Tensor]
 OutputHook = Callable[[Tensor, Params], Tensor]  # (output of a layer [B, ...], parameters) -> new output [B, ...]
@@ -56,7 +56,7 @@ class ForwardContext:
 
     @property
     def observes_layers(self) -> bool:
-        """Whether the outputs of some layers are changed or recorded."""
+        """Whether hooks change the outputs of some layers, or the pass records outputs of layers in `activations`."""
         return bool(self.hooks or self.recorded_layers)
 
     def process_output(self, name: str, y: Tensor, params: Params, batched: bool) -> Tensor:
@@ -82,8 +82,9 @@ class ForwardContext:
 
 
 BATCH_OF_ONE = (
-    "the model's batch norm cannot be trained on a batch of one sample; set local.drop_last=true to drop a last batch "
-    "of one sample, or use a larger local.batch_size, clients with more samples, or another norm"
+    "a batch of local training has one sample, from which a batch norm cannot compute statistics: set "
+    "local.drop_last=true to drop a last batch of one sample, raise local.batch_size, or choose a model without batch "
+    "norm"
 )
 
 # (layer, its name, parameters of all layers by name, input x, batched, context) -> output.  If batched, the input, the
@@ -262,11 +263,13 @@ def cast_for_autocast(*tensors: Any) -> Any:
 
 
 def _write_back(reshaped: Tensor, statistic: Tensor) -> None:
-    """Copy updated statistics back to the tensor that was reshaped, unless both share memory.
+    """Copy updated running statistics back to the tensor from which they were reshaped.
+
+    Nothing is copied if both share memory, because `reshape` then returned a view.
 
     Args:
         reshaped: The updated statistics.  # [k * C]
-        statistic: The tensor from which it was reshaped.  # [k, C]
+        statistic: The tensor from which they were reshaped, which is changed.  # [k, C]
     """
     if reshaped.data_ptr() != statistic.data_ptr():
         statistic.copy_(reshaped.view_as(statistic))
@@ -337,7 +340,7 @@ def _affine(
 
 
 def _group_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.GroupNorm of x [k, B, C, ...], without k if not batched."""
+    """Compute nn.GroupNorm: x [k, B, C, ...] -> normalized values of the same shape, without k if not batched."""
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
         return F.group_norm(x, layer.num_groups, weight, bias, layer.eps)
@@ -346,7 +349,7 @@ def _group_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
 
 
 def _layer_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.LayerNorm of x [k, B, ..., *normalized_shape], without k if not batched."""
+    """Compute nn.LayerNorm: x [k, B, ..., *normalized_shape] -> the same shape, without k if not batched."""
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
         return F.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
@@ -358,44 +361,52 @@ def _layer_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
 
 
 def _embedding(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Embedding: tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched."""
+    """Compute nn.Embedding: int64 tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched."""
     weight = params[f"{name}.weight"]
     if not batched or f"{name}.weight" in context.frozen:
         return F.embedding(x, weight)
     k, num_embeddings = weight.shape[:2]
-    offsets = num_embeddings * torch.arange(k, device=x.device)  # in one table of all clients' embeddings
+    # One lookup in a table of all clients' embeddings, [k * num_embeddings, E], of client i from offsets[i] on.
+    offsets = num_embeddings * torch.arange(k, device=x.device)  # [k]
     return F.embedding(x + offsets.view(k, *(1,) * (x.dim() - 1)), weight.flatten(0, 1))
 
 
 def has_default_options(layer: nn.Embedding) -> bool:
-    """Return whether an embedding only looks up vectors, without padding_idx, max_norm and the like."""
+    """Return whether an embedding has PyTorch's default options: no padding_idx, max_norm or special gradients."""
     return layer.padding_idx is None and layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
 
 
 def _per_image(
     layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
 ) -> Tensor:
-    """Compute a layer without parameters that needs images [B, C, H, W], by one batch of all clients' images."""
+    """Compute a layer without parameters, such as nn.MaxPool2d, for images x [k, B, C, H, W], without k if not batched.
+
+    Such a layer accepts only one batch axis, so the images of all clients are passed as one batch.
+    """
     return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if batched else layer(x)
 
 
 def _elementwise(
     layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
 ) -> Tensor:
-    """Compute a layer without parameters that treats each value by itself."""
+    """Compute a layer without parameters that treats each value by itself, such as nn.ReLU, for x of any shape."""
     return layer(x)
 
 
 def _flatten(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Flatten, which keeps the axes of clients (if batched) and samples: x -> [k, B, values]."""
+    """Compute nn.Flatten: x [k, B, ...] -> [k, B, values per sample], without k if not batched."""
     return x.flatten(2) if batched else x.flatten(1)
 
 
 def _dropout(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Dropout.  The mask of each client depends only on its key and the name of the layer."""
+    """Compute nn.Dropout: x [k, B, ...] -> the same shape, without k if not batched; x itself in evaluation mode.
+
+    The mask of each client depends only on its key and the name of the layer.
+    """
     if not context.train or layer.p == 0 or name in context.eval_layers:
         return x
     keys = context.keys if context.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
+    # Keys are int64, so the unsigned 64-bit key of the layer is shifted by one bit.
     uniform = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if batched else x.shape))
     is_kept = (uniform if batched else uniform[0]) >= layer.p
     return x * is_kept / (1 - layer.p)
@@ -418,7 +429,7 @@ class ClientDropout(nn.Module):
         self.key: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with random values set to 0 and the others scaled, in training mode."""
+        """Return x with a fraction p of its values set to 0 and the others divided by 1 - p; x in evaluation mode."""
         keys = None if self.key is None else self.key[None]
         return _dropout(self, self.name, {}, x, False, ForwardContext(self.training, keys))
 

@@ -52,10 +52,17 @@ class ClientRandom(TorchFunctionMode):
         return replacement(self, func, *args, **(kwargs or {}))
 
     def random(self, like: Tensor) -> RowRandom:
-        """Return new random numbers with one row, [1, ...] each, on the device of a tensor."""
+        """Return a new stream of random numbers for one client, whose tensors have shape [1, ...].
+
+        It depends on the client's key and on the number of earlier calls.
+
+        Args:
+            like: A tensor, on whose device they are if there is no client key.
+        """
         self.num_calls += 1
         default_key = torch.zeros((), dtype=torch.int64, device=like.device)  # for random calls in evaluation mode
         client_key = default_key if self.client_key is None else self.client_key
+        # Keys are int64, so the unsigned 64-bit key of the call is shifted by one bit.
         return RowRandom(client_key[None] ^ (key("draw", self.num_calls) >> 1))
 
     def dropout(self, x: Tensor, p: float, mask_shape: tuple[int, ...] | torch.Size) -> Tensor:
@@ -80,12 +87,22 @@ def _dropout(
     inplace: bool = False,
     train: bool = True,
 ) -> Tensor:
-    """Replace F.dropout, and torch.dropout, whose third argument is named train.  inplace has no effect."""
+    """Replace F.dropout and torch.dropout.
+
+    Args:
+        mode: Random numbers of the client.
+        func: The replaced function, not used.
+        input: The values.
+        p: Probability that a value becomes 0.
+        training: Whether F.dropout is in training mode.
+        inplace: Not used; the result is always a new tensor.
+        train: The name of `training` in torch.dropout.
+    """
     return mode.dropout(input, p, input.shape) if training and train and p > 0 else input
 
 
 def _channel_dropout(unbatched_axes: int) -> Replacement:
-    """Return the replacement of F.dropout1d, 2d or 3d, which drop whole channels.
+    """Return a function that replaces F.dropout1d, 2d or 3d, which drop whole channels, by dropout of the client.
 
     Args:
         unbatched_axes: Number of axes of an input [C, ...] without a batch axis.  0: inputs always are [B, C, ...].
@@ -94,7 +111,7 @@ def _channel_dropout(unbatched_axes: int) -> Replacement:
     def channel_dropout(
         mode: ClientRandom, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        num_leading = 1 if input.dim() == unbatched_axes else 2
+        num_leading = 1 if input.dim() == unbatched_axes else 2  # axes with masks of their own: C, or B and C
         mask_shape = (*input.shape[:num_leading], *(1,) * (input.dim() - num_leading))
         return mode.dropout(input, p, mask_shape) if training and p > 0 else input
 
@@ -184,8 +201,8 @@ def _attention(mode: ClientRandom, func: Any, *args: Any, **kwargs: Any) -> tupl
         return func(*args, **kwargs)
     if given.bias_k is not None or given.add_zero_attn or given.static_k is not None or given.static_v is not None:
         raise ConfigError(
-            "attention with add_bias_kv=True or add_zero_attn=True has no dropout by client and cannot be computed "
-            "for several clients at once; set both to False"
+            "attention with add_bias_kv, add_zero_attn or static keys supports neither dropout nor several clients at "
+            "once: construct it without them"
         )
     is_unbatched = given.query.dim() == 2
     inputs = [t.unsqueeze(1) if is_unbatched else t for t in (given.query, given.key, given.value)]  # [L or S, N, E]
@@ -210,9 +227,15 @@ def _attention(mode: ClientRandom, func: Any, *args: Any, **kwargs: Any) -> tupl
 
 
 def _attention_mask(given: SimpleNamespace, q: Tensor) -> Tensor | None:
-    """Return the mask that is added to the scores [N, H, L, S], or None.
+    """Return the mask that is added to the scores of attention, or None if there is none.
 
-    It is the sum of the attention mask [L, S] or [N * H, L, S] and the key padding mask [N, S] or [S].
+    Args:
+        given: Arguments of multi_head_attention_forward by name: the attention mask [L, S] or [N * H, L, S], and the
+            key padding mask [N, S] or [S].  The result is their sum.
+        q: Queries, for the shape and the type.  # [N, H, L, d]
+
+    Returns:
+        A mask that can be broadcast to [N, H, L, S]; -inf where attention is not allowed.
     """
     mask = None
     if given.attn_mask is not None:
@@ -243,14 +266,14 @@ def _recurrent(mode: ClientRandom, func: Any, *args: Any) -> tuple[Tensor, ...]:
         ConfigError: Packed sequences are combined with dropout or torch.vmap.
     """
     is_packed = isinstance(args[3], list | tuple)
-    dropout_position = 6 if is_packed else 5
+    dropout_position = 6 if is_packed else 5  # in args; train follows
     dropout, train = args[dropout_position : dropout_position + 2]
     if not mode.vmapped and not (dropout and train):
         return func(*args[:dropout_position], 0.0, True, *args[dropout_position + 2 :])
     if is_packed:
         raise ConfigError(
-            "a recurrent layer on packed sequences has no dropout by client and cannot be computed for several "
-            "clients at once; pad the sequences, or set its dropout to 0"
+            "a recurrent layer on packed sequences supports neither dropout nor several clients at once: pad the "
+            "sequences, or set its dropout to 0 and hardware.executor=loop"
         )
     x, state, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
     has_several_states = isinstance(state, tuple | list)
@@ -319,14 +342,33 @@ def _unrolled_layer(
 
 
 def _lstm(input_term: Tensor, state_term: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the new hidden state h and cell state c of nn.LSTM, whose gates are in the order i, f, g, o."""
+    """Compute one time step of nn.LSTM.
+
+    Args:
+        input_term: Product of weights and input, with bias.  # [B, 4 hidden], of the gates i, f, g, o
+        state_term: Product of weights and hidden state, with bias.  # [B, 4 hidden]
+        h: Hidden state, not used.
+        c: Cell state.  # [B, hidden]
+
+    Returns:
+        The new hidden state and cell state.
+    """
     input_gate, forget_gate, new, output_gate = (input_term + state_term).chunk(4, -1)
     c = forget_gate.sigmoid() * c + input_gate.sigmoid() * new.tanh()
     return output_gate.sigmoid() * c.tanh(), c
 
 
 def _gru(input_term: Tensor, state_term: Tensor, h: Tensor) -> tuple[Tensor]:
-    """Return the new hidden state h of nn.GRU, whose gates are in the order r, z, n."""
+    """Compute one time step of nn.GRU.
+
+    Args:
+        input_term: Product of weights and input, with bias.  # [B, 3 hidden], of the gates r, z, n
+        state_term: Product of weights and hidden state, with bias.  # [B, 3 hidden]
+        h: Hidden state.  # [B, hidden]
+
+    Returns:
+        The new hidden state, in a tuple as from `_lstm`.
+    """
     reset_input, update_input, new_input = input_term.chunk(3, -1)
     reset_state, update_state, new_state = state_term.chunk(3, -1)
     new = (new_input + (reset_input + reset_state).sigmoid() * new_state).tanh()
@@ -361,8 +403,8 @@ def _embedding(
         return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, False)
     if max_norm is not None or scale_grad_by_freq:
         raise ConfigError(
-            "an embedding with max_norm or scale_grad_by_freq cannot be computed for several clients at once; "
-            "construct it without them"
+            "an embedding with max_norm or scale_grad_by_freq is not supported for several clients at once: construct "
+            "nn.Embedding without them, or set hardware.executor=loop"
         )
     vectors = func(input, weight)
     if padding_idx is None:
@@ -371,31 +413,31 @@ def _embedding(
 
 
 def _bernoulli_(mode: ClientRandom, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
-    """Replace Tensor.bernoulli_: set x to 1 with probability p, else to 0, in place."""
+    """Replace Tensor.bernoulli_: set each value of x to 1 with probability p, else to 0, in place; return x."""
     return x.copy_((mode.random(x).uniform(*x.shape)[0] < p).to(x.dtype))
 
 
 def _bernoulli(mode: ClientRandom, func: Any, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
-    """Replace torch.bernoulli: return 1 with probability p (default: x), else 0.  # [*x.shape]"""
+    """Replace torch.bernoulli: return values 1 with probability p (default: x itself), else 0, in the shape of x."""
     return (mode.random(x).uniform(*x.shape)[0] < (x if p is None else p)).to(x.dtype)
 
 
 def _uniform_(
     mode: ClientRandom, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
 ) -> Tensor:
-    """Replace Tensor.uniform_: set x to uniform numbers from low to high, in place."""
+    """Replace Tensor.uniform_: set the values of x to uniform numbers from low to high, in place; return x."""
     return x.copy_(low + (high - low) * mode.random(x).uniform(*x.shape)[0])
 
 
 def _normal_(
     mode: ClientRandom, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
 ) -> Tensor:
-    """Replace Tensor.normal_: set x to normal numbers, in place."""
+    """Replace Tensor.normal_: set the values of x to normal numbers of this mean and std, in place; return x."""
     return x.copy_(mean + std * mode.random(x).normal(*x.shape)[0])
 
 
 def _random_like(distribution: str) -> Replacement:
-    """Return the replacement of torch.rand_like ("uniform") or torch.randn_like ("normal")."""
+    """Return a function that replaces torch.rand_like (distribution "uniform") or torch.randn_like ("normal")."""
 
     def random_like(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return getattr(mode.random(x), distribution)(*x.shape)[0].to(dtype or x.dtype)
@@ -404,9 +446,9 @@ def _random_like(distribution: str) -> Replacement:
 
 
 def _random_tensor(distribution: str) -> Replacement:
-    """Return the replacement of torch.rand ("uniform") or torch.randn ("normal").
+    """Return a function that replaces torch.rand (distribution "uniform") or torch.randn ("normal").
 
-    The default device is that of the client's key.
+    The default device of its results is that of the client's key.
     """
 
     def random_tensor(

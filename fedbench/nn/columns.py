@@ -56,7 +56,8 @@ class Columns:
         """
         if len(self.slices) > 1:
             raise ValueError(
-                f"columns of {len(self.slices)} slices {self.slices} cannot be a view of rows; use take and put"
+                f"a set of {len(self.slices)} slices {self.slices} cannot be a view of rows, only a set of one slice: "
+                "use Columns.take to read these columns and Columns.put to replace them"
             )
         a, b = self.slices[0] if self.slices else (0, 0)
         return rows[..., a:b]
@@ -81,19 +82,20 @@ class Columns:
         return out
 
     def __and__(self, other: Columns) -> Columns:
-        """Return the columns that are in both sets."""
-        return Columns((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices if max(a, c) < min(b, d))
+        """Return a new set with the columns that are in both sets."""
+        overlaps = ((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices)
+        return Columns((start, stop) for start, stop in overlaps if start < stop)
 
     def __or__(self, other: Columns) -> Columns:
-        """Return the columns that are in at least one of the sets."""
+        """Return a new set with the columns that are in at least one of both sets."""
         return Columns([*self.slices, *other.slices])
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Return whether any column from start to stop (exclusive) is in this set."""
+        """Return whether this set has any of the columns from start up to but without stop."""
         return any(max(start, a) < min(stop, b) for a, b in self.slices)
 
     def rest(self, size: int) -> Columns:
-        """Return the columns of a row of this size that are not in this set."""
+        """Return the complement of this set in a row of `size` columns."""
         edges = [0, *(edge for span in self.slices for edge in span), size]  # of the gaps between the slices
         return Columns(zip(edges[::2], edges[1::2]))
 
@@ -102,7 +104,7 @@ class Columns:
 
 
 def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the slices in ascending order, with overlapping and adjacent ones merged."""
+    """Return (start, stop) slices in ascending order, with overlapping and adjacent ones merged, without empty ones."""
     merged: list[tuple[int, int]] = []
     for a, b in sorted(s for s in slices if s[0] < s[1]):
         if merged and a <= merged[-1][1]:
@@ -125,7 +127,7 @@ def require_group(name: str, needed_by: str, groups: Iterable[str]) -> None:
     """
     if name not in groups:
         raise MissingColumns(
-            f"{needed_by} needs the column group {name!r}, which this model does not declare: "
-            f"add it under model.columns (it has {', '.join(groups) or 'none'})",
+            f"{needed_by} needs the column group {name!r}, which this model does not declare (it has "
+            f"{', '.join(groups) or 'none'}): add {name} with patterns of parameter names under model.columns",
             name,
         )

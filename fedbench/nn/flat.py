@@ -72,14 +72,17 @@ class FlatModel(RowLayout):
         norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, BatchNorm)}
         require(
             all(m.track_running_stats and m.momentum is not None for m in norms.values()),
-            "the model's batch norm must have running statistics with a momentum; construct it with "
-            "track_running_stats=True and momentum=0.1, PyTorch's defaults",
+            "the model has a batch norm without running statistics or without momentum, which is not supported: "
+            "construct it with track_running_stats=True and a momentum, such as PyTorch's default 0.1",
         )
         self.batch_statistics = bool(norms.keys() - self._eval_layers) or bool(self.buffer_names)
 
     # -- layout ------------------------------------------------------------------------------------------
     def _set_layout(self) -> None:
-        """Set the layout of rows, the column groups, and the tensors that are not in rows."""
+        """Determine from the module and the added columns which tensors are in rows, in which order, and which are not.
+
+        It is called again whenever columns or groups are added.
+        """
         module = self.module
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         saved = module.state_dict()  # buffers that are not in it are constants, such as causal masks
@@ -99,7 +102,7 @@ class FlatModel(RowLayout):
         check_patterns(self._patterns, [*self.spans, *frozen], self._class_of, modules, list(self.spans))
 
     def _class_of(self, name: str) -> str:
-        """Return the class name of the module that a tensor belongs to, or "" for a column that a method added."""
+        """Return the class name of the layer that has a parameter or buffer, or "" if a method added the tensor."""
         return "" if name in self._extras else type(self.module.get_submodule(name.rpartition(".")[0])).__name__
 
     def extend(self, **extras: str | Tensor | nn.Module) -> None:
@@ -150,7 +153,7 @@ class FlatModel(RowLayout):
             *purpose: Parts of the key, which separate different uses.
         """
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rng.key(self._seed, *purpose) >> 1)
+            torch.manual_seed(rng.key(self._seed, *purpose) >> 1)  # a seed must be below 2^63
             return make()
 
     def init_rows(self, keys: int | np.ndarray, *purpose: str | int) -> Tensor:
@@ -164,7 +167,10 @@ class FlatModel(RowLayout):
             The rows.  # [k, P]
         """
         if self._new_module is None:
-            raise ValueError("init_rows needs a function that makes modules: pass FlatModel(..., new_module=...)")
+            raise ValueError(
+                "init_rows needs a function that returns new modules, but this FlatModel has none: pass it as the "
+                "argument new_module of FlatModel"
+            )
         row_keys = range(keys) if isinstance(keys, int) else keys.tolist()
         out = self.init_row().repeat(len(row_keys), 1)
         for row, row_key in zip(out, row_keys):
@@ -191,7 +197,7 @@ class FlatModel(RowLayout):
 
     @property
     def has_hooks(self) -> bool:
-        """Whether the output of any layer is changed by a hook."""
+        """Whether `add_hook` has added a hook, which changes the output of a layer."""
         return self.forward_pass.has_hooks
 
     def capture(self, rows: Tensor, inputs: Inputs, layers: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -214,22 +220,22 @@ class FlatModel(RowLayout):
     # -- forward -----------------------------------------------------------------------------------------
     @property
     def traced_graph(self) -> TracedGraph | None:
-        """The module's traced graph, or None if the module could not be traced."""
+        """The operations of the module, by which several clients are computed at once; None if it cannot be traced."""
         return self.forward_pass.traced_graph
 
     @property
     def manual_backward(self) -> ManualBackward | None:
-        """The manual backward pass of the module, or None if it needs autograd."""
+        """The module's forward and backward pass without autograd, or None if the module is no plain sequence."""
         return self.forward_pass.manual_backward
 
     @property
     def uses_vmap(self) -> bool:
-        """Whether several clients are computed by torch.vmap."""
+        """Whether several clients are computed by torch.vmap, because the module cannot be traced."""
         return self.forward_pass.uses_vmap
 
     @property
     def autocast(self) -> bool:
-        """Whether to compute in bfloat16.  It can be changed at any time."""
+        """Whether matrix products are computed in bfloat16.  It may be set at any time."""
         return self.forward_pass.autocast
 
     @autocast.setter
@@ -260,7 +266,10 @@ class FlatModel(RowLayout):
         context: ForwardContext,
         until: str | None = None,
     ) -> Tensor:
-        """Return the logits with named parameters, or the input of the layer `until`.  See `ForwardPass.apply`."""
+        """Return the logits, or the input of the layer named `until`, for parameters by name.
+
+        Arguments and result as in `ForwardPass.apply`.
+        """
         return self.forward_pass.apply(params, inputs, batched, context, until)
 
     def predict(self, rows: Tensor, inputs: Inputs) -> Tensor:

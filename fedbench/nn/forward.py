@@ -83,18 +83,26 @@ class ForwardPass:
 
     @property
     def manual_backward(self) -> ManualBackward | None:
-        """The manual backward pass of the module, or None if it needs autograd."""
+        """The module's forward and backward pass without autograd; None if it is no plain sequence or has hooks."""
         if self._hooks:
             return None
         return self._bfloat16_manual_backward if self.autocast else self._manual_backward
 
     @property
     def has_hooks(self) -> bool:
-        """Whether the output of any layer is changed by a hook."""
+        """Whether `add_hook` has added a hook, which changes the output of a layer."""
         return bool(self._hooks)
 
     def add_hook(self, name: str, hook: OutputHook) -> None:
-        """Change the output of a layer from now on.  See `FlatModel.add_hook`."""
+        """Replace the output of the layer `name` by hook(output, parameters) in all later passes.
+
+        Args:
+            name: Name of the layer.
+            hook: The function, as in `FlatModel.add_hook`.
+
+        Raises:
+            ConfigError: The model has no such layer.
+        """
         self.match_layers(name)
         self._hooks[name] = hook
 
@@ -111,8 +119,8 @@ class ForwardPass:
         for pattern in patterns:
             require(
                 bool(fnmatch.filter(names, pattern)),
-                f"the model has no layer named {pattern!r} and none that matches it as a pattern; its layers are "
-                f"{listed(names)}",
+                f"the model has no layer named {pattern!r} and none that matches it as a pattern: name one of its "
+                f"layers, {listed(names)}",
             )
         return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
@@ -138,8 +146,8 @@ class ForwardPass:
         missing = sorted(set(context.recorded_layers) - context.activations.keys())
         require(
             not missing,
-            f"the model never calls the layer {(missing or [''])[0]!r}, so that its output cannot be captured; "
-            "name another layer",
+            f"the model never calls the layer {(missing or [''])[0]!r}, so its output cannot be captured: name a layer "
+            "that the forward pass calls, or call this one in it",
         )
         return logits, context.activations
 

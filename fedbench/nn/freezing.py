@@ -29,15 +29,16 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
     for pattern in patterns:
         require(
             any(fnmatch.fnmatch(n, pattern) for n in names),
-            f"model.freeze={list(patterns)}: the pattern {pattern!r} matches none of the model's parameters, "
-            f"which are {listed(n for n, _ in module.named_parameters())}",
+            f"model.freeze={list(patterns)}: the pattern {pattern!r} matches none of the model's parameters. Remove "
+            f"it, or write a pattern that matches one of {listed(n for n, _ in module.named_parameters())}",
         )
     for name, p in module.named_parameters():
         if is_frozen_by_name(name, patterns):
             p.requires_grad_(False)
     require(
         any(p.requires_grad for p in module.parameters()) or not patterns,
-        f"model.freeze={list(patterns)} freezes all parameters; leave at least one to train",
+        f"model.freeze={list(patterns)} freezes all parameters, so nothing is left to train: remove a pattern, or "
+        "write one that matches fewer parameters",
     )
     return {
         name
@@ -47,7 +48,7 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
 
 
 def is_frozen_by_name(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether the name of a parameter or buffer matches any of the patterns of model.freeze (fnmatch)."""
+    """Return whether a parameter or buffer of this name matches any of the patterns (fnmatch) of model.freeze."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 

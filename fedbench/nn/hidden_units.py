@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-# by the name of a parameter: the shape to reshape it to, and the axis of the hidden units in this shape
+# Which axes of parameters are reordered with hidden units.  By the name of a parameter: the shape to which it is
+# reshaped first, and the axis of the hidden units in this shape.
 UnitAxes = dict[str, tuple[tuple[int, ...], int]]
 
 
@@ -46,7 +47,7 @@ class HasHiddenUnits(Protocol):
     """A module with hidden units."""
 
     def hidden_units(self) -> HiddenUnits | None:
-        """Return the hidden units, or None if reordering them would change the function of the module."""
+        """Return the hidden units of this module, or None if reordering them would change its function."""
         ...
 
 
@@ -64,7 +65,7 @@ class HiddenUnitLayer(Protocol):
         ...
 
     def input_units(self) -> UnitAxes:
-        """Return the parameters to reorder with the input units, by their names in this layer."""
+        """Return the parameters of this layer, and their axes, that are reordered with the units which it reads."""
         ...
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
@@ -112,7 +113,10 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
 
 
 def _output_units(layer: nn.Module) -> tuple[int, int, UnitAxes] | None:
-    """Return what `HiddenUnitLayer.output_units` returns, for nn.Linear too; None for any other layer."""
+    """Return the output units of a layer: their number, the number of blocks, and the axes to reorder.
+
+    It is the result of `HiddenUnitLayer.output_units`, or the equal information for nn.Linear.  None: another layer.
+    """
     if isinstance(layer, HiddenUnitLayer):
         return layer.output_units()
     if type(layer) is not nn.Linear:
@@ -122,7 +126,10 @@ def _output_units(layer: nn.Module) -> tuple[int, int, UnitAxes] | None:
 
 
 def _input_units(layer: nn.Module) -> UnitAxes | None:
-    """Return what `HiddenUnitLayer.input_units` returns, for nn.Linear too; None for any other layer."""
+    """Return the axes of a layer that are reordered with its input units.
+
+    It is the result of `HiddenUnitLayer.input_units`, or the equal information for nn.Linear.  None: another layer.
+    """
     if isinstance(layer, HiddenUnitLayer):
         return layer.input_units()
     return {"weight": (tuple(layer.weight.shape), 1)} if type(layer) is nn.Linear else None

@@ -32,7 +32,7 @@ FEW_SAMPLES = range(8, 33)
 
 
 def weight_goes_first(w: Tensor, x: Tensor) -> bool:
-    """Return whether to compute w x^T instead of x w^T.
+    """Return whether a linear layer is faster as w x^T, transposed, than as x w^T: for a large weight on a CPU.
 
     Args:
         w: The weight.  # [out, in]
@@ -93,7 +93,7 @@ class Linear(Layer):
         self.bias = f"{name}.bias" if module.bias is not None else None
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         w = params[self.weight]
         if not batched and weight_goes_first(w, x):
             y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
@@ -129,10 +129,10 @@ class Conv2d(Layer):
         self.groups = module.groups
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         w, b = params[self.weight], params[self.bias] if self.bias else None
         k = len(x) if batched else 1
-        if batched:
+        if batched:  # clients become groups: x [B, k * C, H, W], w [k * out, C, kh, kw]
             x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
         elif x.device.type == "cpu":  # converted once for the forward and the backward pass
             x, w = (t.contiguous(memory_format=conv_memory_format(w, self.options[0])) for t in (x, w))
@@ -163,14 +163,17 @@ class ReLU(Layer):
     """max(x, 0)."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         y = x.relu()
         return y, y
 
     def backward(
         self, params: Params, y: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Return the gradient of the input, given the output y, or None if not needed.  There are no parameters."""
+        """Return the gradient of the input, or None if it is not needed.  There are no parameters.
+
+        Arguments as in `Layer.backward`, with the output of this layer as y, the value that `forward` saved.
+        """
         return aten.threshold_backward(grad, y, 0) if needs_input_grad else None
 
 
@@ -178,13 +181,16 @@ class Flatten(Layer):
     """Flattens all axes after those of clients and samples."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         return x.flatten(2 if batched else 1), x.shape
 
     def backward(
         self, params: Params, shape: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Return the gradient of the input, given its shape, or None if not needed.  There are no parameters."""
+        """Return the gradient of the input, or None if it is not needed.  There are no parameters.
+
+        Arguments as in `Layer.backward`, with the shape of the input, which `forward` saved.
+        """
         return grad.reshape(shape) if needs_input_grad else None
 
 
@@ -204,7 +210,7 @@ class MaxPool2d(Layer):
         )
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
         flat = x.flatten(0, 1) if batched else x
         y, indices = aten.max_pool2d_with_indices(flat, *self.options)
         return (y.unflatten(0, x.shape[:2]) if batched else y), (flat, indices)
@@ -274,7 +280,11 @@ class ManualBackward:
 
     @classmethod
     def of(cls, graph: TracedGraph | None) -> ManualBackward | None:
-        """Return the manual backward pass of a traced module, or None if it is not a sequence of supported layers."""
+        """Return the manual pass of a traced module, or None if it must be computed by autograd.
+
+        Args:
+            graph: The traced module.  It must be a plain sequence of layers in `LAYERS`.  None: it was not traced.
+        """
         if graph is None or len(graph.inputs) != 1:
             return None
         layers, previous = [], graph.inputs[0]
@@ -306,7 +316,7 @@ class ManualBackward:
         return x, saved
 
     def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
-        """Compute the logits only, with less memory than `forward`.  Arguments as in `forward`."""
+        """Return only the logits, with less memory than `forward`.  Arguments as in `forward`."""
         for layer in self.layers:
             x = layer.forward(params, x, batched)[0]
         return x
@@ -334,22 +344,22 @@ class BFloat16ManualBackward(ManualBackward):
     """A `ManualBackward` in bfloat16.  Parameters and input are rounded once; logits and gradients are float32."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, list[Any]]:
-        """Return the logits in float32, and the values that `backward` needs."""
+        """Return the logits in float32, and values for `backward`.  Arguments as in `ManualBackward.forward`."""
         rounded = self._rounded(params)
         logits, saved = super().forward(rounded, x.to(AUTOCAST_DTYPE), batched)
         return logits.float(), [rounded, *saved]
 
     def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
-        """Return the logits in float32, computed in bfloat16."""
+        """Return only the logits, in float32 although computed in bfloat16.  Arguments as in `forward`."""
         return super().predict(self._rounded(params), x.to(AUTOCAST_DTYPE), batched).float()
 
     def _rounded(self, params: Params) -> Params:
-        """Return the parameters of the layers in bfloat16."""
+        """Return copies of the layers' weights and biases in bfloat16, by name."""
         names = {name for layer in self.layers for name in (layer.weight, layer.bias)}
         return {name: t.to(AUTOCAST_DTYPE) for name, t in params.items() if name in names}
 
     def backward(self, params: Params, saved: list[Any], grad: Tensor, batched: bool, out: Gradients) -> None:
-        """Write the gradients of the parameters into out, in float32."""
+        """Write the gradients of the parameters to `out`, in float32.  Arguments as in `ManualBackward.backward`."""
         rounded, *saved = saved
         rounded_out = {name: torch.empty_like(rounded[name]) for name in out if name in rounded}
         super().backward(rounded, saved, grad.to(AUTOCAST_DTYPE), batched, rounded_out)

@@ -79,7 +79,7 @@ class RowLayout:
         }
 
     def without(self, name: str) -> Columns:
-        """Return all columns, including buffers, that are not in a group.  without("head") is the base."""
+        """Return all columns, including buffers, that are not in the group `name`; without("head") is the base."""
         return self.columns[name].rest(self.size)
 
     def group(self, name: str, needed_by: str) -> Columns:
@@ -97,17 +97,17 @@ class RowLayout:
 
     @property
     def extended(self) -> bool:
-        """Whether a method added columns, which the module's own forward pass does not use."""
+        """Whether a method has added columns to rows, which the module's own forward pass does not use."""
         return bool(self._extra_names)
 
     def init_row(self) -> Tensor:
-        """Return the module's initial parameters as a row.  # [P]"""
+        """Return a new row with the initial values of all parameters, added columns and buffers.  # [P] float32"""
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
 
     def parameter_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return the (start, stop) columns of each tensor in rows of this length.
+        """Return the (start, stop) columns of each tensor in rows of `length` columns.
 
-        Rows of another length than P, such as states of a method, count as one tensor.
+        Rows of another length than P, such as states of a method, count as one tensor: [(0, length)].
         """
         return list(self.spans.values()) if length == self.size else [(0, length)]
 
@@ -132,12 +132,13 @@ class RowLayout:
         return {n: t.clone() for n, t in self.named(row).items() if n not in self._extra_names}
 
     def message_layout(self, length: int) -> MessageLayout | None:
-        """Return the layout of messages of a length.
-
-        Return None if no message has this length, or if messages with different tensors have it.
+        """Return which parameters a message of `length` numbers contains.
 
         A message can be a row, a group of columns, all columns that are not in a group, or the trained columns of one
         of these.
+
+        Returns:
+            The layout.  None: no message has this length, or messages with different tensors have it.
         """
         candidates = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
         candidates += [columns & self.trained for columns in candidates]
@@ -154,7 +155,7 @@ class RowLayout:
         return MessageLayout(spans, start)
 
     def _names_in(self, columns: Columns) -> list[str]:
-        """Return the names of the tensors that overlap with some columns, in the order of a row."""
+        """Return the names of the tensors of which `columns` has at least one column, in the order of a row."""
         return [name for name, span in self.spans.items() if columns.overlaps(*span)]
 
 
@@ -198,6 +199,6 @@ def check_patterns(
                 any(matches(n, class_of(n), [pattern]) for n in names)
                 or is_empty_module
                 or pattern.startswith(("*", "type:")),
-                f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
-                f"the parameters are {listed(suggestions)}",
+                f"model.columns.{group}: the pattern {pattern!r} matches no parameter. Remove it, or write a pattern "
+                f"that matches one of {listed(suggestions)}",
             )

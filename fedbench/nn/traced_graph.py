@@ -87,7 +87,10 @@ class _Tracer(fx.Tracer):
         self.output_of: dict[fx.Node, list[str]] = {}
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
-        """Trace a call of a module (see fx.Tracer), and note its name at the node of its output."""
+        """Trace a call of a module, and add its name to `output_of` at the node of its output.
+
+        Arguments and result as in fx.Tracer.call_module.
+        """
         name, num_nodes_before = self.path_of_module(m), len(self.graph.nodes)
         out = super().call_module(m, forward, args, kwargs)
         if isinstance(out, fx.Proxy) and not out.node.users and out.node in list(self.graph.nodes)[num_nodes_before:]:
@@ -227,10 +230,10 @@ class TracedGraph:
 
 
 def missing_layer_message(name: str) -> str:
-    """Return the error message for a model that never calls a layer which a method needs."""
+    """Return the error message for a model that never calls the layer `name`, which a method needs."""
     return (
-        f"the model never calls a layer named {name!r}: methods that work on features need the last linear layer "
-        f"under that name; rename it to {name!r} in the model, or use another method"
+        f"the model never calls a layer named {name!r}, whose input or output the method needs: give this name to the "
+        "model's last linear layer, or use another model or method"
     )
 
 
@@ -296,7 +299,7 @@ def _is_supported(node: fx.Node, graph: TracedGraph) -> bool:
 
 
 def _is_supported_layer(module: nn.Module) -> bool:
-    """Return whether there is an operator for this kind of layer, and it supports the layer's options."""
+    """Return whether a layer can be computed by an operator: there is one for its class, which supports its options."""
     if type(module) not in OPERATORS:
         return False
     if isinstance(module, nn.Flatten):
@@ -309,7 +312,10 @@ def _is_supported_layer(module: nn.Module) -> bool:
 
 
 def _is_supported_index(node: fx.Node) -> bool:
-    """Return whether an indexing operation leaves the batch axis unchanged, or selects one of several tensors."""
+    """Return whether an indexing operation can be computed with an additional first axis of clients.
+
+    It can if it selects one of several tensors, or keeps all samples of the batch (index `:`) and has constant bounds.
+    """
     indexed, index = node.args
     if isinstance(index, str):  # one of several inputs by name
         return isinstance(indexed, fx.Node) and indexed.op == "placeholder"
@@ -323,7 +329,7 @@ def _is_supported_index(node: fx.Node) -> bool:
 
 
 def _has_constant_axes(node: fx.Node) -> bool:
-    """Return whether the axes of an operation are constant and not the batch axis."""
+    """Return whether all axes of an operation in `AXES` are constant numbers, and none is the batch axis 0."""
     values = [a for i, a in enumerate(node.args) if i in AXES[node.target]]
     values += [a for key, a in node.kwargs.items() if key in AXIS_KEYWORDS]
     axes = [a for value in values for a in (value if isinstance(value, tuple | list) else (value,))]
@@ -342,7 +348,12 @@ def _shift_axis(axis: Any) -> Any:
 
 
 def _argument_value(argument: Any, values: dict[fx.Node, Tensor]) -> Any:
-    """Return an argument of a node, which may be a list or tuple, with nodes replaced by their values."""
+    """Return an argument of an operation in which nodes are replaced by their computed values.
+
+    Args:
+        argument: A node, a constant, or a list or tuple of these.
+        values: The computed values of nodes.
+    """
     if isinstance(argument, fx.Node):
         return values[argument]
     if isinstance(argument, list | tuple):
@@ -352,5 +363,5 @@ def _argument_value(argument: Any, values: dict[fx.Node, Tensor]) -> Any:
 
 
 def _is_result(argument: Any) -> bool:
-    """Return whether an argument is an input or the result of an operation, not a parameter or buffer."""
+    """Return whether an argument is an input or the result of an operation: no constant, parameter or buffer."""
     return isinstance(argument, fx.Node) and argument.op != "get_attr"  # get_attr reads a parameter or buffer

@@ -57,7 +57,16 @@ class VmappedModule:
         def run_client(
             client_params: Params, x: Tensor | dict[str, Tensor], key: Tensor | None
         ) -> tuple[Any, dict[str, Tensor]]:
-            """Return output and recorded activations of one client, with inputs x [B, ...] and its key for dropout."""
+            """Compute one client.
+
+            Args:
+                client_params: Its parameters by name.
+                x: Its inputs, [B, ...].
+                key: Its key for dropout, [] int64.  None in evaluation mode.
+
+            Returns:
+                The output of the module, and the outputs of recorded layers by name.
+            """
             for dropout in self._local.dropouts:
                 dropout.key = key
             module_params = {n: p for n, p in client_params.items() if n in self._names}

@@ -195,7 +195,8 @@ def test_a_hook_on_an_identity_layer_changes_only_its_output() -> None:
 def test_unknown_layers_are_refused() -> None:
     model = flat("program")
     with pytest.raises(
-        ConfigError, match="no layer named 'blok' and none that matches it as a pattern; its layers are stem, block,"
+        ConfigError,
+        match="no layer named 'blok' and none that matches it as a pattern: name one of its layers, stem, block,",
     ):
         model.capture(model.init_row(), torch.randn(B, 6), ["blok"])
     with pytest.raises(ConfigError, match="no layer named 'x'"):

@@ -46,12 +46,12 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether no batch is padded."""
+        """Whether every client has B real samples, so that no batch is padded."""
         return bool((self.counts == self.weight.shape[1]).all())
 
     @property
     def real(self) -> Tensor:
-        """Whether each sample is real, that is, not padding.  # [k, B] bool"""
+        """True for real samples, and False for the padding of clients with fewer samples.  # [k, B] bool"""
         counts = to_device(self.counts, self.weight.device)
         return torch.arange(self.weight.shape[1], device=self.weight.device) < counts[:, None]
 
@@ -64,7 +64,7 @@ class Batch:
         Returns:
             One batch for each part.
         """
-        edges = [np.ceil(self.counts * i / parts).astype(int) for i in range(parts + 1)]
+        edges = [np.ceil(self.counts * i / parts).astype(int) for i in range(parts + 1)]  # [k] each
         return [self.between(start, stop) for start, stop in itertools.pairwise(edges)]
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Batch:
@@ -142,8 +142,8 @@ class BatchLoader:
         self.federation, self.counts = federation, counts
         device = federation.device
         self.host_index, self.index = index, torch.from_numpy(index).to(device)
-        slots = np.arange(index.shape[2])
-        weight = (slots < counts[..., None]) / np.maximum(counts, 1)[..., None]
+        slots = np.arange(index.shape[2])  # [B]
+        weight = (slots < counts[..., None]) / np.maximum(counts, 1)[..., None]  # 1 / count, 0 for padding
         self.weight = torch.from_numpy(weight.astype(np.float32)).to(device)  # [T, k, B]
         self.mask = None if federation.class_mask is None else federation.class_mask[torch.from_numpy(ids)]
         self.is_stochastic = federation.has_stochastic_inputs and random_key is not None
@@ -176,7 +176,7 @@ class BatchLoader:
         )
 
     def _load(self, t: int) -> None:
-        """Load inputs and targets of the block of steps that begins with t into `x` and `y`."""
+        """Load the inputs and targets of a block of steps, t and following ones, into `x` and `y`."""
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
         self.x, self.y = self.federation.gather(self.index[t:stop, :num_active], self.is_stochastic, fetched)
@@ -200,14 +200,21 @@ class BatchLoader:
         return self.federation.stochastic_inputs(map_inputs(lambda x: x[i], self.x), self.y[i], random)
 
     def _block(self, t: int) -> tuple[int, int]:
-        """Return the step after the block that begins with t, and the number of clients that train in step t."""
+        """Return which steps are loaded together with step t, and for how many clients.
+
+        Returns:
+            The step after the last one of the block, whose inputs have about BLOCK_BYTES; and the number of clients
+            that train in step t.  Later steps have no other clients.
+        """
         step_bytes = max(1, self.index[t].numel() * self.federation.sample_bytes)
-        return min(len(self.index), t + max(1, BLOCK_BYTES // step_bytes)), int((self.counts[t] > 0).sum())
+        stop = min(len(self.index), t + max(1, BLOCK_BYTES // step_bytes))
+        return stop, int((self.counts[t] > 0).sum())
 
     def _fetch(self, t: int) -> Fetched | None:
-        """Return the inputs of the block of steps that begins with t, and begin to gather those of the next block.
+        """Return the inputs of the block of steps that begins with t, and start to gather those of the next block.
 
-        Return None if inputs are on the device.
+        Returns:
+            The inputs by name, in host memory.  None: inputs are on the device.
         """
 
         def block_samples(first: int) -> np.ndarray:

@@ -89,7 +89,7 @@ class Cohort:
         )
 
     def _with_clients(self, ids: np.ndarray) -> Cohort:
-        """Return a cohort of other clients in this round, with the same channel."""
+        """Return a cohort of the clients `ids` [K] in this round, which uses the same channel and cost."""
         other = copy.copy(self)
         other.context = self._context(ids, self.round, self.mode)
         return other
@@ -99,12 +99,12 @@ class Cohort:
 
     @property
     def ids(self) -> np.ndarray:
-        """The clients, ascending, on the host.  # [K] int64"""
+        """The indices of the cohort's clients in the federation, ascending, as an array.  # [K] int64"""
         return self.context.ids
 
     @property
     def round(self) -> int:
-        """Index of the round, from 0."""
+        """Index of the current round, from 0."""
         return self.context.round
 
     @property
@@ -114,46 +114,46 @@ class Cohort:
 
     @property
     def device(self) -> torch.device:
-        """The compute device."""
+        """The device on which rows and batches are computed."""
         return self.engine.device
 
     @property
     def num_samples(self) -> Tensor:
-        """Number of training samples of each client.  # [K] float32"""
+        """Number of training samples of each client of the cohort, n_i.  # [K] float32"""
         return torch.from_numpy(self.context.num_samples).float().to(self.device)
 
     @property
     def num_steps(self) -> np.ndarray:
-        """Number of local steps of each client with the configured training.  # [K]"""
+        """Number of local steps that each client makes in this round with the run's options (local.*).  # [K]"""
         return local_work.num_steps(self.engine, self.context)
 
     @property
     def epochs(self) -> float | np.ndarray:
-        """Number of epochs of the configured training: one for all clients, or one for each [K]."""
+        """Number of local epochs in this round with the run's options: one for all clients, or one for each [K]."""
         return local_work.epochs_of(self.engine, self.context)
 
     @property
     def max_local_steps(self) -> int:
-        """Maximum number of local steps of a client with the configured training, T."""
+        """T, the largest of the clients' `num_steps` in this round; 0 without clients."""
         return int(self.num_steps.max(initial=0))
 
     def step_record(self) -> Tensor:
-        """Return a state of zeros, into which `s.record` writes one value in each local step.  # [K, T]"""
+        """Return zeros [K, T] to pass to `train` as a state, into which `s.record` writes one value per local step."""
         return torch.zeros(len(self), self.max_local_steps, device=self.device)
 
     @property
     def client_weights(self) -> np.ndarray:
-        """Weights in a mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K] float64"""
+        """Weight of each client in the server's mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K]"""
         return self.context.client_weights
 
     @property
     def weights(self) -> Tensor:
-        """Weights in a mean, with sum 1: n_i / sum_j n_j, or 1 / K with client_weights=uniform.  # [K]"""
+        """Weight of each client in the server's mean, with sum 1: n_i / sum_j n_j, or 1 / K if uniform.  # [K]"""
         return self.context.mean_weights
 
     @property
     def index(self) -> Tensor:
-        """The clients, on the device.  # [K] int64"""
+        """The indices of the cohort's clients in the federation, ascending, as a tensor on the device.  # [K] int64"""
         return torch.from_numpy(self.ids).to(self.device)
 
     def rate(self, optimizer: Optimizer | None = None) -> Rate:
@@ -182,7 +182,7 @@ class Cohort:
 
     @property
     def positions(self) -> Tensor:
-        """Positions of the clients in the cohort, 0 to K - 1, on the device.  # [K]"""
+        """The positions 0 to K - 1 of the clients in tensors [K, ...] of the cohort, on the device.  # [K] int64"""
         return torch.arange(len(self), device=self.device)
 
     def all_clients(self) -> Cohort:
@@ -217,12 +217,12 @@ class Cohort:
     # -- communication -----------------------------------------------------------------------------------
     @property
     def cost(self) -> RoundCost:
-        """The cost of the round so far."""
+        """The local steps, samples and bytes of the round so far."""
         return self._channel.cost
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the server receives every upload unchanged."""
+        """Whether the server receives every upload unchanged: without privacy and without compression."""
         return self._channel.is_lossless
 
     def broadcast(
@@ -454,7 +454,8 @@ class Cohort:
             problem = f"the training loss of client {client} is not finite"
         raise RunError(
             f"{problem} in round {self.round + 1}: "
-            f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large; lower it"
+            f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large: lower optimizer.lr, "
+            "for example to a tenth, or set optimizer.clip"
         )
 
     # -- full splits -------------------------------------------------------------------------------------

@@ -154,12 +154,15 @@ class GraphedGradients(DirectGradients):
         self.static_buffers: dict[Any, Tensor] = {}
 
     def free_memory(self) -> None:
-        """Free the graphs and their static buffers."""
+        """Delete all recorded graphs and the static buffers that they use."""
         self.replays.clear()
         self.static_buffers.clear()
 
     def to_static_rows(self, rows: Tensor) -> Tensor:
-        """Copy the rows [K, P] of a chunk to their static buffer, and return it."""
+        """Copy the rows [K, P] of a chunk to the buffer that graphs read and change, and return the buffer.
+
+        If graphs are disabled, the rows themselves are returned.
+        """
         self.chunk_size = len(rows)
         return rows if self.disabled else self._to_static("chunk", rows)
 
@@ -217,7 +220,15 @@ class GraphedGradients(DirectGradients):
         return buffer[: size or k]
 
     def _static_request(self, request: GradientRequest) -> GradientRequest:
-        """Return the request with all tensors copied to static buffers of a size for which there is a graph."""
+        """Copy the tensors of a request to static buffers, whose memory addresses stay the same in later requests.
+
+        Args:
+            request: The request, of k clients.
+
+        Returns:
+            An equal request that reads from the buffers.  It has as many clients as the graph computes
+            (`_graph_size`), of which those after the first k are ignored.
+        """
         batch, index = request.batch, request.index
         chunk_buffer = self.static_buffers.get(("chunk", request.rows.shape[1:], request.rows.dtype))
         is_chunk = chunk_buffer is not None and chunk_buffer.data_ptr() == request.rows.data_ptr()
@@ -247,7 +258,10 @@ class GraphedGradients(DirectGradients):
         )
 
     def _graph_size(self, request: GradientRequest) -> int:
-        """Return the number of clients that the graph of a request computes: k, or k rounded up."""
+        """Return the number of clients that the graph of a request computes: its k clients, rounded up.
+
+        Rounding leaves at most NUM_SIZES sizes, and so few graphs.  With batch statistics, it is exactly k.
+        """
         k, rows = len(request.rows), request.rows
         if request.model.batch_statistics:
             return k
@@ -284,6 +298,7 @@ class GraphedGradients(DirectGradients):
             static.rows.copy_(rows_before)
             static.new_gradient().zero_()
             replay()
+            # relative l2 distance of the replayed from the direct gradient
             distance = float((static.new_gradient()[:k] - expected).norm() / expected.norm().clamp_min(1e-30))
             problem = None
             if not distance <= TOLERANCE:  # true for NaN
@@ -305,7 +320,7 @@ class GraphedGradients(DirectGradients):
 
 
 def _shapes(batch: Batch) -> tuple:
-    """Return the shapes of a batch, and the addresses of its inputs."""
+    """Return the shapes of a batch's tensors and the memory addresses of its inputs, as part of a graph's key."""
     x = tuple((name, values.shape, values.data_ptr()) for name, values in wrap_inputs(batch.x).items())
     mask_shape = None if batch.class_mask is None else batch.class_mask.shape
     return (*x, batch.weight.shape, batch.y.shape, mask_shape)

@@ -69,12 +69,12 @@ class Engine:
 
     @property
     def task(self) -> Task:
-        """The loss and the metrics."""
+        """The task of the run, with its loss and metrics."""
         return self.federation.task
 
     @property
     def device(self) -> torch.device:
-        """The compute device."""
+        """The device on which rows and batches are computed."""
         return self.federation.device
 
     def optimizer_state(self, owner: str, buffer: str, length: int) -> Rows:

@@ -57,7 +57,10 @@ class Plan:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Plan:
-        """Return the plan in the state of an executor (`Executor.state`).  Unknown keys are ignored."""
+        """Return the plan from the dict that `Executor.state` returned, for example in a checkpoint.
+
+        Keys that are no fields of a plan are ignored.
+        """
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})
 
     def __str__(self) -> str:
@@ -67,7 +70,7 @@ class Plan:
 
     @property
     def short_name(self) -> str:
-        """A short description, such as "threads/1/4x1": chunk, workers and intra-op threads."""
+        """A short description, such as "threads/1/4x1": name / clients in a chunk / workers x threads of each."""
         return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}" + "/graphs" * self.graphs
 
 
@@ -154,7 +157,7 @@ class Executor:
         )
 
     def set_num_threads(self) -> None:
-        """Set torch's number of intra-op threads, on which the rounding of sums depends."""
+        """On a CPU, set torch's number of intra-op threads to that of the plan; the rounding of sums depends on it."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 
@@ -188,7 +191,7 @@ class Executor:
                 self._run_within_memory(job, start, stop)
 
     def raise_if_stopped(self) -> None:
-        """Raise Cancelled if another chunk of the cohort failed."""
+        """Raise Cancelled if another chunk of the cohort failed; jobs call this between their steps."""
         if self._stop.is_set():
             raise Cancelled
 
@@ -203,7 +206,7 @@ class Executor:
         errors: list[BaseException] = []
 
         def run(start: int, stop: int) -> None:
-            """Run one chunk.  Its error is stored and stops the other chunks."""
+            """Compute the clients from start to stop (exclusive).  An error is stored, and stops the other chunks."""
             try:
                 self.raise_if_stopped()
                 self._run_within_memory(job, start, stop)
@@ -242,7 +245,7 @@ class Executor:
         except (torch.OutOfMemoryError, MemoryError):
             if stop - start == 1:
                 raise RunError(
-                    "out of memory with a single client at a time: lower local.batch_size or "
+                    "the memory is exhausted although only one client is computed at a time: lower local.batch_size or "
                     "eval.batch_size, or choose a smaller model or hardware.device=cpu"
                 ) from None
             half = (stop - start + 1) // 2
@@ -256,10 +259,10 @@ class Executor:
             self._run_within_memory(job, first, min(first + half, stop))
 
     def close(self) -> None:
-        """End the threads, if there are any."""
+        """End the threads of the pool, if the plan has any, without waiting for them."""
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
     def state(self) -> dict:
-        """Return the plan and the current chunk size as a dict, for checkpoints.  A resumed run uses the same plan."""
+        """Return the plan with the current chunk size as a dict, from which a resumed run makes the same plan."""
         return asdict(self.plan) | {"chunk": self.chunk}

@@ -51,7 +51,12 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
     losses = torch.zeros(len(context), device=context.device)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
-        """Compute gradients and losses of the clients at positions index [k], from their blocks of samples."""
+        """Compute the gradients and losses of a chunk.
+
+        Args:
+            index: Positions of its clients in the cohort.  # [k]
+            blocks: Their samples.  Later blocks may have only the first clients.
+        """
         theta = rows[index]  # [k, P]
         total_gradient = torch.zeros_like(theta)
         total_loss = losses.new_zeros(len(theta))
@@ -119,7 +124,12 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
     losses = torch.zeros(len(context), device=context.device)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
-        """Compute the losses of the clients at positions index [k], from their blocks of samples."""
+        """Compute the losses of a chunk.
+
+        Args:
+            index: Positions of its clients in the cohort.  # [k]
+            blocks: Their samples.  Later blocks may have only the first clients.
+        """
         theta, total_loss = rows[index], losses.new_zeros(len(index))
         for block in blocks:
             logits = engine.model.predict(theta[: len(block.weight)], block.x)
@@ -154,7 +164,12 @@ def map_samples(
     sizes = samples.sizes_of(context.ids)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
-        """Compute the results of the clients at positions index [k], from their blocks of samples."""
+        """Apply the function to the samples of a chunk.
+
+        Args:
+            index: Positions of its clients in the cohort.  # [k]
+            blocks: Their samples.  Later blocks may have only the first clients.
+        """
         positions = index.tolist()
         slots = _SampleSlots(sizes[positions], context.device)
         outputs: SampleStatistics = {}  # for all samples of the chunk, because small tensors would fragment memory
@@ -208,7 +223,7 @@ class _SampleSlots:
         return real, to_device(position[is_real], self.device)
 
     def advance(self, block: Batch) -> None:
-        """Move on to the samples after a block."""
+        """Advance each client's next position by the number of its samples in the block."""
         self._next[: len(block.counts)] += block.counts
 
 
@@ -236,7 +251,12 @@ def _map_samples_with_shared_row(
     outputs: SampleStatistics = {}  # for all samples, because small tensors would fragment memory
 
     def compute_block(start: int, stop: int) -> None:
-        """Compute the results of this rank's block number start.  Chunks have one block, so that stop is unused."""
+        """Apply the function to one block of samples.
+
+        Args:
+            start: Index of the block among those of this rank.
+            stop: start + 1, not used.
+        """
         block = blocks[my_blocks[start]]
         fetched = engine.federation.fetch(samples.indices[None, block])
         x, y = engine.federation.gather(index[None, block], fetched=fetched)

@@ -48,7 +48,7 @@ class DifferentiatedParameters(NamedTuple):
 
     @classmethod
     def of(cls, model: FlatModel, columns: Columns) -> DifferentiatedParameters:
-        """Return the parameters of a model that overlap with some trained columns."""
+        """Return which parameters of a model need a gradient so that these trained columns of rows get one."""
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)
         size = sum(b - a for name, (a, b) in model.spans.items() if name in names)
@@ -84,7 +84,7 @@ class GradientRequest:
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return views of rows [k, P] by parameter name."""
+        """Return the parameters and running statistics in rows [k, P] as views, by name.  # [k, ...] each"""
         return (self.named or self.model.named)(rows)
 
 
@@ -92,10 +92,10 @@ class DirectGradients:
     """Computes each gradient when it is requested."""
 
     def free_memory(self) -> None:
-        """Free tensors that are cached for later requests."""
+        """Delete tensors that are cached for later requests.  Here there are none."""
 
     def to_static_rows(self, rows: Tensor) -> Tensor:
-        """Return the rows [K, P] of a chunk, in the memory where they must be during its training."""
+        """Return the rows [K, P] of a chunk in the memory that its training must use.  Here: the rows themselves."""
         return rows
 
     def __call__(self, request: GradientRequest) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,14 @@ class DirectGradients:
 
 
 def _by_manual_backward(request: GradientRequest) -> tuple[Tensor, Tensor]:
-    """Compute a requested gradient [k, P] and the losses [k] by the model's manual backward pass."""
+    """Compute a requested gradient by the model's manual backward pass, without autograd.
+
+    Args:
+        request: What to differentiate.
+
+    Returns:
+        The gradient [k, P] and the weighted losses of the clients [k].
+    """
     gradient, model, names = request.new_gradient(), request.model, request.parameters.names
     if len(names) < len(model.shapes) or model.extended:  # the pass does not write the other columns
         gradient.zero_()
@@ -179,7 +186,14 @@ def differentiate(request: GradientRequest, losses_of: Callable[[list[Tensor]], 
 
 
 def _by_autograd(request: GradientRequest) -> tuple[Tensor, Tensor]:
-    """Compute a requested gradient [k, P] and the losses [k] by autograd, and update running statistics of the rows."""
+    """Compute a requested gradient by autograd, and update the running statistics in its rows.
+
+    Args:
+        request: What to differentiate.
+
+    Returns:
+        The gradient [k, P] and the weighted losses of the clients [k].
+    """
     leading_shape, model = request.rows.shape[:-1], request.model
     running_statistics: dict[str, Tensor] = {}
 
@@ -227,7 +241,7 @@ def training_pass(
 
 
 def _batch_size(x: Inputs) -> int:
-    """Return B for inputs [k, B, ...]."""
+    """Return B, the number of samples of each client in inputs [k, B, ...]."""
     return next(iter(wrap_inputs(x).values())).shape[1]
 
 
@@ -248,7 +262,13 @@ def add_extra_losses(losses: Tensor, extra_losses: Sequence[Tensor], weight: Ten
 
 
 def write_running_statistics(model: FlatModel, rows: Tensor, running_statistics: dict[str, Tensor]) -> None:
-    """Write running statistics [k, ...], by name, into their columns of rows [k, P]."""
+    """Write running statistics into their columns of rows, in place.
+
+    Args:
+        model: The model, which knows the columns.
+        rows: The rows.  # [k, P]
+        running_statistics: The new values by name.  # [k, ...] each
+    """
     for name, value in running_statistics.items():
         start, stop = model.spans[name]
         rows.detach()[..., start:stop] = value.reshape(len(rows), -1)

@@ -97,18 +97,21 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def sample_size(x: Tensor | HostInput) -> int:
-    """Return the number of elements of one entry of an input [m, ...], or 0 if it has no entries."""
+    """Return the number of values in one entry of an input [m, ...]; 0 if the input has no entries."""
     return math.prod(x.shape[1:]) if x.shape[0] else 0
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return the background thread of this process, which has one intra-op thread of torch."""
+    """Return the pool with the one background thread of this process, created at the first call.
+
+    The thread uses one intra-op thread of torch.
+    """
     return ThreadPoolExecutor(
         max_workers=1, thread_name_prefix="inputs", initializer=torch.set_num_threads, initargs=(1,)
     )
 
 
 def run_in_background(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Start a function in the background thread, and return a function that waits for its result."""
+    """Start `work` in the background thread, and return a function that waits for its result and returns it."""
     return _pool().submit(work).result

@@ -36,9 +36,16 @@ def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
 
 
 def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
-    """Return the fraction of its local steps that each client completes [K], or None if all complete all steps.
+    """Return the fraction of its local steps that each client completes.
 
     Only in a round are there slow clients.  In evaluations and trials, all clients complete all steps.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+
+    Returns:
+        Fractions in (0, 1].  None: all clients complete all steps.  # [K]
     """
     if engine.step_fraction is None or not context.changes_state:
         return None
@@ -46,7 +53,15 @@ def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
 
 
 def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
-    """Return the number of local steps of each client with the configured training.  # [K]"""
+    """Return the number of local steps of each client in a round with the run's options (local.*, system.*).
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+
+    Returns:
+        Numbers of steps, 0 for a client without samples.  # [K]
+    """
     return rng.lengths(
         context.num_samples,
         engine.batch_size,

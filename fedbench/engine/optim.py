@@ -44,7 +44,7 @@ class ParameterIndex:
         self._within: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     def within(self, columns: Columns) -> Tensor:
-        """Return the indices of the parameters that overlap with some columns.  # int64"""
+        """Return the indices, from 0 to S - 1, of the parameters that have at least one of these columns.  # int64"""
         key = tuple(columns.slices)
         if key not in self._within:
             indices = [i for i, span in enumerate(self._spans) if columns.overlaps(*span)]
@@ -170,7 +170,7 @@ class Optimizer:
         return torch.tensor([[self.lr[i] * factor] for i in ids.tolist()])
 
     def check(self, num_clients: int) -> None:
-        """Raise ConfigError if lr is a list with another length than the number of clients."""
+        """Raise ConfigError if optimizer.lr is a list whose length is not num_clients."""
         check_each("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
@@ -187,7 +187,10 @@ class Optimizer:
         return torch.zeros_like(theta)
 
     def with_clip(self, norm: float | None) -> Optimizer:
-        """Return a copy that clips each client's gradient to this l2 norm; this optimizer itself for None."""
+        """Return a copy of the optimizer that clips each client's gradient to the l2 norm `norm`.
+
+        None: return this optimizer itself.
+        """
         if norm is None:
             return self
         other = copy.copy(self)
@@ -222,7 +225,7 @@ class Optimizer:
         return np.ones(num_steps)
 
     def fresh(self) -> Optimizer:
-        """Return a copy with optimizer.reset=round, for rows that are not kept after a training."""
+        """Return a copy that begins each training with new buffers, for rows that are not kept after a training."""
         other = copy.copy(self)
         other.reset = "round"
         return other
@@ -263,7 +266,7 @@ class Optimizer:
 
 
 def _subtract(theta: Tensor, lr: Rate, step: Tensor) -> None:
-    """Compute theta <- theta - lr step in place, with one learning rate or one for each client [k, 1]."""
+    """Subtract lr * step from theta [k, p] in place; lr is one number, or one for each client [k, 1]."""
     if isinstance(lr, Tensor):
         theta.addcmul_(step, lr, value=-1)
     else:
@@ -296,7 +299,11 @@ class SGD(Optimizer):
         schedule: dict | None = None,
     ):
         super().__init__(lr, reset, clip, schedule)
-        require(momentum > 0 or not nesterov, "optimizer.nesterov=true needs optimizer.momentum > 0, got 0")
+        require(
+            momentum > 0 or not nesterov,
+            "optimizer.nesterov=true needs optimizer.momentum > 0, got 0: set optimizer.momentum=0.9, or "
+            "optimizer.nesterov=false",
+        )
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
         self.buffers = ("momentum",) if momentum else ()
         self.is_plain_sgd = not momentum and not weight_decay and clip is None
@@ -341,7 +348,7 @@ class SGD(Optimizer):
 
 
 def _can_use_fused_kernel(*rows: Tensor) -> bool:
-    """Return whether PyTorch's fused kernel supports these tensors, which have the same shape and device."""
+    """Return whether PyTorch's fused SGD kernel supports tensors: parameters, gradient and momentum of equal shape."""
     fits = rows[0].numel() < 2**31  # the kernel has 32-bit indices
     has_kernel = fused_sgd is not None and rows[0].device.type in ("cpu", "cuda")
     return has_kernel and fits and all(r.is_contiguous() for r in rows)
@@ -384,7 +391,16 @@ class Adam(Optimizer):
         self.weight_decay, self.decoupled = weight_decay, decoupled
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
-        """Return zeros: a moment [k, P], or the number of steps of each parameter [k, S]."""
+        """Return a new buffer of zeros.
+
+        Args:
+            name: "first" or "second", a moment; or "count", the number of steps of each parameter.
+            theta: The rows.  # [k, P]
+            parameters: Number of parameters in a row, S.
+
+        Returns:
+            The buffer.  # [k, P], or [k, S] for "count"
+        """
         return theta.new_zeros(len(theta), parameters) if name == "count" else torch.zeros_like(theta)
 
     def step(

@@ -68,7 +68,14 @@ class PerClient:
 
 
 def per_client(value: float | Sequence[float] | None) -> Any:
-    """Return an option's list of N values as PerClient, and a number or None unchanged."""
+    """Return the value of an option in the form that `s.value` and `cohort.value` accept.
+
+    Args:
+        value: A list with one value for each of the N clients, one number for all, or None.
+
+    Returns:
+        PerClient for a list; a number or None is returned unchanged.
+    """
     return PerClient(value) if isinstance(value, Sequence) else value
 
 
@@ -87,5 +94,5 @@ def fractions(value: float | PerClient, context: RoundContext) -> Tensor:
 
 
 def mean(value: float | PerClient) -> float:
-    """Return the mean over all N clients; one value for all clients is its own mean."""
+    """Return the mean of a hyperparameter over all N clients; if it is one number for all, that number."""
     return float(value.values.mean()) if isinstance(value, PerClient) else value

@@ -63,17 +63,17 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes files and logs."""
+        """Whether this process is rank 0, the only one that writes files and logs."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """Whether computations are divided between processes."""
+        """Whether computations are divided between processes: there are several, and not within `undistributed`."""
         return self.world_size > 1 and not self._undistributed_depth
 
     @contextmanager
     def undistributed(self) -> Iterator[None]:
-        """Within the context manager, this rank computes everything itself, and nothing is exchanged."""
+        """Return a context within which this rank computes everything itself, and nothing is exchanged."""
         self._undistributed_depth += 1
         try:
             yield
@@ -171,7 +171,11 @@ class Ranks:
             )
 
     def report_failure(self, error: BaseException) -> None:
-        """Send the message of this rank's error to the others, unless it is an error of theirs or they have ended."""
+        """Tell the other ranks that this one failed, so that they do not wait for it.
+
+        Args:
+            error: The error of this rank.  OtherRankFailed and PeerLost are not sent, because the others know of them.
+        """
         if self.is_distributed and not isinstance(error, OtherRankFailed | PeerLost):
             message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             with suppress(PeerLost):
@@ -193,14 +197,19 @@ class Ranks:
         return self._all_gather_object(value)
 
     def _all_gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, which must call this together."""
+        """Return the values of all ranks, in their order, on every rank.  All ranks must call this together."""
         values: list[Any] = [None] * self.world_size
         with raising_peer_lost():
             dist.all_gather_object(values, value)
         return values
 
     def broadcast_object(self, what: str, value: T) -> T:
-        """Return the value of rank 0, on every rank.  Arguments as in `gather`."""
+        """Return the value of rank 0, on every rank.
+
+        Args:
+            what: Description of the value, the same on all ranks.
+            value: The value of this rank, small and picklable.  Those of other ranks than 0 are ignored.
+        """
         return self.gather(what, value if self.is_first else None)[0]
 
     def require_equal(self, what: str, value: str) -> None:
@@ -217,8 +226,8 @@ class Ranks:
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise RunError(
-                    f"rank {rank} has another {what} than rank 0 ({other[:12]}, {values[0][:12]}); "
-                    "use the same data files and the same version of fedbench on all machines"
+                    f"rank {rank} has another {what} than rank 0 ({other[:12]}, {values[0][:12]}): copy the data files "
+                    "of rank 0 to all machines, and install the same version of fedbench on them"
                 )
 
     def first_on_each_machine(self, work: Callable[[], T]) -> T:
@@ -349,11 +358,14 @@ class Ranks:
 
 @contextmanager
 def raising_peer_lost() -> Iterator[None]:
-    """Within the context manager, raise PeerLost instead of torch's error if another process cannot be reached."""
+    """Return a context that raises PeerLost instead of a RuntimeError of torch: another process cannot be reached."""
     try:
         yield
     except RuntimeError as error:
-        message = "another process of this run has ended or cannot be reached; see the output of torchrun"
+        message = (
+            "another process of this run has ended or cannot be reached: read its error in the output of torchrun, and "
+            "start the run again"
+        )
         raise PeerLost(message) from error
 
 
@@ -361,7 +373,7 @@ _ranks = Ranks()
 
 
 def current() -> Ranks:
-    """Return the ranks of this process: one process, unless `connect` joined others."""
+    """Return the processes of the current run; this process only, unless `connect` joined others."""
     return _ranks
 
 
@@ -386,7 +398,7 @@ def connect() -> Ranks:
 
 
 def disconnect() -> None:
-    """Leave the other processes.  `current` then returns one rank again."""
+    """Leave the other processes of a distributed run.  `current` then returns this process only."""
     global _ranks
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -90,7 +90,11 @@ class Chunk:
         self.loss = torch.zeros(len(self.ids), device=self.theta.device)
 
     def lr_of_step(self, t: int, k: int) -> Rate:
-        """Return the learning rate of the first k clients in step t: one, or one for each client [k, 1]."""
+        """Return the learning rate in step t (from 0): one number for all, or one for each of the first k clients.
+
+        Returns:
+            The rate, with the factor of a schedule that changes with steps.  # number or [k, 1]
+        """
         lr = self.lr[:k] if isinstance(self.lr, Tensor) else self.lr
         return lr if self.lr_factors is None else self.lr_factors[t, :k, None] * lr
 
@@ -133,7 +137,7 @@ class StepProgress:
             self.extra_losses = extra_losses
 
     def reset(self) -> None:
-        """Forget the values of the previous step."""
+        """Set all values back to those before the first gradient of a step."""
         self.num_gradients = 0
         self.num_buffers = 0
         self.random = None
@@ -209,17 +213,18 @@ class Step:
 
     @property
     def theta(self) -> Tensor:
-        """The trained rows.  # [k, P]"""
+        """The rows that are trained, one for each client of this step; change them in place.  # [k, P]"""
         return self._theta
 
     def _rows(self, name: str) -> Tensor:
-        """Return the rows named "theta", or the state of this name.  # [k, ...]"""
+        """Return the trained rows if name is "theta", else the state of this name.  # [k, ...]"""
         return self.theta if name == "theta" else getattr(self.state, name)
 
     @property
     def rng(self) -> RowRandom:
-        """Random numbers of this step, with one row for each client."""
+        """Random numbers of this step, whose tensors have one row for each client: s.rng.normal(P) is [k, P]."""
         if self._progress.random is None:
+            # Keys are int64, so the unsigned 64-bit key of the step is shifted by one bit.
             self._progress.random = RowRandom(self._client_keys[: self.k] ^ (key("t", self.t) >> 1))
         return self._progress.random
 
@@ -241,7 +246,7 @@ class Step:
 
     @property
     def summed_loss(self) -> Tensor:
-        """Sum of each client's batch losses so far.  Only the first gradient of a step counts.  # [k]"""
+        """Sum of each client's batch losses over the steps so far, at the first gradient of each step.  # [k]"""
         return self._chunk.loss[: self.k]
 
     def record(self, name: str, value: Tensor) -> None:
@@ -369,11 +374,14 @@ class Step:
 
     @property
     def _dropout_keys(self) -> Tensor | None:
-        """Key of each client in this step [k], or None if the model has no dropout."""
+        """Keys for the random numbers of dropout in this step [k] int64; None if the model has no dropout."""
         return self.rng.keys if self.model.has_dropout else None
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return model.named(rows).  Views of theta, states and gradient buffers are cached between steps."""
+        """Return the parameters and running statistics in rows [k, P] as views, by name.  # [k, ...] each
+
+        Views of theta, states and gradient buffers are cached, because their memory stays the same in all steps.
+        """
         cache_key = (rows.data_ptr(), self.k)
         if cache_key not in self._named_views:
             named = self.model.named(rows)
@@ -384,14 +392,14 @@ class Step:
         return self._named_views[cache_key]
 
     def _parameters_of(self, columns: Columns) -> DifferentiatedParameters:
-        """Return the parameters that overlap with some columns, which are computed once for each set of columns."""
+        """Return which parameters need a gradient so that these columns get one; cached by the slices of columns."""
         slices = tuple(columns.slices)
         if slices not in self._parameters:
             self._parameters[slices] = DifferentiatedParameters.of(self.model, columns)
         return self._parameters[slices]
 
     def _new_gradient(self) -> Tensor:
-        """Return a buffer [k, P] that no other gradient of this step uses."""
+        """Return uninitialized memory [k, P] for a gradient, which no other gradient of this step uses."""
         index = self._progress.num_buffers
         if index == len(self._gradient_buffers):
             self._gradient_buffers.append(torch.empty_like(self._chunk.theta))
@@ -412,7 +420,15 @@ class Step:
         return self._forward_pass(rows, batch, None)
 
     def features(self, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the input of the module named head.  Arguments as in `forward`.  # [k, B, F]"""
+        """Return the input of the module named head in training mode, differentiable inside a loss.
+
+        Args:
+            rows: The rows.  # [k, P]
+            batch: One batch of every client.
+
+        Returns:
+            The features.  # [k, B, F]
+        """
         return self._forward_pass(rows, batch, "head")
 
     def _forward_pass(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
@@ -492,7 +508,10 @@ class Step:
         return {buffer: values[: self.k] for buffer, values in state.items()}
 
     def _parameter_index(self, length: int) -> ParameterIndex:
-        """Return the index of the parameter of each column, for rows of this length: the model's, or a state's."""
+        """Return which parameter each column belongs to, for rows of `length` columns; cached.
+
+        Rows of another length than the model's, such as a state, count as one parameter.
+        """
         if length not in self._parameter_indices:
             self._parameter_indices[length] = ParameterIndex(self.model.parameter_spans(length), self.theta.device)
         return self._parameter_indices[length]
@@ -524,7 +543,7 @@ def default_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:
     """
 
     def step(s: Step, batch: Batch) -> None:
-        """Take one local step of the clients with one batch of each."""
+        """Take one local step of the clients of s with one batch of each."""
         gradient = s.grad(batch)
         if extra_grad is not None:
             extra = extra_grad(s)  # [k, P]

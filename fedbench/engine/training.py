@@ -64,7 +64,7 @@ class LocalTraining:
 
     @property
     def buffer_names(self) -> dict[str, str]:
-        """Names of the stored optimizer buffers, by "theta" or the name of a state."""
+        """Names under which optimizer buffers are stored between rounds, by "theta" or the name of a state."""
         return {"theta": self.buffers} if isinstance(self.buffers, str) else dict(self.buffers)
 
 
@@ -83,14 +83,18 @@ def check_states(state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         if name in SETTING_NAMES:
             raise ValueError(
-                f"train({name}=...): {name} is a setting, not a state; pass train(..., how=LocalTraining({name}=...))"
+                f"cohort.train({name}=...) passes {name} as a state of clients, but it is a setting of the training: "
+                f"pass cohort.train(..., how=LocalTraining({name}=...))"
             )
         if name == "theta":
-            raise ValueError("train(theta=...): theta is the name of the trained row; choose another name")
+            raise ValueError(
+                "cohort.train(theta=...) passes theta as a state of clients, but it is the name of the trained rows: "
+                "give the state another name"
+            )
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"train({name}=...): a state must be a tensor [K, ...] with one row for each client, "
-                f"got {type(value).__name__}"
+                f"cohort.train({name}=...) must be a tensor [K, ...] with one row for each of the K clients, got "
+                f"{type(value).__name__}: pass other values by a closure of the step function"
             )
 
 
@@ -146,7 +150,7 @@ class BatchSchedule:
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
-    """Return the samples of all N clients that a training uses."""
+    """Return the samples of all N clients that a training uses: the split `how.split`, or these samples themselves."""
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 
@@ -279,7 +283,7 @@ class CohortTraining:
 
     @property
     def mean_lr(self) -> Rate:
-        """The mean learning rate over the local steps: one, or one for each client.  # [K, 1]"""
+        """The mean learning rate over a client's local steps: one number for all, or one for each client [K, 1]."""
         if self.lr_factors is None:
             return self.lr
         num_steps = torch.from_numpy(self.schedule.num_steps).to(self.lr_factors.device)[:, None]  # [K, 1]
@@ -288,15 +292,15 @@ class CohortTraining:
 
     @property
     def start_is_shared(self) -> bool:
-        """Whether all clients start from one row [P]."""
+        """Whether all clients start from the same row [P], rather than each from its own row of [K, P]."""
         return self.start.dim() == 1
 
     def run(self) -> None:
-        """Train this rank's clients, one chunk at a time or in threads."""
+        """Train the clients of this process, one chunk after the other or in threads, and fill `outputs`."""
         self.engine.executor.run(self._train_chunk, len(self.schedule.positions))
 
     def _train_chunk(self, start: int, stop: int) -> None:
-        """Train the clients at schedule.positions[start:stop], and write their results to `outputs`."""
+        """Train one chunk, the clients at schedule.positions[start:stop], and write their results to `outputs`."""
         schedule, context, executor = self.schedule, self.context, self.engine.executor
         positions = schedule.positions[start:stop]
         index = torch.from_numpy(positions).to(context.device)
@@ -342,7 +346,10 @@ class CohortTraining:
                 values[index] = chunk.optimizer_state[rows_name][buffer]
 
     def exchange(self) -> None:
-        """Exchange trained rows between ranks.  States that no step changed are not sent."""
+        """Exchange trained rows, states and optimizer buffers between processes, so that each has those of all clients.
+
+        States that no step changed are not sent.
+        """
         ranks = self.engine.executor.ranks
         buffers = {
             f"{rows_name}/{buffer}": values
@@ -376,7 +383,7 @@ class CohortTraining:
         }
 
     def save_buffers(self) -> None:
-        """Write the optimizer buffers that clients keep between rounds to their store."""
+        """Store the optimizer buffers that clients keep until their next round (optimizer.reset=never)."""
         owners = self.how.buffer_names
         for rows_name, buffers in self.stored_buffers.items():
             for buffer, values in buffers.items():
@@ -384,7 +391,11 @@ class CohortTraining:
                 stored[self.context.ids] = values
 
     def result(self) -> SimpleNamespace:
-        """Return a namespace of theta [K, P], the states [K, ...], loss [K], steps [K] and the mean lr."""
+        """Return the result of `cohort.train`.
+
+        Returns:
+            A namespace with theta [K, P], each state [K, ...], loss [K], steps [K] float32, and lr (`mean_lr`).
+        """
         steps = torch.from_numpy(self.schedule.num_steps).float().to(self.context.device)
         return SimpleNamespace(**self.outputs, steps=steps, lr=self.mean_lr)
 

@@ -93,7 +93,7 @@ def test_later_rounds_use_the_smaller_chunk(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_single_client_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 0)
     e = make()
-    with pytest.raises(RunError, match=r"single client.*local.batch_size"):
+    with pytest.raises(RunError, match=r"one client is computed at a time: lower local.batch_size"):
         work(e)
 
 

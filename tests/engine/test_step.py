@@ -550,16 +550,18 @@ def test_a_state_must_be_passed_and_is_changed_in_place() -> None:
     for step, name in ((bind_state, "alpha"), (bind_theta, "theta")):
         with pytest.raises(AttributeError, match=name):
             all_clients(e).train(start, step=step, alpha=alpha)
-    with pytest.raises(ValueError, match="theta is the name of the trained row"):
+    with pytest.raises(ValueError, match="theta as a state of clients, but it is the name of the trained rows"):
         all_clients(e).train(start, step=lambda s, b: None, theta=alpha)
 
 
 @pytest.mark.parametrize("name, value", [("key", "head"), ("epochs", 2), ("lr", torch.ones(4, 1)), ("uploaded", False)])
 def test_settings_passed_as_states_are_refused(name: str, value: Any) -> None:
     e = build()
-    with pytest.raises(ValueError, match=rf"train\({name}=\.\.\.\): .*how=LocalTraining\({name}=\.\.\.\)"):
+    with pytest.raises(
+        ValueError, match=rf"train\({name}=\.\.\.\) passes {name} as a state .*how=LocalTraining\({name}=\.\.\.\)"
+    ):
         all_clients(e).train(e.model.init_row(), **{name: value})
-    with pytest.raises(ValueError, match=r"train\(tau=\.\.\.\): a state must be a tensor .* got float"):
+    with pytest.raises(ValueError, match=r"train\(tau=\.\.\.\) must be a tensor .* got float"):
         all_clients(e).train(e.model.init_row(), tau=0.5)  # type: ignore[arg-type]
 
 
@@ -769,7 +771,7 @@ def test_a_batch_of_one_sample_with_batch_norm_is_refused(native: bool) -> None:
 
     arrays, split = ragged(sizes=(6, 4))  # batches of 5 and 1
     e = engine(arrays, split, seeded(Net))
-    with pytest.raises(ConfigError, match=r"one sample; set local.drop_last=true.*larger local.batch_size"):
+    with pytest.raises(ConfigError, match=r"one sample, .* set local.drop_last=true .* raise local.batch_size"):
         all_clients(e).train(e.model.init_row())
     assert all_clients(e).train(e.model.init_row(), how=LocalTraining(drop_last=True)).steps.tolist() == [1, 1]
 

@@ -30,7 +30,7 @@ def mean(
     """
     weights = mean_weights(context, weights)
     if groups is not None:
-        members = groups.to(weights) * weights  # [M, K]
+        members = groups.to(weights) * weights  # weight of each client in each group, else 0  [M, K]
         # normalized in each group; without clients 0 / tiny = 0
         weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
     if uploads.dim() <= 2:
@@ -56,5 +56,5 @@ def mean_weights(context: RoundContext, weights: Literal["samples", "uniform"] |
 
 
 def total(uploads: Tensor) -> Tensor:
-    """Return the sum of the clients' uploads [K, ...].  # [...]"""
+    """Return the sum over clients of their uploads [K, ...], without weights.  # [...]"""
     return uploads.sum(0)

@@ -16,7 +16,10 @@ import torch
 
 
 def classic_ratio(epsilon: float, delta: float) -> float:
-    """Return sigma / Delta of the classical Gaussian mechanism, which is proven only for epsilon < 1."""
+    """Return the noise per sensitivity, sigma / Delta, that makes a Gaussian release (epsilon, delta)-private.
+
+    It is the classical formula sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon < 1 only.
+    """
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
@@ -39,12 +42,15 @@ def delta_of(epsilon: float, ratio: float) -> float:
 
 
 def _erfcx(x: float) -> float:
-    """Return exp(x^2) erfc(x) for x >= 0."""
+    """Return the scaled complementary error function exp(x^2) erfc(x) for x >= 0, which does not underflow."""
     return float(torch.special.erfcx(torch.tensor(x, dtype=torch.float64)))
 
 
 def analytic_ratio(epsilon: float, delta: float) -> float:
-    """Return the least sigma / Delta that is (epsilon, delta)-private, rounded up."""
+    """Return the least noise per sensitivity, sigma / Delta, for which a release is (epsilon, delta)-private.
+
+    It is rounded up by at most 1e-12 of its value.
+    """
     return _least(lambda ratio: delta_of(epsilon, ratio) <= delta)
 
 
@@ -70,9 +76,9 @@ def _least(holds: Callable[[float], bool]) -> float:
         holds: A condition that is false below some x, and true above it.
     """
     low = high = 1.0
-    while not holds(high):
+    while not holds(high):  # double until the condition holds
         high *= 2
-    while holds(low):
+    while holds(low):  # halve until it does not
         low /= 2
     while high - low > 1e-12 * high:
         middle = (low + high) / 2

@@ -40,16 +40,24 @@ class Payload(NamedTuple):
 
     @property
     def lag(self) -> Tensor | None:
-        """The server's version minus that of the clients; None if they are the same, or if the run needs neither."""
+        """The server's version minus the version that the clients received.
+
+        None if both are the same, or if the run stores neither, without compression and privacy.
+        """
         if self.received is None or self.value is None or self.received is self.value:
             return None
         return self.value - self.received
 
     def of(self, ids: np.ndarray) -> Payload:
-        """Return the payload for clients ids, which must be among these clients."""
+        """Return the part of this payload that belongs to some of its clients.
+
+        Args:
+            ids: Ids of these clients, ascending.  All must be among `self.ids`.
+        """
         if self.received is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
             return self
-        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)  # ids are ascending
+        # both arrays of ids are ascending
+        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)
         received = self.received[rows]
         return Payload(ids, received, received if self.received is self.value else self.value[rows], True)
 
@@ -73,7 +81,7 @@ class Channel:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the server receives uploads unchanged."""
+        """Whether uploads reach the server unchanged, because no compressor and no noise or clipping changes them."""
         private = self.privacy is not None and not self.privacy.is_lossless
         return not private and (self.compression is None or self.compression.compressor.exact)
 
@@ -98,8 +106,8 @@ class Channel:
         _check_names("broadcast", tensors, {*uncompressed, *num_values})
         received = dict(tensors)
         for name, value in tensors.items():
-            dense = len(context) * num_bytes(value)
-            size = _encoded_bytes(value, num_values.get(name), dense)
+            dense = len(context) * num_bytes(value)  # bytes without compression
+            size = _encoded_bytes(value, num_values.get(name), dense)  # bytes that are sent
             if self.compression is not None and name not in uncompressed:
                 received[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
@@ -126,6 +134,7 @@ class Channel:
         for name, value in tensors.items():
             size = num_bytes(value)
             if self.compression is not None and name not in uncompressed:
+                # how many downloads of this name came before in the round
                 call = self._count_call("down", context, name)
                 received[name], size = self.compression.download(context, name, value, call)
             self._remember(name, Payload(context.ids, received[name], value, by_client=True))
@@ -144,7 +153,7 @@ class Channel:
             The same tensors [M, ...], as attributes.
         """
         _check_rows("fetch", context, {"which": which})
-        size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
+        size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())  # bytes of the downloaded rows
         self._count_download(context, size, size)
         return SimpleNamespace(**rows)
 
@@ -185,14 +194,15 @@ class Channel:
         _check_references(tensors, relative_to, previous)
         received = dict(tensors)
         for name, value in tensors.items():
-            payload = self._payload(relative_to.get(name), context, name)
+            payload = self._payload(relative_to.get(name), context, name)  # what the clients trained from
+            # what the upload is a difference from; None: 0
             reference = previous.get(name) if payload is None else payload.received
             size = _encoded_bytes(value, num_values.get(name), num_bytes(value))
-            call = self._count_call("up", context, name)
+            call = self._count_call("up", context, name)  # how many uploads of this name came before in the round
             if self.privacy is not None:
                 received[name] = self.privacy.release(context, name, value, reference, call, first_rate)
             if self.compression is not None and context.changes_state and name not in uncompressed:
-                accumulates = name not in previous
+                accumulates = name not in previous  # else the next upload replaces this one
                 received[name], size = self.compression.upload(
                     context, name, received[name], reference, call, accumulates
                 )
@@ -203,7 +213,12 @@ class Channel:
         return SimpleNamespace(**received)
 
     def _remember(self, name: str, payload: Payload) -> None:
-        """Store a payload for uploads relative to it, without tensors that the run does not need."""
+        """Store a sent tensor, so that later uploads can be relative to it.
+
+        Args:
+            name: Name by which it was sent.
+            payload: The tensor.  Without privacy and compression, tensors that no upload needs are removed from it.
+        """
         changes_uploads = self.privacy is not None or self.compression is not None
         if not changes_uploads:  # frees rows of clients; a server rule reads the value of a broadcast
             payload = payload._replace(received=None, value=None if payload.by_client else payload.value)
@@ -215,7 +230,7 @@ class Channel:
         Raises:
             UnknownReference: The server did not broadcast such a tensor in this round.
         """
-        for payload in reversed(self._payloads.get(name, [])):
+        for payload in reversed(self._payloads.get(name, [])):  # the last one first
             if payload.value is not None and not payload.by_client:
                 return payload.value
         raise UnknownReference(
@@ -240,7 +255,7 @@ class Channel:
         if handle is None:
             return None
         if isinstance(handle, str):
-            for payload in reversed(self._payloads.get(handle, [])):
+            for payload in reversed(self._payloads.get(handle, [])):  # the last one first
                 if np.isin(context.ids, payload.ids).all():
                     return payload.of(context.ids)
         given = repr(handle) if isinstance(handle, str) else f"a {type(handle).__name__}"
@@ -251,7 +266,13 @@ class Channel:
         )
 
     def _count_download(self, context: RoundContext, size: int, dense: int) -> None:
-        """Count the bytes of a download to these clients and to those that dropped out after it."""
+        """Add the bytes of a download to the round's cost, also for clients that dropped out after it.
+
+        Args:
+            context: The clients.
+            size: Bytes that are sent to them.
+            dense: Bytes that would be sent without compression.
+        """
         factor = 1.0 if len(context) == context.num_clients else self.download_factor
         self.cost.bytes_down += round(factor * size)
         self.cost.dense_down += round(factor * dense)
@@ -268,10 +289,10 @@ class Channel:
             The largest number of any of these clients.
         """
         calls = self._calls.setdefault((direction, name), [])
-        before = np.zeros(len(context), np.int64)
+        before = np.zeros(len(context), np.int64)  # earlier messages of each client
         for ids in calls:
             before += np.isin(context.ids, ids)
-        calls.append(context.ids)
+        calls.append(context.ids)  # counts this message
         return int(before.max(initial=0))
 
 
@@ -291,32 +312,61 @@ class UnknownReference(ValueError):
 
 
 def _check_rows(call: str, context: RoundContext, tensors: dict[str, Tensor]) -> None:
-    """Raise ValueError unless each argument of the call ("upload", for example) is a tensor with one row per client."""
+    """Raise ValueError unless each argument of a call is a tensor with one row per client.
+
+    Args:
+        call: Name of the call for the message, such as "upload".
+        context: The clients.
+        tensors: The arguments by name.
+    """
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
-            raise ValueError(f"{call}({name}=...): expected a tensor [K, ...], got a {type(t).__name__}")
+            raise ValueError(
+                f"{call}({name}=...): expected a tensor [K, ...] with one row per client, got a {type(t).__name__}"
+            )
         if len(t) != len(context):
-            raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(context)} clients; send one row per client")
+            raise ValueError(
+                f"{call}({name}=...): the tensor has {len(t)} rows, and the cohort has {len(context)} clients; pass "
+                "one row per client, in the order of cohort.ids"
+            )
 
 
 def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) -> None:
-    """Raise ValueError unless all names in the options of a call, such as `uncompressed`, are names of its tensors."""
+    """Raise ValueError if an option of a call names a tensor that the call does not send.
+
+    Args:
+        call: Name of the call for the message, such as "upload".
+        tensors: The tensors that are sent, by name.
+        named: Names in the options of the call, such as `uncompressed`.
+    """
     if unknown := set(named) - tensors.keys():
         raise ValueError(
-            f"{call}({', '.join(tensors)}): {' and '.join(sorted(unknown))} is not among these tensors, but is named "
-            "in another argument of the call; remove it there, or send it"
+            f"{call}({', '.join(tensors)}): {' and '.join(sorted(unknown))} is not among these tensors, but another "
+            f"argument of {call}, such as relative_to or uncompressed, names it; remove the name there, or pass a "
+            "tensor of this name"
         )
 
 
 def _check_references(
     tensors: dict[str, Tensor], relative_to: Mapping[str, str | None], previous: Mapping[str, Tensor | None]
 ) -> None:
-    """Raise ValueError for a floating-point tensor without a reference, or with two."""
+    """Raise ValueError for a floating-point tensor with no reference, or with two.
+
+    Args:
+        tensors: The tensors of an upload, by name.
+        relative_to: The argument `relative_to` of the upload.
+        previous: The argument `previous` of the upload.
+    """
     for name, t in tensors.items():
         if name in relative_to and name in previous:
-            raise ValueError(f"upload({name}=...): {name} is in relative_to and in previous; use only one of them")
+            raise ValueError(
+                f"upload({name}=...): both relative_to and previous name {name!r}, but an upload has one reference; "
+                f"remove {name!r} from one of them"
+            )
         if t.is_floating_point() and name not in relative_to and name not in previous:
             raise ValueError(
-                f'upload({name}=...) needs a reference: relative_to={{"{name}": "w"}} for a row that was trained from '
-                f'w, relative_to={{"{name}": None}} for a difference, or previous={{"{name}": ...}} for a new version'
+                f"upload({name}=...) needs a reference, from which the difference is sent. Pass "
+                f'relative_to={{"{name}": "w"}} if clients trained {name} from the broadcast w, '
+                f'relative_to={{"{name}": None}} if {name} is already a difference, or previous={{"{name}": tensor}} '
+                f"with the last version that the server has (None if it has none)"
             )

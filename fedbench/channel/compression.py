@@ -77,7 +77,7 @@ class Compression:
 
     @property
     def compresses_downloads(self) -> bool:
-        """Whether downloads are compressed too."""
+        """Whether downloads are compressed too: direction="both", and a compressor that changes rows."""
         return self.compressor.direction == "both" and not self.compressor.exact
 
     def upload(
@@ -101,11 +101,11 @@ class Compression:
             return Received(value, num_bytes(value))
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
         base = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)  # the server has it
-        residual = x - base
-        has_feedback = accumulates and self.compressor.error_feedback
+        residual = x - base  # what remains to be sent
+        has_feedback = accumulates and self.compressor.error_feedback  # else no residual is stored
         residuals = self._residuals(path, context, x.shape[1]) if has_feedback else None
         if residuals is not None:
-            residual = residual + residuals[context.ids]
+            residual = residual + residuals[context.ids]  # plus what earlier uploads omitted
         # A later upload repairs this one: by error feedback, or because it replaces it.
         is_repaired = residuals is not None or (reference is not None and not accumulates)
         message, keys = self._message(path, name, x.shape[1], context), self._keys(path, context, context.ids)
@@ -129,13 +129,14 @@ class Compression:
         if not self.compresses_downloads or self._passes(value[None]):
             return Received(value, len(context) * num_bytes(value))
         path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
-        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
-        if last.used:
+        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)  # what all clients have  [1, n]
+        if last.used:  # there was a broadcast before: only the difference is sent
             message = self._message(path, name, x.shape[1], None)
             received, bits = self._difference(context, x, last[SERVER], message, SERVER)
         else:
+            # the first broadcast is sent whole
             received, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
-        if not context.changes_state:
+        if not context.changes_state:  # an evaluation, whose bytes are not counted
             return Received(received.view(value.shape), 0)
         last[SERVER] = received
         return Received(received.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
@@ -154,9 +155,10 @@ class Compression:
         Returns:
             The bits.  # [K]
         """
-        total_bits = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)
+        total_bits = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)  # bits of all broadcasts so far  [1, 1]
+        # that number at each client's last broadcast
         last_bits = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
-        now = total_bits[SERVER] + bits  # [1, 1]
+        now = total_bits[SERVER] + bits  # including this broadcast  [1, 1]
         uncompressed = torch.full_like(bits, FLOAT * size)  # [1]
         missed = torch.where(last_bits.has(context.ids), (now - last_bits[context.ids])[:, 0], uncompressed)
         total_bits[SERVER], last_bits[context.ids] = now, now.expand(len(context), 1)
@@ -177,7 +179,7 @@ class Compression:
         if not self.compresses_downloads or self._passes(value):
             return Received(value, num_bytes(value))
         path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
-        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
+        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))  # what each client has  [N, n]
         message = self._message(path, name, x.shape[1], context, weighted=False)
         has_version = last.has(context.ids)  # [K]
         received, bits = self._difference(context, x, last[context.ids], message, context.ids)
@@ -217,7 +219,11 @@ class Compression:
         return num_bytes(losses)
 
     def _passes(self, value: Tensor) -> bool:
-        """Return whether rows [K, ...] are sent uncompressed, and set `acted` if they are large enough to compress."""
+        """Return True if rows [K, ...] are sent uncompressed.
+
+        These are integers, rows of fewer than TINY values, and all rows if the compressor is exact.  Larger float32
+        rows set `acted`.
+        """
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
             return True
         self.acted = True
@@ -238,7 +244,7 @@ class Compression:
         Returns:
             The decompressed rows [k, n], and the bits of each [k].
         """
-        num_parameters = message.size
+        num_parameters = message.size  # columns before the running statistics
         decompressed, bits = compressor(rows[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
         if num_parameters == rows.shape[1]:
             return decompressed, bits
@@ -273,25 +279,25 @@ class Compression:
         Raises:
             RunError: Running statistics may be anywhere in the message.
         """
-        layout = self._layout(size)
+        layout = self._layout(size)  # where parameters end in a tensor of this size; None if unknown
         if layout is None:
             if self.model.buffer_names:
                 raise RunError(
                     f"compression: message {name!r} of {size:,} values is neither a row of the model nor one of its "
                     "column groups, so it may include BatchNorm's running statistics, which must not be compressed. "
-                    "Use a model without them, for example with model.norm=group"
+                    "Use a model without them, for example with model.norm=group, or compression=none"
                 )
             layout = MessageLayout({}, size)
-        ids = NO_CLIENTS if context is None else context.ids
+        ids = NO_CLIENTS if context is None else context.ids  # a broadcast has no clients of its own
         weights = None if context is None or not weighted else context.mean_weights
         message = Message(path, layout.parameters, ids, layout.spans, weights, weights)
-        if path not in self._is_set_up:
+        if path not in self._is_set_up:  # the first message of this name creates the compressor's states
             self.compressor.setup(self.rows, message.of(0, 0))
             self._is_set_up.add(path)
         return message
 
     def _residuals(self, path: str, context: RoundContext, size: int) -> Rows:
-        """Return the residuals of all clients.  # [N, n]"""
+        """Return the row store of the residuals of an upload, [N, n]: what earlier uploads of each client omitted."""
         return self._rows(f"{path}/memory", torch.zeros(size, device=context.device))
 
     def _rows(self, path: str, default: Tensor, count: int | None = None) -> Rows:
@@ -309,9 +315,9 @@ class Compression:
         rows = self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
         if rows.default.shape != default.shape:
             raise RunError(
-                f"compression: message {path.split('/')[1]!r} has {default.numel():,} values, and had "
-                f"{rows.default.numel():,} before, for which state is stored. Use another name for messages of another "
-                "length, or pass the last version of an upload in upload(..., previous=...), which needs no state"
+                f"compression: the message {path.split('/')[1]!r} has {default.numel():,} values, but earlier ones of "
+                f"this name had {rows.default.numel():,}, as have the residuals or versions stored for it. In the "
+                "method, use another name for messages of another length; an upload may pass previous="
             )
         return rows
 
@@ -331,15 +337,21 @@ class Compression:
 
 
 def _path(direction: str, name: str, call: int) -> str:
-    """Return the name of a message's state.  The first message of a name in a round has call = 0."""
+    """Return the name of a message's state: "up/NAME" for its first message in a round, "up/NAME/1" for the second.
+
+    Args:
+        direction: "up" or "down".
+        name: Name that the method gave the message.
+        call: How many messages of this name the round had before.
+    """
     return f"{direction}/{name}/{call}" if call else f"{direction}/{name}"
 
 
 def num_bytes(t: Tensor) -> int:
-    """Return the bytes of an uncompressed tensor."""
+    """Return the number of bytes of an uncompressed tensor."""
     return t.numel() * t.element_size()
 
 
 def in_bytes(bits: Tensor) -> int:
-    """Return the total bytes of bit streams of these lengths [k], each rounded up to whole bytes."""
+    """Return the total number of bytes of bit streams of these lengths [k]; each stream fills whole bytes."""
     return int((bits + 7).div(8, rounding_mode="floor").sum())

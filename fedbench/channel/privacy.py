@@ -67,20 +67,21 @@ class Privacy:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether uploads are unchanged."""
+        """Whether uploads are unchanged: no noise (epsilon is infinite) and no clipping."""
         return self.ratio == 0 and self.clip is None
 
     @property
     def step_clip(self) -> float | None:
-        """Largest norm of a client's gradient in a local step, or None if steps are not clipped."""
+        """Largest norm of a client's gradient in a local step (calibration="paper"); None if steps are not clipped."""
         return self.clip if self.calibration == "paper" else None
 
     @property
     def sigma(self) -> float | None:
-        """Standard deviation of the noise, or None if it differs by client (lr_over_n)."""
+        """Standard deviation of the noise, equal for all clients; 0 without noise, None if it differs by client."""
         if self.ratio == 0:
             return 0.0
-        sensitivity = {"clip": self.clip, "2 clip": 2 * (self.clip or 0)}.get(self.sensitivity)  # Delta
+        # Delta; None for lr_over_n
+        sensitivity = {"clip": self.clip, "2 clip": 2 * (self.clip or 0)}.get(self.sensitivity)
         return None if sensitivity is None else sensitivity * self.ratio
 
     def sigmas(self, context: RoundContext, first_rate: FirstRate) -> Tensor:
@@ -95,6 +96,7 @@ class Privacy:
         """
         if self.sigma is not None:
             return torch.full((len(context),), self.sigma, device=context.device)
+        # learning rate of the first local step
         rate = torch.as_tensor(first_rate(), device=context.device).reshape(-1)  # [1] or [K]
         num_samples = torch.from_numpy(context.num_samples).float().to(context.device)
         return 2 * rate * (self.clip or 0) * self.ratio / num_samples.clamp_min(1)
@@ -127,15 +129,16 @@ class Privacy:
         require(
             value.is_floating_point(),
             f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, but the method uploads {name!r} as "
-            f"{str(value.dtype).removeprefix('torch.')}; use another method, or privacy.epsilon=null",
+            f"{str(value.dtype).removeprefix('torch.')}; upload it as float32, choose another algorithm, or set "
+            "privacy.epsilon=null",
         )
         if self.calibration == "analytic" and self.clip is not None:
             value = clipped_towards(value, reference, self.clip)
         ids = context.ids[context.ids < self.releases.num_clients]  # new clients are not in the table
-        self.releases[ids] = self.releases[ids] + 1
+        self.releases[ids] = self.releases[ids] + 1  # counts one release of each client
         if self.ratio == 0:
             return value
-        key = rng.key(context.seed, "privacy", name, context.round, call)
+        key = rng.key(context.seed, "privacy", name, context.round, call)  # new noise for each name, round and call
         keys = torch.from_numpy(rng.client_keys(key, context.ids)).to(value.device)
         return noisy(value, self.sigmas(context, first_rate), keys)
 
@@ -147,13 +150,14 @@ class Privacy:
             The number of releases, and the epsilon of all of them together at `delta`.  Epsilon is None if noise and
             clipping imply no bound: with calibration=paper, or without noise.
         """
+        # largest number of releases of a client
         most = int(self.releases.store[: self.releases.used].max()) if self.releases.used else 0
         has_bound = self.calibration == "analytic" and self.ratio > 0
         return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
 
     def guarantee(self) -> str:
-        """Return one sentence: which privacy guarantee this run has, if any, and what it does not protect."""
-        given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"
+        """Return one sentence for the report: the privacy guarantee of this run, or that it has none, and limits."""
+        given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"  # the options, for the sentence
         if self.ratio == 0:
             clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"
             return f"no guarantee: epsilon is infinite, so that there is no noise, {clip}"
@@ -164,7 +168,7 @@ class Privacy:
                 f"deviation {self.sigma:.4g}; tensors and rounds add up, and the sum is accounted for; "
                 f"{UNPROTECTED}"
             )
-        delta = "C" if self.sensitivity == "clip" else "2 lr C / n_i"
+        delta = "C" if self.sensitivity == "clip" else "2 lr C / n_i"  # formula of the sensitivity Delta
         size = f" = {self.sigma:.4g}" if self.sigma is not None else ""
         return (
             f"noise robustness, not a certified guarantee: gradients are clipped to norm C = {self.clip:g} by "
@@ -205,7 +209,8 @@ def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tens
     Returns:
         The projected rows [K, ...].
     """
-    offset = value if center is None else value - center
+    offset = value if center is None else value - center  # from the center to the row
+    # of each row, in a shape that multiplies rows  [K, 1, ...]
     norm = offset.reshape(len(value), math.prod(value.shape[1:])).norm(dim=1).view(-1, *(1,) * (value.dim() - 1))
     clipped = offset * (radius / norm.clamp_min(1e-30)).clamp_max(1)
     return torch.where(norm <= radius, value, clipped if center is None else center + clipped)
@@ -224,6 +229,7 @@ def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
     """
     numbers = math.prod(value.shape[1:])
     out = value.reshape(len(value), numbers).clone()  # [K, n]
+    # a few rows at a time, to limit memory
     for rows in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):
         draws = rng.RowRandom(keys[rows]).normal(numbers)
         out[rows] += (sigma[rows, None] * draws).to(out.dtype)

@@ -36,15 +36,17 @@ def server_step(
     Raises:
         RunError: Running statistics may be anywhere in the tensor.
     """
-    p = _num_parameters(model, name, len(step.w))
+    p = _num_parameters(model, name, len(step.w))  # the first p columns are parameters, the rest running statistics
+    # one row store [1, p] for each state of the rule
     stores = {key: _store(rows, f"server/{name}/{key}", initial, step.w[:p]) for key, initial in rule.states.items()}
     state = {key: store[SERVER][0] for key, store in stores.items()}  # [p] each
+    # the step without running statistics
     parameters = ServerStep(step.w[:p], step.mean[:p], step.uploads[:, :p], step.weights, step.round)
     new = rule.step(parameters, state)  # [p]
     if changes_state:
         for key, store in stores.items():
             store[SERVER] = state[key][None]
-    return torch.cat([new, step.mean[p:]])
+    return torch.cat([new, step.mean[p:]])  # running statistics get their mean
 
 
 def _num_parameters(model: FlatModel, name: str, size: int) -> int:
@@ -58,12 +60,12 @@ def _num_parameters(model: FlatModel, name: str, size: int) -> int:
     Raises:
         RunError: Running statistics may be anywhere in the tensor.
     """
-    layout = model.message_layout(size)
+    layout = model.message_layout(size)  # None: no row of the model and no column group has this size
     if layout is None and model.buffer_names:
         raise RunError(
-            f"server: the server's tensor {name!r} with {size:,} values is neither a row of the model nor one of its "
-            "column groups, so it may include BatchNorm's running statistics, which a server rule must not move. Use "
-            "a model without them, for example with model.norm=group, or server=average"
+            f"server: the tensor {name!r} with {size:,} values, which the method averages, is neither a row of the "
+            "model nor one of its column groups. So it may include BatchNorm's running statistics, which a server rule "
+            "must not move. Use a model without them, for example with model.norm=group, or server=average"
         )
     return size if layout is None else layout.parameters
 

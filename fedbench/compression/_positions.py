@@ -16,13 +16,21 @@ from fedbench.compression._stream import Reader, Writer
 
 
 def num_selected(share: float, size: int) -> int:
-    """Return ceil(share * size), the number of selected values; at least 1."""
+    """Return how many of `size` values are selected: ceil(share * size), and at least 1."""
     return min(size, math.ceil(round(share * size, 6)) or 1)  # 0.07 * 100 is 7.000000000000001
 
 
 def largest(values: Tensor, m: int) -> Tensor:
-    """Return the ascending positions of the m largest values of each row [k, n]; ties select the first.  # [k, m]"""
-    smallest = values.topk(m, dim=1, sorted=False).values.amin(1, keepdim=True)  # [k, 1]
+    """Return the positions of the m largest values of each row, in ascending order of positions.
+
+    Args:
+        values: The rows.  # [k, n]
+        m: Number of positions; of equal values, the first are selected.
+
+    Returns:
+        The positions.  # [k, m] int64
+    """
+    smallest = values.topk(m, dim=1, sorted=False).values.amin(1, keepdim=True)  # the m-th largest value  [k, 1]
     above, tied = values > smallest, values == smallest  # [k, n]
     num_tied = m - above.sum(1, keepdim=True)  # how many of the tied values are selected
     selected = above | (tied & (tied.cumsum(1) <= num_tied))
@@ -32,7 +40,7 @@ def largest(values: Tensor, m: int) -> Tensor:
 
 
 def scatter(values: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Return rows of zeros with values [k, m] at positions [k, m].  # [k, size]"""
+    """Return rows of `size` zeros, in which values [k, m] are written at positions [k, m].  # [k, size]"""
     return values.new_zeros(len(values), size).scatter_(1, positions, values)
 
 
@@ -47,18 +55,25 @@ def rice_width(m: int, n: int) -> int:
 
 
 def count(positions: Tensor, n: int) -> Tensor:
-    """Return the bits of the code of positions [k, m].  # [k] int64"""
-    width = rice_width(positions.shape[1], n)
+    """Return the number of bits that `write` takes for each row of ascending positions [k, m] of n.  # [k] int64"""
+    width = rice_width(positions.shape[1], n)  # remainder bits of the Rice code
     gaps = positions.diff(dim=1, prepend=positions.new_full((len(positions), 1), -1)) - 1  # [k, m]
     return 1 + ((gaps >> width) + 1 + width).sum(1).clamp_max(n)
 
 
 def write(positions: Tensor, n: int, out: Writer) -> None:
-    """Write the code of positions [m] of n."""
+    """Write m ascending positions of n to a stream: as a bitmap or as Rice codes of gaps, whichever is shorter.
+
+    Args:
+        positions: The positions.  # [m]
+        n: Number of possible positions.
+        out: The stream.
+    """
     width, ascending = rice_width(len(positions), n), positions.tolist()
-    gaps = [b - a - 1 for a, b in zip([-1, *ascending], ascending)]
+    gaps = [b - a - 1 for a, b in zip([-1, *ascending], ascending)]  # positions between neighbours
+    # n bits of a bitmap are fewer than the bits of all gaps
     is_bitmap = n < sum((gap >> width) + 1 + width for gap in gaps)
-    out.fixed(int(is_bitmap), 1)
+    out.fixed(int(is_bitmap), 1)  # the first bit names the code
     if is_bitmap:
         out.fixed(sum(1 << (n - 1 - p) for p in ascending), n)
         return
@@ -67,12 +82,12 @@ def write(positions: Tensor, n: int, out: Writer) -> None:
 
 
 def read(stream: Reader, m: int, n: int) -> Tensor:
-    """Read m positions of n.  # [1, m] int64"""
-    if stream.fixed(1):
+    """Read m ascending positions of n, which `write` wrote.  # [1, m] int64"""
+    if stream.fixed(1):  # the first bit is 1 for a bitmap
         positions = [p for p in range(n) if stream.fixed(1)]
     else:
         width, positions, position = rice_width(m, n), [], -1
         for _ in range(m):
-            position += stream.rice(width) + 1
+            position += stream.rice(width) + 1  # the gap counts positions in between
             positions.append(position)
     return torch.tensor([positions])

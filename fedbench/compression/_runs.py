@@ -13,7 +13,7 @@ from fedbench.compression._stream import Reader, Writer
 
 
 def omega_length(value: int) -> int:
-    """Return the length in bits of the Elias omega code of value >= 1."""
+    """Return the number of bits of the Elias omega code of an integer value >= 1."""
     bits = 1
     while value > 1:
         bits, value = bits + value.bit_length(), value.bit_length() - 1
@@ -24,13 +24,16 @@ LENGTHS = [omega_length(1 << exponent) for exponent in range(53)]  # lengths dep
 
 
 def omega_lengths(values: Tensor) -> Tensor:
-    """Return the bits of the Elias omega codes of integers 1 <= values < 2^53.  # int64, as values"""
-    exponents = torch.frexp(values.double()).exponent - 1
+    """Return the number of bits of the Elias omega code of each integer, for 1 <= values < 2^53.
+
+    # int64, in the shape of values
+    """
+    exponents = torch.frexp(values.double()).exponent - 1  # floor(log2 value)
     return torch.tensor(LENGTHS, device=values.device)[exponents.long()]
 
 
 def count(levels: Tensor) -> Tensor:
-    """Return the bits of the code of each row [k, n].  # [k] int64"""
+    """Return the number of bits that `write` takes for each row of integers, levels [k, n].  # [k] int64"""
     n, is_nonzero = levels.shape[1], levels != 0
     index = torch.arange(n, device=levels.device)
     last = torch.where(is_nonzero, index, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
@@ -41,7 +44,7 @@ def count(levels: Tensor) -> Tensor:
 
 
 def write(levels: Tensor, out: Writer) -> None:
-    """Write the code of one row [n]."""
+    """Write one row of integers, levels [n], as runs of zeros and nonzero integers."""
     zeros = 0
     for level in levels.tolist():
         if level == 0:
@@ -56,11 +59,11 @@ def write(levels: Tensor, out: Writer) -> None:
 
 
 def read(stream: Reader, n: int) -> list[int]:
-    """Read the n integers of one row, as `write` wrote them."""
+    """Read one row of n integers, which `write` wrote."""
     levels: list[int] = []
     while len(levels) < n:
-        levels += [0] * (stream.omega() - 1)
-        if len(levels) < n:
+        levels += [0] * (stream.omega() - 1)  # a run of zeros; its code is 1 + their number
+        if len(levels) < n:  # else the row ends with zeros
             sign = -1 if stream.fixed(1) else 1
             levels.append(sign * stream.omega())
     return levels

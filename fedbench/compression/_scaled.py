@@ -21,7 +21,7 @@ FACTOR = "damped/factor"
 
 
 def contractive(compressor: Compressor) -> Compressor:
-    """Return the compressor, scaled unless it is already contractive."""
+    """Return a compressor with |C(x) - x| <= |x|: the given one if it has this property, else a scaled one."""
     return compressor if compressor.contractive or compressor.exact else Scaled(compressor)
 
 
@@ -35,47 +35,47 @@ class Scaled(Compressor):
         self.inner = inner
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the encoding of the inner compressor, and a [k, 1]."""
+        """Encode rows x [k, n] by the inner compressor, and add the factor a [k, 1] that fits best."""
         encoded = self.inner.compress(x, draws, message)
-        received = self.inner.decompress(encoded, message).double()
-        along, square = total(received * x.double()), total(received.square())
+        received = self.inner.decompress(encoded, message).double()  # C(x)  [k, n]
+        along, square = total(received * x.double()), total(received.square())  # <x, C(x)> and <C(x), C(x)>  [k] each
         a = (along / torch.where(square > 0, square, 1)).float()[:, None]  # module docstring; 0 if C(x) = 0
         return Encoded(encoded.values, {**encoded.codes, FACTOR: a})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return a C(x).  # [k, n]"""
+        """Return the rows as they are received, the factor a times those of the inner compressor.  # [k, n]"""
         return encoded.codes[FACTOR] * self.inner.decompress(encoded, message)
 
     def num_values(self, message: Message) -> int:
-        """Return the number of values of the inner encoding."""
+        """Return the number of float32 values in the inner compressor's encoding of a row."""
         return self.inner.num_values(message)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of the inner codes and of a.  # [k]"""
+        """Return the number of bits of the codes of each row: those of the inner compressor, and 32 for a.  # [k]"""
         return FLOAT + self.inner.count(encoded, message)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write a, then the inner codes."""
+        """Write the codes of one row: the factor a, then those of the inner compressor."""
         out.floats(encoded.codes[FACTOR][0])
         self.inner.write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read a, then the inner codes."""
+        """Read the codes of one row: the factor a, then those of the inner compressor."""
         factor = stream.floats(1)[None]
         return {**self.inner.read(stream, message), FACTOR: factor}
 
     def setup(self, rows: "RowStore", message: Message) -> None:
-        """Create the states of the inner compressor."""
+        """Create the inner compressor's client states for messages like this one."""
         self.inner.setup(rows, message)
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the states of the inner compressor."""
+        """Update the inner compressor's client states after a transmission."""
         self.inner.update_state(encoded, message)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors of the inner compressor."""
+        """Return the tensors of the inner compressor for a checkpoint, by name."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of the inner compressor."""
+        """Restore the tensors of the inner compressor from the dict that `state_dict` returned."""
         self.inner.load_state_dict(state)

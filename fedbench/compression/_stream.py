@@ -19,15 +19,15 @@ class Writer:
         self._bits: list[str] = []
 
     def fixed(self, value: int, width: int) -> None:
-        """Write 0 <= value < 2^width in width bits."""
+        """Write an integer 0 <= value < 2^width as `width` bits."""
         self._bits.append(format(value, f"0{width}b") if width else "")
 
     def unary(self, value: int) -> None:
-        """Write value >= 0 in value + 1 bits."""
+        """Write an integer value >= 0 as that many ones and a zero, value + 1 bits."""
         self._bits.append("1" * value + "0")
 
     def gamma(self, value: int) -> None:
-        """Write the Elias gamma code of value >= 1, in 2 floor(log2 value) + 1 bits."""
+        """Write an integer value >= 1 in the Elias gamma code, which has 2 floor(log2 value) + 1 bits."""
         width = value.bit_length()
         self.unary(width - 1)
         self.fixed(value - (1 << (width - 1)), width - 1)
@@ -45,17 +45,17 @@ class Writer:
         self._bits.extend(reversed(groups))
 
     def rice(self, value: int, width: int) -> None:
-        """Write the Rice code of value >= 0, in (value >> width) + 1 + width bits."""
+        """Write an integer value >= 0 in the Rice code: value >> width in unary, then the lowest `width` bits."""
         self.unary(value >> width)
         self.fixed(value & ((1 << width) - 1), width)
 
     def floats(self, values: Tensor) -> None:
-        """Write values [m] float32 in 32 bits each."""
+        """Write the values [m] of a float32 tensor, 32 bits each."""
         for bits in values.cpu().numpy().view(np.uint32).tolist():
             self.fixed(bits, 32)
 
     def stream(self) -> bytes:
-        """Return the stream."""
+        """Return all written bits as bytes; zeros fill the last byte."""
         bits = "".join(self._bits)
         bits += "0" * (-len(bits) % 8)
         return int(bits, 2).to_bytes(len(bits) // 8, "big") if bits else b""
@@ -69,32 +69,32 @@ class Reader:
         self._at = 0
 
     def fixed(self, width: int) -> int:
-        """Read a value of width bits."""
+        """Read an integer of `width` bits."""
         self._at += width
         return int(self._bits[self._at - width : self._at] or "0", 2)
 
     def unary(self) -> int:
-        """Read a unary code."""
+        """Read an integer >= 0 in unary code: the number of ones before the next zero."""
         begin, self._at = self._at, self._bits.index("0", self._at) + 1
         return self._at - 1 - begin
 
     def gamma(self) -> int:
-        """Read an Elias gamma code."""
+        """Read an integer >= 1 in the Elias gamma code."""
         width = self.unary()
         return (1 << width) + self.fixed(width)
 
     def omega(self) -> int:
-        """Read an Elias omega code."""
+        """Read an integer >= 1 in the Elias omega code."""
         value = 1
         while self.fixed(1):
             value = (1 << value) + self.fixed(value)
         return value
 
     def rice(self, width: int) -> int:
-        """Read a Rice code."""
+        """Read an integer >= 0 in the Rice code with `width` remainder bits."""
         return (self.unary() << width) + self.fixed(width)
 
     def floats(self, count: int) -> Tensor:
-        """Read float32 values.  # [count]"""
+        """Read `count` float32 values of 32 bits each.  # [count]"""
         bit_patterns = np.array([self.fixed(32) for _ in range(count)], np.uint32)
         return torch.from_numpy(bit_patterns.view(np.float32).copy())

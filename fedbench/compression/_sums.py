@@ -17,27 +17,27 @@ def total(values: Tensor, dim: int = 1) -> Tensor:
     and the rounding error grows with log2 of the size only.
     """
     while (count := values.shape[dim]) > 1:
-        half = (count + 1) // 2
+        half = (count + 1) // 2  # the first half is longer if count is odd
         values, rest = values.narrow(dim, 0, half).clone(), values.narrow(dim, half, count - half)
         values.narrow(dim, 0, count - half).add_(rest)
     return values.squeeze(dim)
 
 
 def l2_norm(values: Tensor) -> Tensor:
-    """Return the l2 norms of rows [k, n], computed in float64; never below the largest magnitude.  # [k, 1] float32"""
+    """Return the l2 norm of each row [k, n], summed in float64 in a fixed order.  # [k, 1] float32"""
     return total(values.double().square())[:, None].sqrt().float()
 
 
 def mean_magnitude(values: Tensor) -> Tensor:
-    """Return mean |x| of rows [k, n].  # [k, 1] float32"""
+    """Return the mean absolute value of each row [k, n], summed in a fixed order.  # [k, 1] float32"""
     return divided(total(values.double().abs())[:, None], values.shape[1]).float()
 
 
 def divided(values: Tensor, by: float) -> Tensor:
-    """Return values / by, rounded once.  A GPU would multiply by the rounded reciprocal of a Python number."""
+    """Return values / by, rounded once on every device; a GPU may otherwise multiply by the rounded reciprocal."""
     return values / torch.full((), by, dtype=values.dtype, device=values.device)
 
 
 def over(values: Tensor, scale: Tensor) -> Tensor:
-    """Return |values| / scale for values [k, n] and scale [k, 1], and 0 where the scale is 0.  # [k, n]"""
+    """Return |values| / scale for rows values [k, n] and their scale [k, 1]; 0 for rows whose scale is 0.  # [k, n]"""
     return values.abs() / torch.where(scale > 0, scale, 1)

@@ -21,15 +21,23 @@ Row = np.ndarray  # [d] float64
 
 
 def largest_gamma(g: Row) -> float:
-    """Return the smallest gamma for which v = 0: max_k |g_1 + .. + g_k|."""
+    """Return the smallest weight gamma for which the denoised row is 0: the largest |g_1 + ... + g_k|."""
     return float(np.abs(np.cumsum(g)).max(initial=0.0))
 
 
 def exact(g: Row, gamma: float) -> Row:
-    """Return the minimizer v (module docstring) for row g [d].  # [d]"""
+    """Return the row v that minimizes 0.5 ||v - g||^2 plus gamma times the total variation of v followed by a 0.
+
+    Args:
+        g: The row to denoise.  # [d]
+        gamma: Weight of the total variation; a copy of g is returned if it is at most 0.
+
+    Returns:
+        The minimizer, which is piecewise constant.  # [d]
+    """
     if gamma <= 0 or not len(g):
         return g.copy()
-    low, high = np.empty(len(g)), np.empty(len(g))
+    low, high = np.empty(len(g)), np.empty(len(g))  # bounds of v_k given v_{k+1}
     knots = np.empty((3, 2 * len(g)))  # position, change of slope and change of intercept of each knot
     v = np.empty(len(g))
     _compiled_solve()(g, gamma, low, high, knots[0], knots[1], knots[2], v)
@@ -38,7 +46,7 @@ def exact(g: Row, gamma: float) -> Row:
 
 @functools.cache
 def _compiled_solve() -> Callable[..., None]:
-    """Return `_solve` compiled by numba, or `_solve` itself if numba is not installed."""
+    """Return `_solve` compiled by numba; `_solve` itself, which is slow, if numba is not installed."""
     try:
         import numba
     except ImportError:
@@ -111,10 +119,10 @@ def smoothed(g: Row, k: float, times: int) -> Row:
 
 
 def differences(v: Row) -> Row:
-    """Return L v: v_k - v_{k+1}, and v_d."""
+    """Return L v, the differences v_k - v_{k+1} of neighbours, where the value after the last is 0.  # [d]"""
     return v - np.append(v[1:], 0.0)
 
 
 def transposed(u: Row) -> Row:
-    """Return L^T u: u_k - u_{k-1}, and u_1."""
+    """Return L^T u, the differences u_k - u_{k-1} of neighbours, where the value before the first is 0.  # [d]"""
     return u - np.insert(u[:-1], 0, 0.0)

@@ -50,7 +50,7 @@ class Message:
     cohort: Tensor | None = None
 
     def of(self, a: int, b: int) -> Message:
-        """Return the same message for the clients at positions a to b of `ids`, without b."""
+        """Return this message for some of its clients: those at positions a <= i < b of `ids`."""
         return replace(self, ids=self.ids[a:b], weights=None if self.weights is None else self.weights[a:b])
 
 
@@ -131,15 +131,18 @@ class Compressor:
         raise NotImplementedError
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Restore the rows of an encoding as they are received.  # [k, n]"""
+        """Return the rows that the receiver gets from an encoding; `compress` made it.  # [k, n]"""
         raise NotImplementedError
 
     def num_values(self, message: Message) -> int:
-        """Return m, the values of an encoded row."""
+        """Return m, the number of float32 values in the encoding of one row; 0 by default."""
         return 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of the codes, as `write` writes them.  # [k] int64"""
+        """Return the number of bits of each row's codes, without its float32 values, as `write` writes them.
+
+        # [k] int64
+        """
         raise NotImplementedError
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
@@ -150,7 +153,10 @@ class Compressor:
         raise NotImplementedError
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row, as `compress` returned them.  # [1, ...] each"""
+        """Read the codes of one row that `write` wrote: a dict of the names and tensors of `Encoded.codes`.
+
+        # [1, ...] each
+        """
         raise NotImplementedError
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -168,18 +174,22 @@ class Compressor:
 
     @property
     def reads_losses(self) -> bool:
-        """Whether the compressor implements `observe`.  Clients then upload their training losses."""
+        """Whether the compressor implements `observe`; clients then upload their training losses in each round."""
         return type(self).observe is not Compressor.observe
 
     def observe(self, losses: Tensor) -> None:
-        """Adapt to the cohort's training losses [K] after a round.  It does nothing by default."""
+        """Adapt to the training losses [K] of a round's clients.  By default nothing adapts."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors on self by attribute name.  Row stores are saved separately."""
+        """Return all tensors that are attributes, by name.  Row stores are saved separately."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of `state_dict`, each on the device of the current one."""
+        """Restore the attributes from the dict that `state_dict` returned.
+
+        Args:
+            state: Tensors by attribute name.  Each moves to the device of the attribute that it replaces.
+        """
         for name, value in state.items():
             current = getattr(self, name, None)
             setattr(self, name, value.to(current.device) if isinstance(current, Tensor) else value)
@@ -203,20 +213,23 @@ class Compressor:
             ValueError: x has another shape or type.
         """
         _check(x, message)
-        if self.exact or not message.size:
+        if self.exact or not message.size:  # sent as float32
             return x, torch.full((len(x),), FLOAT * message.size, device=x.device)
         received, bits = torch.empty_like(x), torch.empty(len(x), dtype=torch.int64, device=x.device)
-        size, calls = max(1, BLOCK // message.size), draws.calls
+        size, calls = max(1, BLOCK // message.size), draws.calls  # rows in a block; draws made so far
         for a in range(0, len(x), size):
             block = slice(a, a + size)
             block_draws = RowRandom(draws.keys[block])
-            block_draws.calls = calls
+            block_draws.calls = calls  # every block continues with the same draws of its rows
             received[block], bits[block] = self._block(x[block], block_draws, message.of(a, a + size), changes_state)
             draws.calls = block_draws.calls
         return received, bits
 
     def _block(self, x: Tensor, draws: RowRandom, message: Message, changes_state: bool) -> tuple[Tensor, Tensor]:
-        """Transmit a block of rows.  Arguments and results as in `__call__`."""
+        """Transmit a block of rows that are encoded at once; arguments and results are those of `__call__`.
+
+        A row that diverged is received as NaN, with 0 bits.
+        """
         is_valid = (x.abs() < LIMIT).all(1)  # False for NaN  # [k]
         encoded = self.compress(torch.where(is_valid[:, None], x, 0), draws, message)
         received = self.decompress(encoded, message)
@@ -237,7 +250,7 @@ class Compressor:
             The stream; empty for a row that diverged.
         """
         out = Writer()
-        if self.exact or not message.size:
+        if self.exact or not message.size:  # sent as float32
             out.floats(x)
         elif bool((x.abs() < LIMIT).all()):
             encoded = self.compress(x[None], draws, message)
@@ -246,7 +259,15 @@ class Compressor:
         return out.stream()
 
     def decode(self, stream: bytes, message: Message) -> Tensor:
-        """Restore one row from the bit stream of `encode`; an empty stream gives NaN.  # [n]"""
+        """Return the row that a stream encodes, as the receiver gets it.
+
+        Args:
+            stream: Output of `encode`.
+            message: Properties of the message.
+
+        Returns:
+            The row; NaN for an empty stream, which stands for a row that diverged.  # [n]
+        """
         if not stream:
             return torch.full((message.size,), torch.nan)
         reader = Reader(stream)
@@ -257,7 +278,10 @@ class Compressor:
 
 
 def _check(x: Tensor, message: Message) -> None:
-    """Raise a ValueError unless x is float32 [k, n] with the n of the message."""
+    """Raise ValueError unless x is a float32 tensor [k, n] with n = message.size."""
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != message.size:
         shape: Any = tuple(x.shape)
-        raise ValueError(f"{message.name}: rows must be float32 [k, {message.size}], got {x.dtype} {shape}")
+        raise ValueError(
+            f"{message.name}: rows must be float32 [k, {message.size}], one per client, got {x.dtype} {shape}; convert "
+            "the argument x, or pass a message of this size"
+        )

@@ -51,68 +51,81 @@ class CER(Compressor):
         super().__init__(error_feedback, direction)
         require(
             (gamma is None) != (gamma_rel is None),
-            f"compression.gamma={gamma} and compression.gamma_rel={gamma_rel}: give one of them, and null for the "
-            "other",
+            f"compression.gamma={'null' if gamma is None else gamma} and "
+            f"compression.gamma_rel={'null' if gamma_rel is None else gamma_rel} are two units of the same penalty: "
+            "give one of them, and null for the other",
         )
         self.gamma, self.gamma_rel, self.solver, self.block = gamma, gamma_rel, solver, block
         self.has_values = send == "all"
         self.exact = not gamma and not gamma_rel
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the denoised rows as values [k, n], or as codes with the first value of each segment marked."""
+        """Denoise rows, and encode them.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Unused.
+            message: Unused.
+
+        Returns:
+            With send="all" the denoised rows as values.  Else codes: "row", the denoised rows, and "begins", True at
+            the first value of each segment of equal values.  # [k, n] each
+        """
         rows = x.detach().cpu().double().numpy()
         v = torch.from_numpy(np.stack([self.denoised(row) for row in rows]) if len(rows) else rows).float().to(x.device)
         if self.has_values:
             return Encoded(v)
-        begins = torch.ones_like(v, dtype=torch.bool)
+        begins = torch.ones_like(v, dtype=torch.bool)  # True where a segment of equal values begins
         begins[:, 1:] = v[:, 1:] != v[:, :-1]
         return Encoded(v[:, :0], {"row": v, "begins": begins})
 
     def denoised(self, row: np.ndarray) -> np.ndarray:
-        """Denoise a row block by block.  # [n] float64"""
-        size = self.block or len(row)
+        """Return a row [n] after denoising each block of it by itself.  # [n] float64"""
+        size = self.block or len(row)  # None: the whole row is one block
         return np.concatenate([self._block_of(row[a : a + size]) for a in range(0, len(row), size)])
 
     def _block_of(self, g: np.ndarray) -> np.ndarray:
-        """Denoise one block g of a row, [d] float64.  # [d]"""
+        """Return one block g [d] of a row after denoising with the options of the class.  # [d] float64"""
+        # weight of the penalty, absolute or relative
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
         assert gamma is not None
         return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, 20)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the denoised rows.  # [k, n]"""
+        """Return the denoised rows of an encoding.  # [k, n]"""
         return encoded.values if self.has_values else encoded.codes["row"]
 
     def num_values(self, message: Message) -> int:
-        """Return n with send="all", else 0."""
+        """Return the number of float32 values in the encoding of a row: n with send="all", else 0."""
         return message.size if self.has_values else 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of all segments, 32 + 2 floor(log2 length) + 1 each.  # [k]"""
+        """Return the number of bits of each row's segments: 32 for a value, and a gamma code for a length.  # [k]"""
         if self.has_values:
             return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
         begins = encoded.codes["begins"]
         segment = begins.cumsum(1) - 1  # index of the segment of each value  [k, n]
+        # values in each segment, 0 for unused indices  [k, n]
         lengths = torch.zeros_like(segment).scatter_add_(1, segment, torch.ones_like(segment))
         exponent = torch.frexp(lengths.clamp_min(1).double()).exponent - 1  # floor(log2)
         return torch.where(lengths > 0, FLOAT + 2 * exponent + 1, 0).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write length and value of each segment; with send="all" nothing."""
+        """Write the length and the value of each segment of one row; nothing with send="all"."""
         if self.has_values:
             return
-        starts = torch.nonzero(encoded.codes["begins"][0])[:, 0].tolist()
+        starts = torch.nonzero(encoded.codes["begins"][0])[:, 0].tolist()  # position of each segment
         for a, b in zip(starts, [*starts[1:], message.size]):
-            out.gamma(b - a)
+            out.gamma(b - a)  # length
             out.floats(encoded.codes["row"][0, a : a + 1])
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read segments until the row is complete."""
+        """Read the segments of one row that `write` wrote; with send="all" there are no codes."""
         if self.has_values:
             return {}
         segments, length = [], 0
         while length < message.size:
-            segments.append(torch.empty(stream.gamma()))
-            segments[-1][:] = stream.floats(1)
+            segments.append(torch.empty(stream.gamma()))  # as many values as the length says
+            segments[-1][:] = stream.floats(1)  # all equal
             length += len(segments[-1])
         return {"row": torch.cat(segments)[None]}

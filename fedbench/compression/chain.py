@@ -45,56 +45,78 @@ class Chain(Compressor):
         self.uses_shapes = any(o.uses_shapes for o in self.operators)
         require(
             not (self.error_feedback and any(o.selects_positions and o.unbiased and not o.exact for o in operators)),
-            "compression.operators has a compressor with unbiased=true, which excludes error feedback: set "
-            "compression.error_feedback=false",
+            "compression.operators has a compressor with unbiased=true, whose residuals would grow with error "
+            "feedback: set compression.error_feedback=false, or unbiased=false for this compressor",
         )
 
     def _check(self, operators: list) -> None:
-        """Raise a ConfigError unless each compressor can compress the values of the one before it."""
+        """Raise ConfigError unless each compressor in the list can compress the values of the one before it."""
         key = "compression.operators"
-        require(bool(operators), f"{key} must list at least one compressor, got none")
+        require(bool(operators), f"{key}=[] must list at least one compressor: add one, or set compression=none")
         wrong = next((type(o).__name__ for o in operators if not isinstance(o, Compressor)), None)
-        require(wrong is None, f"{key} must list compressors of conf/compression by their _target_, got a {wrong}")
+        require(
+            wrong is None,
+            f"{key} must list compressors of conf/compression by their _target_, got a {wrong}: write each entry as "
+            "{_target_: fedbench.compression.topk.TopK, share: 0.01}, for example",
+        )
         names = [type(o).__name__ for o in operators]
         for name, o in zip(names[:-1], operators):
-            require(o.has_values, f"{key}: {name} has no values for the next compressor: put it last")
+            require(
+                o.has_values,
+                f"{key}: {name} has no values for the next compressor, because it encodes all of them itself: put "
+                f"{name} last",
+            )
         for name, o in zip(names[1:], operators[1:]):
-            require(not o.uses_shapes, f"{key}: {name} needs the shapes of parameters: put it first")
+            require(
+                not o.uses_shapes,
+                f"{key}: {name} needs the shapes of parameters, which only the first compressor gets: put {name} first",
+            )
         selecting = [name for name, o in zip(names, operators) if o.selects_positions]
-        require(len(selecting) < 2, f"{key}: {' and '.join(selecting)} all select positions: use one of them")
+        require(
+            len(selecting) < 2,
+            f"{key}: {' and '.join(selecting)} all select positions, and a chain can have one such compressor: keep "
+            "one of them",
+        )
 
     def _links(self, message: Message) -> list[tuple[str, Compressor, Message]]:
-        """Return each compressor with the prefix of its codes and the message that it compresses."""
-        links, size, spans = [], message.size, message.spans
+        """Return what each compressor of the chain compresses.
+
+        Args:
+            message: The message that the whole chain compresses.
+
+        Returns:
+            For each compressor: what the names of its codes begin with ("0/", "1/"), the compressor, and its message.
+        """
+        links, size, spans = [], message.size, message.spans  # values and parameters that the next compressor gets
         for i, compressor in enumerate(self.operators):
             part = replace(message, name=f"{i}/{message.name}", size=size, spans=spans)
             links.append((f"{i}/", compressor, part))
-            size, spans = compressor.num_values(part), {}
+            size, spans = compressor.num_values(part), {}  # the next one compresses this one's values
         return links
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the last compressor's values, and the codes of all, with their prefixes."""
+        """Encode rows x [k, n] by all compressors: values of the last one, and codes of all, with prefixes."""
         codes = {}
         for prefix, compressor, part in self._links(message):
             encoded = compressor.compress(x, draws, part)
             codes |= {prefix + name: code for name, code in encoded.codes.items()}
-            x = encoded.values
+            x = encoded.values  # the next compressor's rows
         return Encoded(x, codes)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Decompress from the last compressor to the first.  # [k, n]"""
+        """Return the rows that the receiver gets, decompressed from the last compressor to the first.  # [k, n]"""
         x = encoded.values
         for prefix, compressor, part in reversed(self._links(message)):
             x = compressor.decompress(Encoded(x, _below(prefix, encoded.codes)), part)
         return x
 
     def num_values(self, message: Message) -> int:
-        """Return the number of values of the last compressor."""
+        """Return the number of float32 values in the last compressor's encoding of a row."""
         _, compressor, part = self._links(message)[-1]
         return compressor.num_values(part)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of the codes of all compressors.  # [k]"""
+        """Return the number of bits of each row's codes, the sum over all compressors.  # [k]"""
         parts = [
             compressor.count(Encoded(encoded.values, _below(prefix, encoded.codes)), part)
             for prefix, compressor, part in self._links(message)
@@ -102,52 +124,52 @@ class Chain(Compressor):
         return torch.stack(parts).sum(0)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of all compressors, first to last."""
+        """Write the codes of one row, those of the first compressor first."""
         for prefix, compressor, part in self._links(message):
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of all compressors, first to last."""
+        """Read the codes of one row, those of the first compressor first, and name them with prefixes."""
         codes = {}
         for prefix, compressor, part in self._links(message):
             codes |= {prefix + name: code for name, code in compressor.read(stream, part).items()}
         return codes
 
     def setup(self, rows: "RowStore", message: Message) -> None:
-        """Create the states of each compressor."""
+        """Create the client states of each compressor for messages like this one."""
         for _, compressor, part in self._links(message):
             compressor.setup(rows, part)
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the state of each compressor from its encoding as it is received."""
+        """Update the client states of each compressor with its encoding as the receiver gets it."""
         if all(type(o).update_state is Compressor.update_state for o in self.operators):
             return  # no compressor has a state, so nothing need be decompressed
         x = encoded.values
         for prefix, compressor, part in reversed(self._links(message)):
             received = Encoded(x, _below(prefix, encoded.codes))
             compressor.update_state(received, part)
-            x = compressor.decompress(received, part)
+            x = compressor.decompress(received, part)  # the values of the compressor before it
 
     @property
     def reads_losses(self) -> bool:
-        """Whether a compressor of the chain implements `observe`."""
+        """Whether any compressor of the chain implements `observe`."""
         return any(o.reads_losses for o in self.operators)
 
     def observe(self, losses: Tensor) -> None:
-        """Pass the training losses to all compressors."""
+        """Pass the training losses [K] of a round's clients to all compressors."""
         for compressor in self.operators:
             compressor.observe(losses)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors of all compressors, with their prefixes."""
+        """Return the tensors of all compressors for a checkpoint; names begin with "0/", "1/" and so on."""
         return {f"{i}/{n}": t for i, o in enumerate(self.operators) for n, t in o.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of all compressors."""
+        """Restore the tensors of all compressors from the dict that `state_dict` returned."""
         for i, compressor in enumerate(self.operators):
             compressor.load_state_dict(_below(f"{i}/", state))
 
 
 def _below(prefix: str, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries whose names have the prefix, without it."""
+    """Return the entries whose names begin with the prefix; their new names lack it."""
     return {name.removeprefix(prefix): t for name, t in entries.items() if name.startswith(prefix)}

@@ -54,7 +54,11 @@ class DAdaQuant(QSGD):
         error_feedback: bool = False,
         direction: Direction = "up",
     ):
-        require(q_min <= q_max, f"compression.q_min={q_min} is more than compression.q_max={q_max}")
+        require(
+            q_min <= q_max,
+            f"compression.q_min={q_min} is more than compression.q_max={q_max}, the largest number of levels: lower "
+            "q_min, or raise q_max",
+        )
         super().__init__(q_max, norm, "runs", error_feedback, direction)
         self.q_max, self.psi, self.phi = q_max, psi, phi
         self.q = torch.full((1,), float(q_min))
@@ -62,48 +66,59 @@ class DAdaQuant(QSGD):
         self.seen = torch.zeros(1)
 
     def observe(self, losses: Tensor) -> None:
-        """Update the running loss, and set the levels of the next round."""
-        G = losses.float().mean().to(self.q.device)
+        """Update the running loss by the clients' training losses [K], and double q if it has stalled."""
+        G = losses.float().mean().to(self.q.device)  # mean training loss of this round
+        # running mean, from G in the first round
         H = torch.where(self.seen == 0, G, self.psi * self.H[-1:] + (1 - self.psi) * G)  # [1]
         self.H, self.past = torch.cat([self.H[1:], H]), torch.cat([self.past[1:], self.q])
         self.seen = self.seen + 1
+        # no progress in phi rounds, in which q did not change
         stalls = (self.H[-1:] >= self.H[:1]) & (self.past[-1:] == self.past[:1]) & (self.seen > self.phi)
         self.q = torch.where(stalls & (2 * self.q <= self.q_max), 2 * self.q, self.q)
 
     def levels_of(self, message: Message, rows: Tensor) -> Tensor:
-        """Return q_{t,i}, or q_t for messages without weights.  # [k, 1] float32"""
+        """Return the number of levels q_{t,i} of each client; q_t for all if the message has no client weights.
+
+        Args:
+            message: The message, with the weights of its clients in the server's mean.
+            rows: The rows, for their number and device.  # [k, n]
+
+        Returns:
+            Whole numbers >= 1.  # [k, 1] float32
+        """
         q = self.q.to(rows.device)
         if message.weights is None or message.cohort is None:
             return q.expand(len(rows), 1)
-        shares = message.cohort.double()
+        shares = message.cohort.double()  # weights of all clients of the round  [K]
         a, b = total(shares.pow(2 / 3), 0), total(shares.square(), 0) / q.double() ** 2
         each = (a / b).sqrt() * message.weights.double().pow(2 / 3)
         return each.round().clamp_min(1).float()[:, None]
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the norm [k, 1], q [k, 1] int32 and the signed levels [k, n] int32."""
+        """Quantize rows x [k, n]: codes "scale", the norm [k, 1], "q" [k, 1] and signed "level" [k, n]."""
         scale = l2_norm(x) if self.norm == "l2" else x.abs().amax(1, keepdim=True)
         q = self.levels_of(message, x)
-        exact = over(x, scale) * q
-        below = exact.floor()
+        exact = over(x, scale) * q  # |x| in units of norm / q
+        below = exact.floor()  # the level below
+        # up with probability exact - below, so the mean is exact
         level = below + (draws.uniform(message.size) < exact - below)
         level = torch.where(x < 0, -level, level).int()
         return Encoded(x[:, :0], {"scale": scale, "q": q.int(), "level": level})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return norm * level / q.  # [k, n]"""
+        """Return the quantized rows, norm * level / q.  # [k, n]"""
         return encoded.codes["scale"] * (encoded.codes["level"].float() / encoded.codes["q"].float())
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of qsgd plus those of q in an Elias omega code.  # [k]"""
+        """Return the number of bits of each row's codes: those of QSGD, and an Elias omega code of q.  # [k]"""
         return super().count(encoded, message) + omega_lengths(encoded.codes["q"][:, 0])
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write q, the norm and the levels."""
+        """Write the codes of one row: q, the norm and the levels."""
         out.omega(int(encoded.codes["q"][0, 0]))
         super().write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read q, the norm and the levels."""
+        """Read the codes of one row: q, the norm and the levels."""
         q = torch.tensor([[stream.omega()]], dtype=torch.int32)
         return {"q": q, **super().read(stream, message)}

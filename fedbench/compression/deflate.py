@@ -34,32 +34,32 @@ class Deflate(Compressor):
         super().__init__(error_feedback, direction)
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the rows as codes; `write` deflates them."""
+        """Return an encoding that contains the rows x [k, n] themselves; only `write` and `count` deflate them."""
         return Encoded(x[:, :0], {"row": x})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows.  # [k, n]"""
+        """Return the rows, which are unchanged.  # [k, n]"""
         return encoded.codes["row"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of B deflated bytes and of their number B: 8 B + 2 floor(log2 B) + 1.  # [k]"""
+        """Return the number of bits of each row's B deflated bytes, and of a gamma code of B.  # [k]"""
         sizes = [len(self._deflated(row)) for row in encoded.codes["row"].cpu()]
         bits = [8 * size + 2 * size.bit_length() - 1 for size in sizes]
         return torch.tensor(bits, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the number of bytes, then the bytes."""
+        """Write one row: the number of deflated bytes, then the bytes."""
         deflated = self._deflated(encoded.codes["row"][0])
         out.gamma(len(deflated))
         for byte in deflated:
             out.fixed(byte, 8)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the row."""
+        """Read one row that `write` wrote, and inflate it."""
         deflated = bytes(stream.fixed(8) for _ in range(stream.gamma()))
         row = np.frombuffer(zlib.decompress(deflated), "<f4").astype(np.float32)
         return {"row": torch.from_numpy(row)[None]}
 
     def _deflated(self, row: Tensor) -> bytes:
-        """Return a row [n] as deflated little-endian float32 values, the same bytes on every machine."""
+        """Return a row [n] as deflated bytes of its little-endian float32 values, on every machine."""
         return zlib.compress(row.cpu().numpy().astype("<f4").tobytes(), LEVEL)

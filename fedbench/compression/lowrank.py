@@ -35,7 +35,7 @@ class _Part(NamedTuple):
 
     @property
     def values(self) -> int:
-        """Number of values that are transmitted for these columns."""
+        """Number of float32 values that are transmitted for these columns of a row."""
         return self.r * (self.a + self.b) if self.r else self.end - self.begin
 
 
@@ -64,30 +64,38 @@ class LowRank(Compressor):
         self.last: dict[str, Rows] = {}
 
     def setup(self, rows: RowStore, message: Message) -> None:
-        """Create a row store for the second factors of all matrices."""
+        """Create a row store for the last second factors of each client, with warm_start=true."""
         size = sum(part.b * part.r for part in self._parts(message))
         if self.warm_start and size:
             self.last[message.name] = rows(f"compression/{message.name}", torch.zeros(size))
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Store the second factors of the encoding."""
+        """Store each client's second factors, from which its next power iteration starts."""
         if self._is_warm(message):
+            # factor Q of each matrix
             second = [piece[1].flatten(1) for piece in self._pieces(encoded, message) if len(piece) == 2]
             self.last[message.name][message.ids] = torch.cat(second, 1)
 
     def _is_warm(self, message: Message) -> bool:
-        """Return whether factors are stored for this message; not for rows that are the same for all clients."""
+        """Return True if the clients of this message have stored factors; False for a row that all clients share."""
         return self.warm_start and message.name in self.last and len(message.ids) > 0
 
     def _parts(self, message: Message) -> list[_Part]:
-        """Split the columns of the row into matrices with smaller factors, and the columns between them."""
+        """Split a row into parameter matrices that low-rank factors make smaller, and the columns between them.
+
+        Args:
+            message: The message, with the columns and shapes of the parameters.
+
+        Returns:
+            The parts, in the order of the columns.
+        """
         parts, at = [], 0
         for begin, end, shape in message.spans.values():
-            a = shape[0] if len(shape) > 1 else 1
-            b = (end - begin) // max(a, 1)
+            a = shape[0] if len(shape) > 1 else 1  # rows of the matrix; a vector has one
+            b = (end - begin) // max(a, 1)  # columns of the matrix
             r = min(self.rank, a, b)
             if r * (a + b) < a * b:  # the factors are smaller than the matrix
-                parts += [_Part(at, begin), _Part(begin, end, a, b, r)]
+                parts += [_Part(at, begin), _Part(begin, end, a, b, r)]  # the columns before, and the matrix
                 at = end
         return [p for p in [*parts, _Part(at, message.size)] if p.begin < p.end]
 
@@ -120,7 +128,7 @@ class LowRank(Compressor):
         last, at = self.last[message.name][message.ids] if self._is_warm(message) else None, 0
         for part in self._parts(message):
             if part.r:
-                start = 2 * draws.uniform(part.b, part.r) - 1
+                start = 2 * draws.uniform(part.b, part.r) - 1  # from -1 to 1  [k, b, r]
                 if last is not None:
                     factor = last[:, at : at + part.b * part.r].reshape(start.shape)
                     start = torch.where((factor != 0).any(1, keepdim=True), factor, start)  # random for columns of 0
@@ -128,34 +136,41 @@ class LowRank(Compressor):
                 yield start
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the products of the factors, and all other values.  # [k, n]"""
+        """Return the rows that the receiver gets: products of the factors, and unchanged other values.
+
+        # [k, n]
+        """
         pieces = self._pieces(encoded, message)
         return torch.cat([_product(*piece).flatten(1) if len(piece) == 2 else piece[0] for piece in pieces], 1)
 
     def _pieces(self, encoded: Encoded, message: Message) -> list[tuple[Tensor, ...]]:
-        """Return the factors [k, a, r] and [k, b, r] of each part, or its values."""
+        """Split the values of an encoding by the parts of the row.
+
+        Returns:
+            For each part, a tuple of its factors [k, a, r] and [k, b, r], or of its uncompressed values.
+        """
         parts = self._parts(message)
-        split = encoded.values.split([part.values for part in parts], 1)
+        split = encoded.values.split([part.values for part in parts], 1)  # values of each part  [k, values] each
         return [_halves(values, part) if part.r else (values,) for values, part in zip(split, parts)]
 
     def num_values(self, message: Message) -> int:
-        """Return the sum of r (a + b) over matrices, plus the number of other values."""
+        """Return the number of values in the encoding of a row: r (a + b) for a matrix, else all values."""
         return sum(part.values for part in self._parts(message))
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return 0, because there are no codes.  # [k]"""
+        """Return 0 bits of codes for each row, because everything is transmitted as values.  # [k]"""
         return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write nothing, because there are no codes."""
+        """Write nothing, because everything is transmitted as values."""
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Return no codes."""
+        """Return an empty dict, because everything is transmitted as values."""
         return {}
 
 
 def _halves(values: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
-    """Return the factors [k, a, r] and [k, b, r] of the values [k, r (a + b)] of a matrix."""
+    """Split the values [k, r (a + b)] of a matrix into its factors [k, a, r] and [k, b, r]."""
     p, q = values.split([part.a * part.r, part.b * part.r], 1)
     return p.reshape(-1, part.a, part.r), q.reshape(-1, part.b, part.r)
 
@@ -198,9 +213,9 @@ def _orthonormal(columns: Tensor) -> Tensor:
 
 
 def _product(p: Tensor, q: Tensor) -> Tensor:
-    """Return p q' for p [k, a, r] and q [k, b, r].  # [k, a, b]"""
-    pairs = zip(p.unbind(2), q.unbind(2))
-    products = (u[:, :, None] * v[:, None] for u, v in pairs)
+    """Return the matrices p q' of factors p [k, a, r] and q [k, b, r], summed in a fixed order.  # [k, a, b]"""
+    pairs = zip(p.unbind(2), q.unbind(2))  # columns of both factors
+    products = (u[:, :, None] * v[:, None] for u, v in pairs)  # matrices of rank 1, which are added one by one
     result = next(products)
     for product in products:
         result = result + product

@@ -45,26 +45,28 @@ class QSGD(Compressor):
         super().__init__(error_feedback, direction)
         require(
             levels is None or levels <= MAX_LEVELS,
-            f"compression.levels={levels} must be at most {MAX_LEVELS:,}, or null for full precision",
+            f"compression.levels={levels} must be at most {MAX_LEVELS:,}: lower it, or set compression.levels=null for "
+            "full precision",
         )
         self.levels, self.norm, self.code = levels or 0, norm, code
         self.exact = levels is None
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the norm [k, 1] and the signed levels [k, n] int32."""
+        """Quantize rows x [k, n]: codes "scale", the norm [k, 1], and "level", signed levels [k, n] int32."""
         scale = l2_norm(x) if self.norm == "l2" else x.abs().amax(1, keepdim=True)
         exact = over(x, scale) * self.levels  # from 0 to s
-        below = exact.floor()
+        below = exact.floor()  # the level below
+        # up with probability exact - below, so the mean is exact
         level = below + (draws.uniform(message.size) < exact - below)
         return Encoded(x[:, :0], {"scale": scale, "level": torch.where(x < 0, -level, level).int()})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return norm * level / s.  # [k, n]"""
+        """Return the quantized rows, norm * level / s for s levels.  # [k, n]"""
         return encoded.codes["scale"] * divided(encoded.codes["level"].float(), self.levels)
 
     @property
     def width(self) -> int:
-        """Bits of a signed level in the fixed code, which has 2 s + 1 levels."""
+        """Number of bits of a signed level with code="fixed", for levels from -s to s."""
         return (2 * self.levels).bit_length()
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -82,35 +84,35 @@ class QSGD(Compressor):
         return FLOAT + (2 * exponent + 1 + (level > 0)).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the norm and the levels, each followed by its sign."""
+        """Write the codes of one row: the norm, and each level with its sign."""
         out.floats(encoded.codes["scale"][0])
         if self.code == "runs":
             runs.write(encoded.codes["level"][0], out)
             return
         for level in encoded.codes["level"][0].tolist():
             if self.code == "fixed":
-                out.fixed(level + self.levels, self.width)
+                out.fixed(level + self.levels, self.width)  # from 0 to 2 s
                 continue
-            out.gamma(abs(level) + 1)
+            out.gamma(abs(level) + 1)  # 1 bit for level 0
             if level:
                 out.fixed(int(level < 0), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the norm and the levels."""
+        """Read the codes of one row: the norm, and the signed levels."""
         scale = stream.floats(1)[None]
         if self.code == "runs":
-            levels = runs.read(stream, message.size)
+            levels = runs.read(stream, message.size)  # run lengths of zeros, and other levels
         else:
             read_level = self._fixed if self.code == "fixed" else _elias
             levels = [read_level(stream) for _ in range(message.size)]
         return {"scale": scale, "level": torch.tensor([levels], dtype=torch.int32)}
 
     def _fixed(self, stream: Reader) -> int:
-        """Read a signed level of fixed width."""
+        """Read one signed level of code="fixed", an integer of `width` bits."""
         return stream.fixed(self.width) - self.levels
 
 
 def _elias(stream: Reader) -> int:
-    """Read a signed level of code="elias": the gamma code of its magnitude + 1, and a sign unless it is 0."""
+    """Read one signed level of code="elias": the gamma code of |level| + 1, and a sign bit unless the level is 0."""
     level = stream.gamma() - 1
     return -level if level and stream.fixed(1) else level

@@ -35,40 +35,43 @@ class RandK(Compressor):
         super().__init__(error_feedback, direction)
         require(
             not (unbiased and error_feedback),
-            "compression.unbiased=true and compression.error_feedback=true exclude each other: set one of them to "
-            "false",
+            "compression.unbiased=true and compression.error_feedback=true exclude each other, because residuals would "
+            "grow: set one of them to false",
         )
         self.share, self.unbiased, self.contractive, self.exact = share, unbiased, not unbiased, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the values [k, m], the key [k, 1] and the positions that follow from it."""
+        """Select m values of each row x [k, n]; codes are the random "key" [k, 1] and its "positions" [k, m]."""
         key = draws.random_bits(1)
         where = self._positions(key, message)
         return Encoded(x.gather(1, where), {"key": key, "positions": where})
 
     def _positions(self, key: Tensor, message: Message) -> Tensor:
-        """Return the positions of the m largest of n random integers.  # [k, m]"""
+        """Return the m positions that follow from each row's key [k, 1], ascending: those of the largest draws.
+
+        # [k, m]
+        """
         return positions.largest(RowRandom(key[:, 0]).random_bits(message.size), self.num_values(message))
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the values at their positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with the received values at their positions, and zeros elsewhere.  # [k, n]"""
         scale = message.size / self.num_values(message) if self.unbiased else 1.0
         return positions.scatter(encoded.values * scale, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m."""
+        """Return m, the number of selected values of a row."""
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of the key.  # [k]"""
+        """Return the number of bits of each row's key; the positions follow from it.  # [k]"""
         return torch.full((len(encoded.values),), KEY, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the key."""
+        """Write the key of one row."""
         out.fixed(int(encoded.codes["key"]) % 2**KEY, KEY)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the key, and draw the positions."""
-        bits = stream.fixed(KEY)
+        """Read the key of one row, and compute the positions from it."""
+        bits = stream.fixed(KEY)  # the key as a number without sign
         key = torch.tensor([[bits - 2**KEY if bits >> (KEY - 1) else bits]])
         return {"key": key, "positions": self._positions(key, message)}

@@ -27,25 +27,25 @@ class Sign(Compressor):
         super().__init__(error_feedback, direction)
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the scale [k, 1] and which values are negative [k, n]."""
+        """Encode rows x [k, n] as "scale", the mean magnitude [k, 1], and "negative", True for x < 0 [k, n]."""
         return Encoded(x[:, :0], {"scale": mean_magnitude(x), "negative": x < 0})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the scale with the signs.  # [k, n]"""
+        """Return rows with the values scale or -scale.  # [k, n]"""
         scale = encoded.codes["scale"]
         return torch.where(encoded.codes["negative"], -scale, scale)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return 32 + n.  # [k]"""
+        """Return the number of bits of each row: 32 for the scale, and one per value.  # [k]"""
         return torch.full((len(encoded.values),), FLOAT + message.size, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the scale, and one bit per value."""
+        """Write one row: the scale, and one bit per value."""
         out.floats(encoded.codes["scale"][0])
         for negative in encoded.codes["negative"][0].tolist():
             out.fixed(int(negative), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the scale and the bits."""
+        """Read one row: the scale, and one bit per value."""
         scale = stream.floats(1)[None]
         return {"scale": scale, "negative": torch.tensor([[stream.fixed(1) == 1 for _ in range(message.size)]])}

@@ -55,7 +55,7 @@ class STC(Compressor):
         """
         if self.variant == "pfednet":
             return self._by_sign(x)
-        where = positions.largest(x.abs(), self._num_selected(message))
+        where = positions.largest(x.abs(), self._num_selected(message))  # [k, m]
         selected = x.gather(1, where)
         return Encoded(x[:, :0], {"mean": mean_magnitude(selected), "positions": where, "negative": selected < 0})
 
@@ -64,20 +64,28 @@ class STC(Compressor):
         return positions.num_selected(self.share, message.size)
 
     def _by_sign(self, x: Tensor) -> Encoded:
-        """Return the codes of rows x [k, n] with variant="pfednet", which selects values of each sign by a quantile."""
+        """Encode rows with variant="pfednet", which selects the values of each sign by a quantile of their magnitudes.
+
+        Args:
+            x: The rows.  # [k, n]
+
+        Returns:
+            Codes "mean", mean magnitudes of selected positive and negative values [k, 2], and "trit", -1 to 1 [k, n].
+        """
         means, trit = [], torch.zeros_like(x, dtype=torch.int8)
-        for sign in (1, -1):
+        for sign in (1, -1):  # positive values first
             magnitudes = (sign * x).clamp_min(0)  # of the values of this sign, else 0
-            threshold = quantile(magnitudes, 1 - self.share)
+            threshold = quantile(magnitudes, 1 - self.share)  # the share of largest magnitudes is at least this  [k, 1]
             selected = (magnitudes > 0) & (magnitudes >= threshold)
             count = selected.sum(1, keepdim=True).double()
+            # sum of the selected magnitudes  [k, 1]
             sums = total(torch.where(selected, magnitudes, 0).double())[:, None]
             means.append(torch.where(count > 0, sums / count.clamp_min(1), 0).float())
             trit += sign * selected.to(torch.int8)
         return Encoded(x[:, :0], {"mean": torch.cat(means, 1), "trit": trit})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return mu or -mu at the selected positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with mu or -mu at the selected positions, and zeros elsewhere.  # [k, n]"""
         mean = encoded.codes["mean"]
         if self.variant == "pfednet":
             trit = encoded.codes["trit"]
@@ -96,7 +104,10 @@ class STC(Compressor):
         return FLOAT + where.shape[1] + positions.count(where, message.size)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the means, then positions and signs (pfednet: a bit per value, and a sign if it is selected)."""
+        """Write one row: the mean magnitudes, then positions and signs.
+
+        With variant="pfednet" these are one bit per value, and a sign after it if the value is selected.
+        """
         out.floats(encoded.codes["mean"][0])
         if self.variant == "pfednet":
             for trit in encoded.codes["trit"][0].tolist():
@@ -109,7 +120,7 @@ class STC(Compressor):
             out.fixed(int(negative), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row, as `compress` returned them."""
+        """Read the codes of one row that `write` wrote, in the form of `compress`."""
         if self.variant == "pfednet":
             mean = stream.floats(2)[None]
             trits = [(-1 if stream.fixed(1) else 1) if stream.fixed(1) else 0 for _ in range(message.size)]
@@ -120,9 +131,18 @@ class STC(Compressor):
 
 
 def quantile(values: Tensor, share: float) -> Tensor:
-    """Return the quantile `share` of each row [k, n], interpolated linearly as by torch.quantile.  # [k, 1]"""
+    """Return a quantile of each row, interpolated linearly as by torch.quantile.
+
+    Args:
+        values: The rows.  # [k, n]
+        share: Which quantile, from 0 (the minimum) to 1 (the maximum).
+
+    Returns:
+        The quantiles.  # [k, 1]
+    """
     n = values.shape[1]
-    rank = round(share * (n - 1), 6)  # 0.9 * 10 may be 9.000000000000002
+    rank = round(share * (n - 1), 6)  # position of the quantile among sorted values; 0.9 * 10 may be 9.000000000000002
     below = int(rank)
+    # the two sorted values around it  [k, 1] each
     low, high = (values.kthvalue(min(k, n), dim=1, keepdim=True).values for k in (below + 1, below + 2))
     return low.lerp(high, rank - below)

@@ -32,34 +32,34 @@ class Ternary(Compressor):
         self.clip, self.unbiased = clip, clip is None
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the scale [k, 1], and -1, 0 or 1 for each value [k, n] int8."""
+        """Round rows x [k, n] at random: codes "scale" [k, 1], the maximum, and "trit" -1, 0 or 1 [k, n]."""
         x = x if self.clip is None else _clipped(x, self.clip)
         scale = x.abs().amax(1, keepdim=True)
         is_nonzero = draws.uniform(message.size) < over(x, scale)  # with probability |x| / scale
         return Encoded(x[:, :0], {"scale": scale, "trit": (is_nonzero * x.sign()).to(torch.int8)})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the multiples of the scale.  # [k, n]"""
+        """Return rows with the values -scale, 0 or scale.  # [k, n]"""
         return encoded.codes["scale"] * encoded.codes["trit"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return 32 + 8 ceil(n / 5).  # [k]"""
+        """Return the number of bits of each row: 32 for the scale, and a byte per five values.  # [k]"""
         bits = FLOAT + BYTE * -(-message.size // TRITS)
         return torch.full((len(encoded.values),), bits, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the scale, and one byte per five values, most significant value first; zeros fill the last byte."""
+        """Write one row: the scale, and one byte per five values, as digits of base 3, the first value highest."""
         out.floats(encoded.codes["scale"][0])
-        digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]
-        digits += [1] * (-len(digits) % TRITS)
+        digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]  # 0, 1 or 2
+        digits += [1] * (-len(digits) % TRITS)  # zeros fill the last byte
         for a in range(0, len(digits), TRITS):
             byte = 0
             for digit in digits[a : a + TRITS]:
-                byte = 3 * byte + digit
+                byte = 3 * byte + digit  # the first value is the highest digit
             out.fixed(byte, BYTE)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the scale and the values."""
+        """Read one row that `write` wrote: the scale, and the values -1, 0 or 1."""
         scale, trits = stream.floats(1)[None], []
         for _ in range(-(-message.size // TRITS)):
             byte = stream.fixed(BYTE)
@@ -68,7 +68,7 @@ class Ternary(Compressor):
 
 
 def _clipped(x: Tensor, deviations: float) -> Tensor:
-    """Clip rows x [k, n] to [-bound, bound], where bound is a number of standard deviations of the row.  # [k, n]"""
+    """Clip rows x [k, n] to [-bound, bound] with bound = deviations times the row's standard deviation.  # [k, n]"""
     mean = divided(total(x.double())[:, None], x.shape[1]).float()
     bound = deviations * divided(l2_norm(x - mean), x.shape[1] ** 0.5)  # [k, 1]
     return torch.where(bound > 0, x.clamp(-bound, bound), x)  # rows of equal values are not clipped

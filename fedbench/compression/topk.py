@@ -31,26 +31,26 @@ class TopK(Compressor):
         self.share, self.exact = share, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the values [k, m] and their positions [k, m]."""
+        """Select the m values of largest magnitude of each row x [k, n]; the code is "positions" [k, m]."""
         where = positions.largest(x.abs(), self.num_values(message))
         return Encoded(x.gather(1, where), {"positions": where})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the values at their positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with the received values at their positions, and zeros elsewhere.  # [k, n]"""
         return positions.scatter(encoded.values, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m."""
+        """Return m, the number of selected values of a row."""
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of the positions.  # [k]"""
+        """Return the number of bits of each row's coded positions.  # [k]"""
         return positions.count(encoded.codes["positions"], message.size)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the positions."""
+        """Write the coded positions of one row."""
         positions.write(encoded.codes["positions"][0], message.size, out)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the positions."""
+        """Read the positions of one row that `write` wrote."""
         return {"positions": positions.read(stream, self.num_values(message), message.size)}

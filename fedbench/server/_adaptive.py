@@ -49,14 +49,22 @@ class Adaptive(ServerRule):
         raise NotImplementedError
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return w after one adaptive step, and replace m and v in the state.  # [p]"""
-        m = self.beta1 * state["m"] + (1 - self.beta1) * s.delta  # [p]
+        """Take one adaptive step: w plus the learning rate times m / (sqrt(v) + tau).
+
+        Args:
+            s: The old parameters w [p], and the mean change of the clients.
+            state: Moments "m" and "v" [p], which are replaced by the new ones.
+
+        Returns:
+            The server's new parameters.  # [p]
+        """
+        m = self.beta1 * state["m"] + (1 - self.beta1) * s.delta  # first moment, a running mean of Delta  [p]
         v = self.second_moment(state["v"], s.delta)  # [p]
         state["m"], state["v"] = m, v
         return s.w + self.rate(s.round) * m / (v.sqrt() + self.tau)
 
     def rate(self, round: int) -> float:
-        """Return the server learning rate in a round, which is counted from 0.  Subclasses may override it."""
+        """Return the server learning rate in a round; `round` counts from 0.  Subclasses may override it."""
         return self.lr
 
 

@@ -29,5 +29,5 @@ class Adagrad(Adaptive):
         super().__init__(lr, beta1, tau, initial_v)
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Return v + Delta^2.  # [p]"""
+        """Return the new second moment v + Delta^2, for the mean change delta of the clients.  # [p]"""
         return v + delta.square()

@@ -34,10 +34,10 @@ class Adam(Adaptive):
         self.beta2, self.bias_correction = beta2, bias_correction
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Return beta2 v + (1 - beta2) Delta^2.  # [p]"""
+        """Return the new second moment beta2 v + (1 - beta2) Delta^2, for the clients' mean change delta.  # [p]"""
         return self.beta2 * v + (1 - self.beta2) * delta.square()
 
     def rate(self, round: int) -> float:
-        """Return the server learning rate times the bias correction.  Rounds are counted from 0."""
+        """Return the server learning rate in a round (from 0), times Flower's bias correction if that is set."""
         has_correction = self.bias_correction == "flower"
         return self.lr * (flower_correction(round, self.beta1, self.beta2) if has_correction else 1.0)

@@ -34,7 +34,7 @@ class ServerStep:
 
     @property
     def delta(self) -> Tensor:
-        """The mean change of the clients, Delta = mean - w.  # [p]"""
+        """The weighted mean of the clients' parameters minus the server's: Delta = mean - w.  # [p]"""
         return self.mean - self.w
 
 

@@ -26,11 +26,11 @@ class Extrapolation(ServerRule):
         self.eps = eps
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return w - eta_g Delta.  # [p]"""
+        """Return the server's parameters after a step of size eta_g along the clients' mean change.  # [p]"""
         return s.w + self.server_lr(s) * s.delta
 
     def server_lr(self, s: ServerStep) -> Tensor:
-        """Return eta_g; 1 if the quotient is undefined, because the mean change and eps are 0.  # []"""
+        """Return FedExP's step size eta_g >= 1; 1 if the quotient is undefined (mean change and eps are 0).  # []"""
         squares = (s.uploads - s.w).square().sum(1)  # |Delta_i|^2  [K]
         # the mean of |Delta_i|^2, with p_i = weights[i]
         ratio = (s.weights @ squares) / (2 * (s.delta.square().sum() + self.eps))

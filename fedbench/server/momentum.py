@@ -28,7 +28,15 @@ class Momentum(ServerRule):
         self.beta, self.lr, self.nesterov = beta, lr, nesterov
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return w after one step of momentum, and replace v in the state.  # [p]"""
+        """Take one step of server momentum along the clients' mean change.
+
+        Args:
+            s: The old parameters, and the mean of the uploads.  # [p] each
+            state: The momentum buffer "v" [p], which is replaced by the new one.
+
+        Returns:
+            The server's new parameters.  # [p]
+        """
         d = s.w - s.mean  # [p]
         v = self.beta * state["v"] + d  # [p]
         state["v"] = v

@@ -32,6 +32,9 @@ class Yogi(Adaptive):
         self.beta2 = beta2
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Return v - (1 - beta2) Delta^2 sign(v - Delta^2).  # [p]"""
+        """Return the new second moment v - (1 - beta2) Delta^2 sign(v - Delta^2), for the mean change delta.
+
+        # [p]
+        """
         squares = delta.square()
         return v - (1 - self.beta2) * squares * (v - squares).sign()

@@ -260,7 +260,7 @@ def test_bytes_of_messages() -> None:
     equal(cohort.upload(theta=rows, relative_to={"theta": None}).theta, rows)
     assert cohort.cost.bytes_up == 48
     for send in (cohort.download, cohort.upload):
-        with pytest.raises(ValueError, match=r"10 rows for 4 clients"):
+        with pytest.raises(ValueError, match=r"the tensor has 10 rows, and the cohort has 4 clients"):
             send(w=w)
 
 

@@ -94,7 +94,8 @@ def assign(cost: np.ndarray) -> np.ndarray:
     m, largest = len(cost), float(np.abs(cost).max(initial=0))
     if not largest:
         return np.arange(m)
-    cost = cost + MOVE_COST * largest * (1 - np.eye(m))  # the diagonal is the cost of a unit that stays
+    # a unit off the diagonal moves, which costs a little more, so that units with equal costs stay
+    cost = cost + MOVE_COST * largest * (1 - np.eye(m))
     mover_units, positions = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
     order[positions] = mover_units  # unit mover_units[n] comes to position positions[n]
@@ -171,8 +172,9 @@ def align(model: FlatModel, rows: Tensor, bottlenecks: list[Bottleneck], cost: l
         table = costs_of_bottleneck.numpy()  # [K, m, m]
         orders = np.stack([assign(c) for c in table])  # [K, m]
         position = np.arange(bottleneck.hidden_units.size)
-        moved[:, s] = torch.from_numpy((orders != position).mean(1))
-        before[:, s] = torch.from_numpy(table[:, position, position].mean(1))
+        moved[:, s] = torch.from_numpy((orders != position).mean(1))  # share of units that move
+        before[:, s] = torch.from_numpy(table[:, position, position].mean(1))  # mean cost of units that all stay
+        # mean cost of unit order[j] at position j
         after[:, s] = torch.from_numpy(np.take_along_axis(table, orders[:, None], 1)[:, 0].mean(1))
         renumber(model, rows, bottleneck, torch.from_numpy(orders))
     return Alignment(rows, moved, before, after)

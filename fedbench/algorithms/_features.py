@@ -84,7 +84,7 @@ BANDWIDTHS = (10, 15, 20, 50)  # values of a in the kernels exp(-d^2 / 2a), as i
 def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
     """Return the squared maximum mean discrepancy between two sets of features.
 
-    The kernel is the sum of Gaussian kernels with the `BANDWIDTHS`.
+    The kernel is the sum of the Gaussian kernels exp(-d^2 / 2a) at distance d, for a = 10, 15, 20 and 50.
 
     Args:
         z: Features of a batch.  # [k, B, F]
@@ -137,7 +137,7 @@ def features_of_samples(cohort: Cohort, rows: Tensor, split: str = "train") -> t
 
 
 def class_statistics(features: list[Tensor], labels: list[Tensor], num_classes: int) -> ClassStatistics:
-    """Return the statistics of all clients' features.
+    """Return the number, mean and mean squared norm of each client's features of each class.
 
     Args:
         features: Features of each client's samples.  # [n_i, F] each

@@ -103,6 +103,7 @@ class FineTuned(Wrapper):
             theta,
             loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,  # None: the task's loss
             columns=None if self.part == "all" else cohort.model.columns[self.part],
+            # fresh: without optimizer state from the training
             how=LocalTraining(
                 epochs=self.epochs, lr=cohort.value(self.lr), key="finetune", optimizer=cohort.engine.optimizer.fresh()
             ),

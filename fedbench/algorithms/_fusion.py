@@ -119,11 +119,11 @@ class Network:
 
     @functools.cached_property
     def incident(self) -> tuple[Tensor, Tensor, Tensor]:
-        """B' in compressed form.
+        """The transpose of the incidence matrix B in compressed form, for sums over each client's edges.
 
         Returns:
-            The edges of client 0, then of client 1, and so on [2 M], their signs in B [2 M], and the position of each
-            client's first edge in both [N].
+            Indices of the edges of client 0, then of client 1, and so on [2 M]; the sign of each in B [2 M]; and for
+            each client, where its edges begin in both [N].
         """
         clients = torch.cat([self.i, self.j])  # both ends of each edge  [2 M]
         # ends sorted by client; below M it is the end i of an edge, else its end j
@@ -222,7 +222,9 @@ def fuse(
     tolerance: float = 1e-5,
     keep_dual: bool = True,
 ) -> Fused:
-    """Solve the proximal step of the module docstring.
+    """Fuse the clients' vectors along the edges of a network, so that linked clients become similar or equal.
+
+    It returns argmin_Z 0.5 sum_i c_i |z_i - v_i|^2 + tau sum over edges (i, j) of |z_i - z_j|, by ADMM.
 
     Args:
         V: The clients' vectors.  # [N, d]
@@ -255,10 +257,11 @@ def fuse(
 def _admm(
     V: Tensor, network: Network, tau: float, norm: Norm, iterations: int, tolerance: float
 ) -> tuple[Tensor, Tensor, int]:
-    """Iterate eqs. (8) to (10) of the module docstring with fixed V.
+    """Minimize 0.5 sum_i c_i |z_i - v_i|^2 + tau sum over edges |z_i - z_j| over Z, by ADMM.
 
-    W = prox_{tau / r} (R) with R = B Z + U / r, so U / r = R - W.  Eqs. (8) to (10) with over-relaxed B Z become
-    Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W).
+    B [M, N] is the signed incidence matrix of the edges, L = B' B, and C the diagonal matrix of the client weights c_i.
+    W [M, d] stands for B Z, with dual U and penalty r.  With R = B Z + U / r, an iteration is
+    Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W);   W <- prox_{tau / r} (R).
 
     Args:
         V: The clients' vectors, centered in each component.  # [N, d]

@@ -25,15 +25,16 @@ Metric = Literal["l1", "l2"]
 
 # -- sketches --------------------------------------------------------------------------------------------
 def sketches(cohort: Cohort, kind: Sketch, samples: int | None) -> Tensor:
-    """Compute a sketch of each client's training data.
+    """Compute a sketch of each client's training data, a vector by which clients are compared.
 
     Args:
         cohort: The clients.
-        kind: The sketch, one of those in the module docstring.
+        kind: "label_hist", shares of the classes; "feature_mean" or "sample_mean", a mean input; "second_moment", the
+            second moments of pixels.
         samples: Maximum number of random samples per client; None uses all.  label_hist always counts all labels.
 
     Returns:
-        One sketch per client.  # [K, q]
+        One sketch of q numbers per client.  # [K, q]
     """
     if kind == "label_hist":
         counts = torch.from_numpy(cohort.federation.label_counts[cohort.ids]).to(cohort.device).float()  # [K, C]
@@ -60,11 +61,11 @@ def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:
-    """Return the sketch of one client's samples (module docstring).
+    """Return the sketch of one client's samples, a vector by which clients are compared.
 
     Args:
         x: Samples with c channels of p pixels.  # [n, c, p]
-        kind: The sketch, but label_hist.
+        kind: "feature_mean", "sample_mean" or "second_moment".
 
     Returns:
         A vector of q = c p (feature_mean), p (sample_mean) or p^2 (second_moment) numbers.  # [q]

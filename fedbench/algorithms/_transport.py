@@ -26,20 +26,23 @@ CHECK = 10  # iterations between convergence checks, each of which synchronizes 
 
 @torch.no_grad()
 def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: float = 1e-3) -> Tensor:
-    """Solve the transport problems.
+    """Solve partial optimal transport problems with entropic regularization, by Sinkhorn's algorithm.
 
-    Every problem stops by itself, so its plan does not depend on the others.  The last update is that of v, so the
-    column sums are exact.
+    There is one problem for each of A clients and each entry of the middle axes.  It transports from M rows, such as
+    image tokens, to J columns, such as prompts.  Every column receives mass / J, and a row gives at most 1 / M.
+    Every problem stops by itself, so its plan does not depend on the others.  The last update is that of the columns,
+    so their sums are exact.
 
     Args:
-        sim: Similarities.  # [A, J, ..., M]
-        eps: Entropic regularization.
+        sim: Similarities; the cost is 1 - sim.  # [A, J, ..., M]
+        eps: Entropic regularization, > 0.
         mass: Transported mass, in (0, 1].
         max_iter: Maximum number of iterations.
-        thresh: A problem stops when no log v changes by this much in an iteration, checked every CHECK iterations.
+        thresh: A problem stops when no log factor v of a column changes by this much in an iteration.  It is checked
+            every CHECK iterations.
 
     Returns:
-        Plans T.  # [A, J, ..., M]
+        Plans T, how much each row gives to each column.  # [A, J, ..., M]
     """
     x = sim.movedim(1, 0).flatten(1, -2) / eps  # [J, n, M]
     plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: the problems in x
@@ -62,6 +65,8 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
 
 def _scaled(T: Tensor, a: float, b: float, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """Continue Sinkhorn's iterations from plan T by updating factors du of its rows and dv of its columns.
+
+    Each of n problems has M rows, whose sums are at most a, and J columns, whose sums are b.
 
     Args:
         T: Plan, which contains the current u and v.  # [J, n, M]

@@ -42,10 +42,13 @@ class APFL(Algorithm):
         if isinstance(self.alpha, PerClient):
             all_ids = np.arange(federation.num_clients)
             self.a[all_ids] = self.alpha.of(all_ids, self.w.device)  # [N, 1]
-        self.buffers = model.trained.rest(model.size)  # columns of running statistics, which are not trained
+        self.statistics = model.trained.rest(model.size)  # columns of running statistics, which are not trained
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of APFL (Algorithm 1): clients train w and v_i in the same steps, and the server averages w."""
+        """Run one round of APFL (Algorithm 1): clients train w and v_i in the same steps, and the server averages w.
+
+        w is the global model, v_i the personal model, and a_i the weight of v_i in the client's mixture of both.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(
             w,
@@ -60,14 +63,17 @@ class APFL(Algorithm):
         self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one local step of w (`s.theta`) and v_i; if adaptive, also of a_i in the first step of a round."""
+        """Take one local step of w (s.theta) and of v_i (s.state.v), with gradients at w and at the mixture vbar.
+
+        If adaptive, the first step of a round also moves the mixture weight a_i (s.state.a).
+        """
         vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # the mixture  [k, P]
         g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)  # gradients at w and at the mixture  [k, P] each
         if self.adaptive and s.t == 0:
             slope = dot(g_vbar, s.state.v - s.theta)[:, None]  # [k, 1]
         s.descend(g_w)  # optimizer step of s.theta, which is w
         s.descend(g_vbar.mul_(s.state.a), name="v", uploaded=False)  # v stays with the client
-        self.buffers.view(s.state.v).copy_(self.buffers.take(vbar))  # v gets the mixture's running statistics
+        self.statistics.view(s.state.v).copy_(self.statistics.take(vbar))  # v gets the mixture's running statistics
         if self.adaptive and s.t == 0:
             s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))
 

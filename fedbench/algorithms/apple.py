@@ -106,7 +106,11 @@ class APPLE(Algorithm):
         self.theta = rows("theta", default=first)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of APPLE (Algorithm 1): clients download cores, train c_i and d_i, and upload c_i."""
+        """Run one round of APPLE (Algorithm 1): clients download cores, train c_i and d_i, and upload c_i.
+
+        Client i's model is the mixture w_i = sum_j d_ij c_j of all clients' core models c_j.  The server keeps several
+        versions of each core, because with limited bandwidth clients have old ones.
+        """
         i, d = cohort.index[:, None], self.d[cohort.ids]  # client indices [K, 1], d_i [K, N]
         versions, cores = self.exchange.download(cohort, d), self.exchange.cores  # [K, N], [V, P]
         on_server = cores[self.exchange.newest[cohort.index]]  # c_i as the server has it  [K, P]
@@ -118,8 +122,9 @@ class APPLE(Algorithm):
         # factor of (d - q) in the gradient of the penalty
         pull = self.mu * (2 * self.strength(cohort.round, cohort.rounds))
 
-        def step(s: Step, batch: Batch) -> None:  # s.theta is c_i
-            g = s.grad(batch, s.state.personal)  # G [k, P]
+        def step(s: Step, batch: Batch) -> None:
+            """Take one local step of c_i (s.theta) and of d_i (s.state.d), and mix w_i (s.state.personal) again."""
+            g = s.grad(batch, s.state.personal)  # G, the gradient at w_i  [k, P]
             grad_d = (g @ cores.T).gather(1, s.state.versions)  # <G, c_j>  [k, N]
             grad_d.scatter_(1, s.state.i, dot(g, s.theta)[:, None])  # <G, c_i> with the current c_i
             grad_d.add_(s.value(pull) * (s.state.d - self.q))
@@ -137,7 +142,9 @@ class APPLE(Algorithm):
         self.exchange.publish(cohort, versions, up.core)  # the server stores the new versions
 
     def mix(self, into: Tensor, core: Tensor, d: Tensor, cores: Tensor, versions: Tensor, i: Tensor) -> Tensor:
-        """Compute w_i = d_ii c_i + sum over j != i of d_ij c_j.
+        """Mix each client's personal model from its own current core and the downloaded ones of the others.
+
+        w_i = d_ii c_i + sum over j != i of d_ij c_j.
 
         Args:
             into: Rows whose trained columns are overwritten.  # [k, P]

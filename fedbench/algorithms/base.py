@@ -195,7 +195,7 @@ class Algorithm:
         row = self.global_row()
         if row is not None:
             return row
-        total = sum(float(c.client_weights.sum()) for c in cohorts)
+        total = sum(float(c.client_weights.sum()) for c in cohorts)  # weight of all training clients
         weighted_sums = []  # of each cohort's models, [P] each
         for c in cohorts:
             # previous: the difference from the initial model is sent, because the server has no other version

@@ -35,7 +35,10 @@ class Ditto(FedAvg):
         self.v = rows("v", default=self.w)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of Ditto (Algorithm 1): train v_i towards the received w, then run FedAvg for w."""
+        """Run one round of Ditto (Algorithm 1): train v_i towards the received w, then run FedAvg for w.
+
+        w is the global model, and v_i the client's personal model, which is not uploaded.
+        """
         w = cohort.broadcast(w=self.w).w  # [P]
         pull = (lambda s: s.value(self.lam) * (s.theta - w)) if self.lam else None  # [k, P]
         v = cohort.train(

@@ -71,7 +71,10 @@ class FedALA(Algorithm):
         self.A = rows("A", default=torch.ones(self.h.size, device=self.w.device))  # [N, |h|], at first the default
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedALA (Algorithm 1): clients learn A_i, train from the mixture, and the server averages."""
+        """Run one round of FedALA (Algorithm 1): clients learn A_i, train from the mixture, and the server averages.
+
+        A_i are weights in [0, 1], by which client i mixes the server's model w into the last layers h of its own.
+        """
         if self.who == "all":
             everybody = cohort.all_clients()
             self.theta[everybody.ids] = self.start(everybody)
@@ -97,14 +100,16 @@ class FedALA(Algorithm):
         return start
 
     def initialize(self, cohort: Cohort, w: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Learn the weights A_i.
+        """Learn the weights A_i, and mix the server's model into each client's.
+
+        h are the columns of the last layers.  Columns outside h are those of w.
 
         Args:
             cohort: The clients.
             w: The server's model as the clients received it.  # [P]
 
         Returns:
-            The rows to start from [K, P], A_i [K, |h|], and whether each client learned A_i [K].
+            The mixed models [K, P], A_i [K, |h|], and whether each client learned A_i [K] bool.
         """
         theta, A = self.theta[cohort.ids], self.A[cohort.ids]  # [K, P], [K, |h|]
         D = self.h.take(w) - self.h.take(theta)  # [K, |h|]
@@ -136,7 +141,13 @@ class FedALA(Algorithm):
                 break
             where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)  # positions of the clients that still learn
             how = LocalTraining(
-                epochs=1, drop_last=False, split=subset, key=f"ala/{n}", uploaded=False, throughput_weight=0.0
+                # throughput_weight=0: images/s count each sample once
+                epochs=1,
+                drop_last=False,
+                split=subset,
+                key=f"ala/{n}",
+                uploaded=False,
+                throughput_weight=0.0,
             )
             out = cohort.subset(learns).train(
                 w,

@@ -115,7 +115,7 @@ class FedAMP(Algorithm):
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
-        """Compute u_i = sum_j X_ij w_j in blocks of models w_j.
+        """Return each client's mixture of all uploaded models, u_i = sum_j X_ij w_j, which the paper calls cloud model.
 
         Args:
             cohort: The clients i.
@@ -148,7 +148,7 @@ class FedAMP(Algorithm):
         return squared_distances(w_i, w_j)
 
     def attention(self, distances: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """Return the weights X_ij of the other clients' models.
+        """Return the weights X_ij of the other clients' models, which fall with the distance of the models.
 
         Args:
             distances: Output of `compare` for clients i and j.  # [K, M]

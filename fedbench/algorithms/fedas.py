@@ -78,7 +78,11 @@ class FedAS(Algorithm):
         self.base, self.num_classes = model.without("head"), federation.num_classes  # columns outside the head; C
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedAS: clients align the base of w, train, and the server averages with the weights t_i."""
+        """Run one round of FedAS: clients align the base of w, train, and the server averages with the weights t_i.
+
+        Aligning trains the base, all columns except the head, so that its features match those of the client's last
+        model.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         theta = cohort.train(self.aligned(cohort, w, self.theta[cohort.ids])).theta  # [K, P]
         up = cohort.upload(
@@ -93,13 +97,19 @@ class FedAS(Algorithm):
         self.theta[cohort.ids] = theta
 
     def aligned(self, cohort: Cohort, w: Tensor, theta: Tensor) -> Tensor:
-        """Align the base of the received w [P] with the features of theta_i [K, P].
+        """Align the base of the received model: train it until its features match those of each client's model.
+
+        Args:
+            cohort: The clients.
+            w: The received model.  # [P]
+            theta: The clients' models theta_i.  # [K, P]
 
         Returns:
             The clients' models: the aligned base, with the other columns of theta_i.  # [K, P]
         """
 
-        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k]
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+            """Return the sum over classes of the mean squared distance of features to the class mean mu_c.  # [k]"""
             z = s.features(rows, batch)  # features under the base u  [k, B, F]
             client = torch.arange(s.k, device=z.device)[:, None]
             distance = (z - s.state.mu[client, batch.y]).square().mean(2)  # [k, B]
@@ -114,6 +124,7 @@ class FedAS(Algorithm):
             batch_size=self.align_batch_size,
             optimizer=SGD(self.align_lr),
             key="align",
+            # throughput_weight=0: images/s count each sample once
             throughput_weight=0,
         )
         old = self.statistics(cohort, theta)
@@ -139,7 +150,12 @@ class FedAS(Algorithm):
             s.state.t.add_(s.grad(batch).square().sum(1))
 
         how = LocalTraining(
-            epochs=1, batch_size=self.fisher_batch_size, key="trace", throughput_weight=0, uploaded=False
+            # throughput_weight=0: images/s count each sample once
+            epochs=1,
+            batch_size=self.fisher_batch_size,
+            key="trace",
+            throughput_weight=0,
+            uploaded=False,
         )
         return cohort.train(theta, step=step, how=how, t=theta.new_zeros(len(cohort))).t
 

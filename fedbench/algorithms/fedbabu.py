@@ -66,6 +66,7 @@ class FedBABU(Algorithm):
         return cohort.train(
             start,
             columns=columns,
+            # fresh: without optimizer state from the training
             how=LocalTraining(
                 epochs=self.epochs, lr=self.lr, key="finetune", optimizer=cohort.engine.optimizer.fresh()
             ),

@@ -50,7 +50,11 @@ class FedCAC(Algorithm):
         self.spans = [span for name, span in model.spans.items() if name not in model.buffer_names]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedCAC: clients train from b_i; the server averages w, and c_i over similar clients."""
+        """Run one round of FedCAC: clients train from b_i; the server averages w, and c_i over similar clients.
+
+        m_i are the client's critical parameters, those whose training matters most.  b_i has c_i there, and w
+        elsewhere.
+        """
         b = self.start(cohort)  # [K, P]
         out = cohort.train(cohort.download(b=b).b)
         theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent

@@ -66,7 +66,10 @@ class FedCP(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add a global head and the policy network to the model, and create the state w, g and h_i."""
+        """Add a global head g and a policy network r to the model, and create the state.
+
+        The state is w, the shared columns (base u and policy r), the global head g, and the personal heads h_i.
+        """
         size = num_features(model)
         # new columns: a copy of the head, and a random policy
         model.extend(head_g="copy:head", policy=model.seeded(lambda: policy(size), "fedcp"))
@@ -78,7 +81,10 @@ class FedCP(Algorithm):
         self.h = rows("h", default=self.head.take(row))  # [N, |head|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedCP: clients train base, head and policy; the server averages base, policy and heads."""
+        """Run one round of FedCP: clients train base, head and policy; the server averages base, policy and heads.
+
+        The policy splits each sample's features between the client's head h and the global head g.
+        """
         server = cohort.broadcast(w=self.w, g=self.g)
         theta = self.train(cohort, self.rows_of(cohort, server.w, server.g))  # [K, P]
         h = self.head.take(theta)
@@ -100,7 +106,8 @@ class FedCP(Algorithm):
         """
         received = start[0]  # any client's row, because only its base is read, which is the same for all  [P]
 
-        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+            """Return the task's loss plus lam times the distance of features z to those of the received base, z0."""
             z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
             logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))  # [k, B, C]
             distance = mmd(z, z0, batch.weight)[:, None]  # [k, 1]
@@ -108,6 +115,7 @@ class FedCP(Algorithm):
 
         trained = self.head_g.rest(cohort.model.size)  # all columns except the global head
         v = self.contexts(cohort, start)  # [K, F]
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
 
     def contexts(self, cohort: Cohort, rows: Tensor) -> Tensor:
@@ -120,13 +128,13 @@ class FedCP(Algorithm):
         return -(-u.log()).log()
 
     def logits(self, model: FlatModel, rows: Tensor, z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:
-        """Return h_i(z s) + g(z (1 - s)).
+        """Return the sum of both heads' logits, h_i(z s) + g(z (1 - s)), with the policy's split s of features z.
 
         Args:
             model: The model.
-            rows: Rows [u, h_i, g, r] of the clients.  # [k, P]
+            rows: Rows [u, h_i, g, r]: base, personal head, global head and policy.  # [k, P]
             z: Features.  # [k, B, F]
-            v: Contexts v_i / |v_i|.  # [k, F]
+            v: Unit vectors v_i / |v_i| of the personal heads, which condition the policy.  # [k, F]
             noise: Gumbel noise [k, B, 2, F], or 0.0.
 
         Returns:
@@ -161,16 +169,16 @@ def context(model: FlatModel, rows: Tensor) -> Tensor:
 
 
 def split(named: dict[str, Tensor], z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:
-    """Return s and 1 - s, the shares of each feature that the personal and the global head read.
+    """Return how much of each feature the personal and the global head read, by the policy network.
 
     Args:
         named: The clients' parameters by name, including those of the policy.  # [k, ...] each
         z: Features.  # [k, B, F]
-        v: Contexts v_i / |v_i|.  # [k, F]
+        v: Unit vectors v_i / |v_i| of the personal heads, which condition the policy.  # [k, F]
         noise: Gumbel noise [k, B, 2, F], or 0.0.
 
     Returns:
-        The shares, of sum 1 over the third dimension.  # [k, B, 2, F]
+        Shares s and 1 - s, of sum 1 over the third dimension.  # [k, B, 2, F]
     """
     hidden = (z * v[:, None]) @ named["policy.0.weight"].mT + named["policy.0.bias"][:, None]  # [k, B, 2 F]
     hidden = F.layer_norm(hidden, hidden.shape[2:])  # normalization; its weight and bias are applied below

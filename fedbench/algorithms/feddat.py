@@ -70,10 +70,14 @@ class FedDAT(Algorithm):
         self.head = rows("head", default=self.rest.take(w))  # [N, |head|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedDAT: clients train A0 and A1, which distill into each other; the server averages A1."""
+        """Run one round of FedDAT: clients train A0 and A1, which distill into each other; the server averages A1.
+
+        A0 is the client's personal adapter, A1 the shared one, and A2 the shared one as the client received it.
+        """
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         start = self.rows(cohort, A1, A1)  # A1 in both bottlenecks  [K, P]
         A0 = self.first.put(start, self.A0[cohort.ids])  # as rows of the model  [K, P]
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         how = LocalTraining(uploaded=self.first, buffers={"theta": "theta", "A0": "A0"})
         out = cohort.train(start, step=lambda s, batch: self.step(s, batch, A1), how=how, A0=A0)
         self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)
@@ -96,12 +100,14 @@ class FedDAT(Algorithm):
         return self.second.put(self.first.put(row, first), second)
 
     def step(self, s: Step, batch: Batch, A2: Tensor) -> None:
-        """Take a step on A1 and the head, then one on A0 and the head.
+        """Take a step on A1 and the head, then one on A0 and the head; both learn from each other by distillation.
+
+        A1 alone is one model.  A0 with the fixed A2 is the other, which averages the outputs of both adapters.
 
         Args:
             s: The step.  s.theta has A1 in its first bottlenecks, s.state.A0 has A0 there.
             batch: One batch of every client.
-            A2: The received shared adapter, which is not trained.  # [A]
+            A2: The shared adapter as received, which is not trained.  # [A]
         """
         first, second = self.first, self.second
 
@@ -109,7 +115,7 @@ class FedDAT(Algorithm):
             return second.put(first.put(s.theta, first.take(s.state.A0)), A2)  # [k, P]
 
         outputs: dict[str, Tensor] = {}  # filled with f(x; A1)
-        z_T = s.forward(mixture(), batch).detach()
+        z_T = s.forward(mixture(), batch).detach()  # logits of A0 with A2, which teach A1
         with_A1 = second.put(s.theta, first.take(s.theta))  # A1 in both bottlenecks  [k, P]
         g = s.grad(batch, rows=with_A1, loss=self.distillation(z_T, outputs))  # [k, P]
         # the gradient of A1 is the sum of those of its two copies
@@ -130,6 +136,7 @@ class FedDAT(Algorithm):
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+            """Return half the task's loss plus half the distillation loss of each sample.  # [k, B]"""
             z = s.forward(rows, batch)  # [k, B, C, ...]
             if outputs is not None:
                 outputs["student"] = z.detach()

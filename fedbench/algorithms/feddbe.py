@@ -70,12 +70,17 @@ class FedDBE(Algorithm):
         self.c = rows("c", default=self.g)  # [N, F]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedDBE: clients train from w with their shift c_i, and the server averages w."""
+        """Run one round of FedDBE: clients train from w with their shift c_i, and the server averages w.
+
+        c_i is added to the client's features.  g is the mean of features over all clients, computed before round 1, and
+        r the running mean of a client's features in this round.
+        """
         if not self.has_g:  # before round 1
             self.g = self.global_mean(cohort.all_clients())
             self.has_g = torch.ones_like(self.has_g)
         w = cohort.broadcast(w=self.shared.take(self.w)).w
         start = self.with_shifts(cohort, w)  # [K, P]
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         r, how = self.g.new_zeros(len(cohort), len(self.g)), LocalTraining(uploaded=self.shared)
         out = cohort.train(start, loss=self.loss, how=how, r=r, g=self.g.expand_as(r))
         self.c[cohort.ids] = self.shift.take(out.theta)
@@ -94,6 +99,7 @@ class FedDBE(Algorithm):
             The global mean g, as the clients receive it.  # [F]
         """
         start = self.shared.put(self.w, everybody.broadcast(w=self.shared.take(self.w)).w)
+        # uploaded=False: the trained parameters stay with the clients
         once = LocalTraining(key="means", optimizer=everybody.engine.optimizer.fresh(), uploaded=False)
         r = self.g.new_zeros(len(everybody), len(self.g))  # [N, F]
         out = everybody.train(start, loss=self.plain_loss, columns=self.shared, how=once, r=r)

@@ -42,7 +42,10 @@ class FedDyn(Algorithm):
         self.trained = model.trained  # columns of parameters, without running statistics
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedDyn: clients train with the linear and quadratic term; the server updates h and w."""
+        """Run one round of FedDyn: clients train with the linear and quadratic term; the server updates h and w.
+
+        The loss of client i gets -<g_i, theta> + (alpha/2) |theta - w|^2.  h is the mean of all g_i.
+        """
         g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w  # [P]
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.state.g)

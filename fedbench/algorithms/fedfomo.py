@@ -84,12 +84,12 @@ class FedFomo(Algorithm):
         return self.uploaded[cohort.ids]
 
     def mixed(self, cohort: Cohort, theta: Tensor, ref: Tensor) -> Tensor:
-        """Mix the downloaded models of each client, and update Pref.
+        """Mix the models that each client downloads, and update its preferences Pref for their owners.
 
         Args:
             cohort: The clients i.
             theta: Their models.  # [K, P]
-            ref: Their reference models ref_i.  # [K, P]
+            ref: Their reference models ref_i, to whose loss the downloaded ones are compared.  # [K, P]
 
         Returns:
             sum_j omega_j theta_j, or theta_i if no downloaded model has a lower loss.  # [K, P]
@@ -108,7 +108,9 @@ class FedFomo(Algorithm):
         return torch.where(total > 0, mixture, theta)
 
     def weights(self, cohort: Cohort, others: Tensor, ref: Tensor) -> Tensor:
-        """Return omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5), before normalization.
+        """Return the weights of downloaded models before normalization: how much they lower the loss.
+
+        omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5), with the loss L on held-out samples.
 
         Args:
             cohort: The clients i.
@@ -127,11 +129,17 @@ class FedFomo(Algorithm):
     def choose(self, cohort: Cohort) -> Tensor:
         """Select the M models that each client downloads: those of largest Pref, or random ones (epsilon).
 
+        Pref[i, j] is how much client i preferred the model of client j so far.
+
+        Args:
+            cohort: The clients i.
+
         Returns:
-            Positions in the last cohort.  # [K, M]
+            Positions in the last cohort, whose uploads are offered.  # [K, M]
         """
-        draws, is_self = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [i = j]  [K, K']
-        order = by_preference(self.pref[cohort.ids][:, self.prev] + is_self, draws)  # Pref[i, j] = self.pref + [i = j]
+        draws = cohort.random("fedfomo")  # random numbers of each client
+        is_self = cohort.index[:, None] == self.prev  # whether j is i  [K, K']
+        order = by_preference(self.pref[cohort.ids][:, self.prev] + is_self, draws)  # self.pref is Pref - I
         M = min(self.models, len(self.prev))
         return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
@@ -150,7 +158,7 @@ def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
     Returns:
         Positions of the candidates, the preferred one first.  # [K, K']
     """
-    shuffled = draws.uniform(pref.shape[1]).argsort(1)
+    shuffled = draws.uniform(pref.shape[1]).argsort(1)  # a random order of the positions
     best = pref.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)  # stable: ties stay shuffled
     return shuffled.gather(1, best)  # back to positions
 

@@ -71,6 +71,7 @@ class FedGH(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedGH: clients train and upload class means; the server trains the head h on these."""
         start = self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)  # [K, P]
+        # uploaded=False: the trained parameters stay with the clients
         theta = cohort.train(start, how=LocalTraining(uploaded=False)).theta
         self.theta[cohort.ids] = theta
         statistics = self.statistics(cohort, theta)
@@ -90,7 +91,7 @@ class FedGH(Algorithm):
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def train_head(self, cohort: Cohort, means: Tensor, classes: Tensor) -> Tensor:
-        """Train h for one pass over the class means.
+        """Train the head h at the server by SGD on the cross-entropy of the class means, for one pass.
 
         Args:
             cohort: The clients.

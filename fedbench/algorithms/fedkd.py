@@ -61,7 +61,7 @@ class FedKD(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: student w, teachers theta_i with the same initial values, and the feature maps W_i."""
         self.w = self.g = model.init_row()  # [P]
-        self.numbers = torch.tensor([self.g.numel()], device=self.g.device)  # not truncated yet
+        self.numbers = torch.tensor([self.g.numel()], device=self.g.device)  # how many numbers represent g: all
         self.theta = rows("theta", default=self.g)  # [N, P]; a row equals the default until it is set
         size = num_features(model)
         # a random linear map from student features to teacher features
@@ -69,7 +69,11 @@ class FedKD(Algorithm):
         self.W = rows("W", default=initial_W.flatten().to(self.g))  # [N, F F]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedKD: clients train teacher and student; the server averages and truncates the students."""
+        """Run one round of FedKD: clients train teacher and student; the server averages and truncates the students.
+
+        The teacher theta_i stays at the client.  Of the student g, each matrix is sent as its largest singular values
+        and vectors, which have the fraction T of the energy.
+        """
         # num_values: how many numbers are sent for g, to count bytes
         g = cohort.broadcast(g=self.g, num_values={"g": self.numbers.expand(len(cohort))}).g
         W = self.W[cohort.ids]  # [K, F F]
@@ -137,14 +141,16 @@ class FedKD(Algorithm):
         batch: Batch,
         stores_slope: bool = False,
     ) -> Tensor:
-        """Return L (module docstring).
+        """Return the loss L of teacher and student: both cross-entropies c, plus (divergences + 2 e) / c.
+
+        The divergences are KL in both directions, and e is the mean of (z_theta - W_i z_g)^2 for features z of both.
 
         Args:
             s: The step.
             of_theta: Features [k, B, F] and logits [k, B, C] of the teacher.
             of_g: Features and logits of the student.
             batch: One batch of every client.
-            stores_slope: Whether to write the gradient of L in W_i to the state slope.
+            stores_slope: Whether to write the gradient of L in W_i to the state `slope`.
 
         Returns:
             L of each client.  # [k]

@@ -75,7 +75,10 @@ class FedNova(FedAvg):
         self.v = torch.zeros_like(self.w)  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedNova: clients train from w, and the server averages their normalized changes."""
+        """Run one round of FedNova: clients train from w, and the server averages their normalized changes.
+
+        A change is divided by a_i, the effective number of local steps, and the mean multiplied by their mean tau_eff.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, extra_grad=(lambda s: self.mu * (s.theta - w)) if self.mu else None)
         a = self.accumulation(out.steps, out.lr)  # [K]
@@ -98,7 +101,9 @@ class FedNova(FedAvg):
         self.w = statistics.put(self.w - G, statistics.take(cohort.mean(up.theta)))
 
     def accumulation(self, steps: Tensor, lr: float | Tensor) -> Tensor:
-        """Return the norm a_i of each client's accumulation vector (module docstring).
+        """Return a_i, the effective number of local steps: the sum of the weights of a client's gradients.
+
+        With momentum rho the gradient of a step counts several times; with mu, older ones decay.
 
         Args:
             steps: Numbers T_i of local steps.  # [K]

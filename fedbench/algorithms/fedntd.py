@@ -46,7 +46,8 @@ class FedNTD(FedAvg):
         """Run one round of FedNTD (Algorithm 1): clients train with distillation from w, and the server averages."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
 
-        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
+        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
+            """Return the task's loss plus the divergence from w's predictions without the true class.  # [k, B]"""
             logits = s.forward(theta, batch)  # [k, B, C]
             with torch.no_grad():
                 log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)  # teacher: the received w

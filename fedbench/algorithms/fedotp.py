@@ -60,11 +60,15 @@ class FedOTP(Algorithm):
         self.p_l = rows("p_l", default=self.local_prompt.take(self.w))  # [N, l d], at first the default
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedOTP (Algorithm 1): clients train both prompts, and the server averages p_g."""
-        if cohort.round == 0:
+        """Run one round of FedOTP (Algorithm 1): clients train both prompts, and the server averages p_g.
+
+        p_g is the shared prompt, p_l the personal one, both as rows of l tokens of width d.
+        """
+        if cohort.round == 0:  # as in the released code, all clients train in the first round
             cohort = cohort.all_clients()
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g  # [l d]
         start = self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_prompt))
         self.p_l[cohort.ids] = self.local_prompt.take(out.theta)
         # the change of p_g is sent, and the run's server rule computes the new p_g

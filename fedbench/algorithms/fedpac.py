@@ -101,7 +101,11 @@ class FedPAC(Algorithm):
         self.has_prototype = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedPAC: clients train; the server averages bases and prototypes, and mixes heads."""
+        """Run one round of FedPAC: clients train; the server averages bases and prototypes, and mixes heads.
+
+        G are the prototypes, mean features of each class.  V_i and H_i describe the client's features; by these the
+        server computes the weights a_ij with which it mixes all heads h_j to client i's next one.
+        """
         server = cohort.broadcast(u=self.u, G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
         theta = self.with_heads(cohort, server.u)  # [K, P]
         before = self.statistics(cohort, theta)
@@ -142,14 +146,16 @@ class FedPAC(Algorithm):
             The trained rows.  # [K, P]
         """
 
-        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+            """Return the task's loss plus lam times the squared distance of features to the prototype.  # [k, B]"""
             z, logits = features_and_logits(s, rows, batch)  # [k, B, F], [k, B, C]
             distance = (z - G[batch.y]).square().mean(2) * has_prototype[batch.y]  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
-        # buffers: the head has its own optimizer state
+        # key, buffers: the head has its own batches and optimizer state
         first = LocalTraining(epochs=self.head_epochs, lr=self.head_lr, key="head", buffers="head", uploaded=self.head)
         theta = cohort.train(theta, columns=self.head, how=first).theta
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
@@ -164,7 +170,7 @@ class FedPAC(Algorithm):
             statistics: Their class counts, and means and squared norms of features, before training.
 
         Returns:
-            V_i [K], and H_i[c] = pi_ic mu_ic [K, C, F] (module docstring).
+            V_i [K], and H_i[c] = pi_ic mu_ic [K, C, F], for label shares pi_i and class means mu_i.
         """
         pi = statistics.counts / statistics.counts.sum(1, keepdim=True).clamp_min(1)  # label shares  [K, C]
         variance = (pi * statistics.squares - pi.square() * statistics.means.square().sum(2)).sum(1)  # [K]

@@ -50,7 +50,10 @@ class FedPHP(FedAvg):
         self.theta_p = rows("theta_p", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedPHP: clients train, update their average theta_p, and the server averages as FedAvg."""
+        """Run one round of FedPHP: clients train, update their average theta_p, and the server averages as FedAvg.
+
+        theta_p is the moving average of the client's models over the rounds, which it deploys.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         theta_p = self.theta_p[cohort.ids]  # [K, P]
         out = cohort.train(w, loss=self.loss, theta_p=theta_p) if self.lam else cohort.train(w)

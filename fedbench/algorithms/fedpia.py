@@ -135,7 +135,11 @@ class FedPIA(Algorithm):
         self.q = torch.zeros(n, S)
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedPIA: clients combine their adapters with G and train; the server aligns and averages."""
+        """Run one round of FedPIA: clients combine their adapters with G and train; the server aligns and averages.
+
+        G is the server's adapter, w_k that of client k.  Aligning reorders the hidden units of one adapter so that they
+        match those of the other.
+        """
         G = cohort.broadcast(G=self.G).G  # [A]
         personal = self.personal[cohort.ids]  # [K, P]
         without_G = self.init == "per_client" and cohort.round == 0  # G is not an average of clients yet
@@ -156,19 +160,20 @@ class FedPIA(Algorithm):
     @property
     def how(self) -> LocalTraining:
         """Settings of local training: only the shared columns are uploaded, not the heads."""
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         return LocalTraining(uploaded=self.shared)
 
     # -- clients -----------------------------------------------------------------------------------------
     def matched(self, cohort: Cohort, G: Tensor, personal: Tensor) -> Tensor:
-        """Compute G~ = align(G, w_k) for each client.
+        """Align the server's adapter G with each client's: reorder its hidden units as the client's.
 
         Args:
             cohort: The clients.
             G: Received adapter.  # [A]
-            personal: The clients' rows.  # [K, P]
+            personal: The clients' rows, with their adapters.  # [K, P]
 
         Returns:
-            G with the units in the order of each client's adapter.  # [K, A]
+            G with the units in the order of each client's adapter; unchanged with client="identity".  # [K, A]
         """
         rows = self.shared.put(personal, G)  # G as the client's adapter  [K, P]
         if self.client == "identity":  # no alignment
@@ -212,6 +217,7 @@ class FedPIA(Algorithm):
         layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
+            """Return the outputs of the layers for each sample, side by side.  # [k, b, D]"""
             _, captured = model.capture(rows, inputs, layers)
             if self._is_computed_once(model, bottlenecks[0]):  # the text of each class is the same for all samples
                 (of_text,) = (self._over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
@@ -245,12 +251,15 @@ class FedPIA(Algorithm):
         return output.flatten(2, -2).mean(2) if output.dim() > 3 else output
 
     def integrate(self, cohort: Cohort, personal: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
-        """Train each client's adapter combined with G~.
+        """Train each client's adapter w combined with the aligned adapter of the server, Gk.
+
+        With combine="weight_frozen" the model uses (1 - lam) w + lam Gk.  With "output_sum" it adds the outputs of
+        both.
 
         Args:
             cohort: The clients.
             personal: Their rows.  # [K, P]
-            Gk: G~ of each client.  # [K, A]
+            Gk: Aligned adapter of the server for each client, which is not trained.  # [K, A]
 
         Returns:
             The output of `cohort.train`, and the adapters w_k to store and upload.  # [K, A]
@@ -262,6 +271,7 @@ class FedPIA(Algorithm):
             return out, shared.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
+            """Take one step on w (s.theta) with the gradient at w_eff = (1 - lam) w + lam Gk."""
             g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
             s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
             s.record("loss_sum", s.summed_loss)

@@ -85,7 +85,11 @@ class FedProto(Algorithm):
         sums = self.G.new_zeros(len(cohort), *self.G.shape)  # [K, C, F]
         counts = sums.new_zeros(len(cohort), self.num_classes)  # [K, C]
 
-        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
+        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
+            """Return the task's loss plus lam times the squared distance of features to the prototype.  # [k, B]
+
+            It also adds the features to the sums by class.
+            """
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding
             s.state.sums.add_(one_hot.mT @ z.detach())  # sums of features by class, for the prototypes

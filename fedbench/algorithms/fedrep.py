@@ -33,7 +33,7 @@ class FedRep(FedPer):
         theta = cohort.train(
             theta,
             columns=self.head,
-            # buffers: the head has its own optimizer state
+            # key, buffers: the head has its own batches and optimizer state
             how=LocalTraining(epochs=self.head_epochs, key="head", buffers="head", uploaded=False),
         ).theta
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta

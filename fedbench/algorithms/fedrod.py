@@ -63,6 +63,7 @@ class FedRoD(Algorithm):
         counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # [K, C]
         log_pi = (counts / counts.sum(1, keepdim=True)).log()  # [K, C], -inf for absent ones
         start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [u, h, g_i]  [K, P]
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # the change of w is sent

@@ -83,15 +83,15 @@ class FedSLD(FedAvg):
         return up.counts.clamp_min(0)
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:
-        """Return the weight Pt(y) / pb(y) of every sample, 0 for padding, as the options scale it.
+        """Return the weight Pt(y) / pb(y) of every sample: its class's share among all samples over that in its batch.
 
         Args:
             batch: One batch of every client.
             prior: Pt, the federation's class shares.  # [C]
 
         Returns:
-            Factors of the samples' weights: renormalize divides by their mean, reduction="sum" multiplies by the number
-            of samples.  # [k, B]
+            The weights, 0 for padding.  renormalize divides by their mean, reduction="sum" multiplies by the number of
+            samples.  # [k, B]
         """
         real = batch.weight > 0  # False for padding  [k, B]
         # share of each class in the batch

@@ -92,7 +92,10 @@ class FPFC(Algorithm):
         self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FPFC: clients train towards zeta_i and upload; the server updates their pairs."""
+        """Run one round of FPFC: clients train towards zeta_i and upload; the server updates their pairs.
+
+        zeta_i is the mean of all models, corrected by the pairs' variables: clients of a cluster get nearly the same.
+        """
         if self.merge is not None:
             self.n = torch.from_numpy(cohort.all_clients().client_weights)
             cohort.cost.takes_means = True  # recorded with the run: `personalized` averages clusters by these weights
@@ -110,9 +113,13 @@ class FPFC(Algorithm):
         self.fuse(cohort.ids)
 
     def zeta(self) -> Tensor:
-        """Compute zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho), where theta_ij - v_ij/rho = (2 s - 1) delta.
+        """Return zeta_i, towards which client i trains: (1/N) sum_j (w_j + theta_ij - v_ij/rho).
 
-        # [N, p]
+        theta_ij stands for w_i - w_j, and v_ij is its dual variable.  Both are multiples of the stored delta_ij, so
+        that theta_ij - v_ij/rho = (2 s_ij - 1) delta_ij.
+
+        Returns:
+            zeta of all clients.  # [N, p]
         """
         if self.lam == 0:
             return self.W  # equal up to rounding, and exactly independent of other clients
@@ -140,9 +147,11 @@ class FPFC(Algorithm):
         self.delta, self.s = self.fuse_pairs(ids, self.all_pairs(), self.s)
 
     def fuse_pairs(self, ids: np.ndarray, delta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute delta and s after the update of pairs with at least one of these clients.
+        """Return delta and s after the update of all pairs that contain at least one of these clients.
 
-        Pairs are updated client by client, because the pairs of one client stay in the processor's cache.
+        For the last uploads W and the dual v_ij, delta_ij = W_i - W_j + v_ij/rho, where v_ij = rho (1 - s) delta_ij
+        before the update.  s depends on the norm of delta.  Pairs are updated client by client, because the pairs of
+        one client stay in the processor's cache.
 
         Args:
             ids: The clients of this round.

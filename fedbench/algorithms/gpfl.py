@@ -62,7 +62,10 @@ class GPFL(Algorithm):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add class embeddings and the valve to the model, and create the state: shared columns w, heads h_i."""
+        """Add class embeddings and the valve to the model, and create the state: shared columns w, heads h_i.
+
+        The valve is a small network that scales and shifts features, given a condition.
+        """
         size = num_features(model)
         model.extend(
             embeddings=model.seeded(lambda: torch.randn(federation.num_classes, size), "gpfl", "embeddings"),
@@ -86,6 +89,9 @@ class GPFL(Algorithm):
     def train(self, cohort: Cohort, w: Tensor) -> Tensor:
         """Train the clients from the received shared columns.
 
+        The features z are changed by the valve in two ways: to personal features for the head, and to global ones,
+        which are compared to the class embeddings.
+
         Args:
             cohort: The clients.
             w: Base, class embeddings and valve.  # [|w|]
@@ -96,7 +102,11 @@ class GPFL(Algorithm):
         start = self.with_heads(cohort, w)  # [K, P]
         M0 = cohort.model.named(start[0])["embeddings"]  # the received class embeddings, the same in all rows  [C, F]
 
-        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:  # [k, B]
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+            """Return the losses of the head and of the cosines to class embeddings, plus lam times a distance.
+
+            The distance is that of the global features z_g to the received embedding of their class.  # [k, B]
+            """
             z, named = s.features(rows, batch), s.model.named(rows)  # [k, B, F]
             personal = s.model.head(rows, conditioned(named, z, s.state.q_p))  # [k, B, C]
             z_g = conditioned(named, z, s.state.q_g)  # [k, B, F]
@@ -106,6 +116,7 @@ class GPFL(Algorithm):
 
         q_g, q_p = self.conditions(cohort, M0)  # [K, F] each
         decay = (lambda s: self.decay * s.theta) if self.mu else None
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         how = LocalTraining(uploaded=self.shared)
         return cohort.train(start, loss=loss, extra_grad=decay, how=how, q_g=q_g, q_p=q_p).theta
 
@@ -150,7 +161,7 @@ def valve(size: int) -> nn.Module:
 
 
 def conditioned(named: dict[str, Tensor], z: Tensor, q: Tensor) -> Tensor:
-    """Return valve(z, q).
+    """Return the features z after the conditional valve: relu(z (gamma(q) + 1) + beta(q)).
 
     Args:
         named: The clients' parameters by name, including those of the valve.  # [k, ...] each

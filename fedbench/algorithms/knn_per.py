@@ -66,11 +66,11 @@ class KNNPer(FedAvg):
         self.num_classes = federation.num_classes
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return what the clients deploy.
+        """Return what the cohort deploys: the server's model, and each client's stored features and classes.
 
         Returns:
             theta, the server's model [P]; z [K, m, F] and y [K, m], features and classes of the stored samples, where
-            class -1 is padding; lam, the weights lam_i [K, 1].
+            class -1 is padding; lam, the weight of the neighbours in each client's prediction [K, 1].
         """
         w, federation = cohort.broadcast(w=self.w).w, cohort.federation
         samples = federation.splits["train"]
@@ -88,14 +88,14 @@ class KNNPer(FedAvg):
         return {**rows, "lam": torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(len(cohort), 1)}
 
     def chosen(self, cohort: Cohort, rows: dict[str, Tensor]) -> Tensor:
-        """Return the lam_i of highest accuracy on the validation samples, 0.5 for a client without any.
+        """Return each client's weight lam_i of the neighbours, that of highest accuracy on validation samples.
 
         Args:
             cohort: The clients.
             rows: theta, z and y of `personalized`.
 
         Returns:
-            lam_i.  # [K, 1]
+            lam_i from 0, 0.1, ..., 1, the smallest of equally good ones; 0.5 without validation samples.  # [K, 1]
         """
 
         def both(model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
@@ -139,18 +139,20 @@ def features(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
 
 
 def neighbours(z: Tensor, stored: Tensor, y: Tensor, k: int, scale: float, num_classes: int) -> Tensor:
-    """Return the shares of the classes among the nearest stored samples.
+    """Return the shares of the classes among the nearest stored samples, weighted by a Gaussian kernel.
+
+    The weight of a neighbour at distance d is proportional to exp(-d^2 / (F scale)).
 
     Args:
         z: Features of the samples.  # [n, b, F]
         stored: Features of the stored samples of each client.  # [n, m, F]
         y: Their classes; -1 is padding.  # [n, m]
         k: Number of neighbours.
-        scale: Scale s of the kernel.
+        scale: Scale of the kernel, > 0.
         num_classes: C.
 
     Returns:
-        p_knn.  # [n, b, C]
+        The shares p_knn, of sum 1.  # [n, b, C]
     """
     distances = torch.cdist(z, stored, compute_mode="donot_use_mm_for_euclid_dist").square()  # [n, b, m]
     distances = distances.masked_fill(y[:, None] < 0, torch.inf)

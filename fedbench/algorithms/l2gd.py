@@ -56,7 +56,10 @@ class L2GD(Algorithm):
         self.knows: Tensor | None = None
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of L2GD: a random number of local steps, then the averaging step (1 - c) x_i + c xbar."""
+        """Run one round of L2GD: a random number of local steps, then the averaging step (1 - c) x_i + c xbar.
+
+        x_i is the model of client i, xbar the mean of the cohort's models, and c the option mix.
+        """
         # None: the run's local.epochs
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
         members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # which clients take part, on the host  [N]

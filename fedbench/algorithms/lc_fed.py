@@ -86,7 +86,11 @@ class LCFed(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add PCS, HC and the one-hot client index to the model, and create the state, equal for all clients."""
+        """Add PCS, HC and the one-hot client index to the model, and create the state, equal for all clients.
+
+        PCS (channel selection) scales the outputs of the layer `place`.  HC (head calibration) corrects the head's
+        output.
+        """
         n, names = federation.num_clients, {name for name, _ in model.module.named_modules()}
         place = self.place or ("bottleneck" if "bottleneck" in names else "body")
         # one sample, to find the number of channels at `place`
@@ -110,12 +114,19 @@ class LCFed(Algorithm):
         self.head, self.hc = rows("head", default=initial_head), rows("hc", default=self.hc_columns.take(self.w))
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of LC-Fed: clients train head, body and HC; the server averages bodies and collects heads."""
+        """Run one round of LC-Fed: clients train head, body and HC; the server averages bodies and collects heads.
+
+        HC (head calibration) are personal layers that correct the head's output where the clients' heads disagree.  PCS
+        (channel selection) is part of the body, and scales features given the client's index.
+        """
         server = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
         theta = self.rows_of(cohort, server.body)  # [K, P]
         uploaded = self.body | self.head_columns
         out = cohort.train(
-            theta, step=lambda s, batch: self.step(s, batch, server.heads), how=LocalTraining(uploaded=uploaded)
+            # uploaded: the columns that leave the client, whose gradients privacy clips
+            theta,
+            step=lambda s, batch: self.step(s, batch, server.heads),
+            how=LocalTraining(uploaded=uploaded),
         )
         head = self.head_columns.take(out.theta)
         self.head[cohort.ids], self.hc[cohort.ids] = head, self.hc_columns.take(out.theta)
@@ -136,13 +147,14 @@ class LCFed(Algorithm):
         return self.hc_columns.put(self.head_columns.put(theta, self.head[cohort.ids]), self.hc[cohort.ids])
 
     def step(self, s: Step, batch: Batch, heads: Tensor) -> None:
-        """Take a step on the head (first head_iter batches) or the body, then one on HC.
+        """Take a step on the head (first head_iter batches) or the body, then one on HC, the head calibration.
 
         Args:
             s: The step.
             batch: One batch of every client.
             heads: Last uploaded heads of all clients.  # [N, |head|]
         """
+        # s.t: number of the local step in this round, from 0
         columns = self.head_columns if s.t < self.head_iter else self.body & s.model.trained
         s.descend(s.grad(batch, columns=columns), columns=columns)
 
@@ -154,9 +166,11 @@ class LCFed(Algorithm):
         s.descend(gradient, columns=self.hc_columns, uploaded=False)
 
     def calibrated_logits(self, model: FlatModel, rows: Tensor, z: Tensor, heads: Tensor) -> Tensor:
-        """Compute HC's logits V [A(U_c) z + z, A(sigmoid(head(z)_c)) z + z for every c] (module docstring).
+        """Compute the logits of HC, a convolution V of the features under two kinds of attention maps.
 
-        No gradient passes through the head's outputs, because a step on HC trains HC alone.
+        For each class c there are a map of where the clients' heads disagree, U_c, and the head's own prediction.  V
+        reads A(U_c) z + z and A(prediction_c) z + z of all classes, where A smooths a map.  No gradient passes through
+        the head's outputs, because a step on HC trains HC alone.
 
         Args:
             model: The model.
@@ -176,7 +190,11 @@ class LCFed(Algorithm):
         flat_heads = heads.split([shape.numel() for shape in shapes], 1)  # [N, size] for each parameter of a head
         all_heads = {name: t.view(-1, *shape) for name, t, shape in zip(names, flat_heads, shapes, strict=True)}
 
-        def of_one_client(row: dict[str, Tensor], z: Tensor) -> Tensor:  # z [B, F, H, W] -> [B, C, H, W]
+        def of_one_client(row: dict[str, Tensor], z: Tensor) -> Tensor:
+            """Return HC's logits of one client: its parameters `row` by name, features z [B, F, H, W].
+
+            # [B, C, H, W]
+            """
             prediction = torch.sigmoid(pixelwise(row["head.weight"], row.get("head.bias"), z)).detach()
             U = self.uncertainty(outputs_of(all_heads, z), row["client"])  # [B, C, H, W]
             maps = torch.stack([self.attention(a, row) for a in (U, prediction)], 2)  # [B, C, 2, H, W]
@@ -192,14 +210,17 @@ class LCFed(Algorithm):
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
-        """Return the map U of one client i (module docstring).
+        """Return the map U of one client i: 1 at pixels where the other heads disagree most with its own.
+
+        The disagreement u is the root mean square of p_j - p_i over the heads, relative to its maximum in the image.  A
+        pixel counts if u exceeds 0.2 and is the maximum within 31 x 31 pixels.
 
         Args:
-            outputs: sigmoid(head_j(z)) of all heads j.  # [N, B, C, H, W]
+            outputs: p_j = sigmoid(head_j(z)) of all heads j.  # [N, B, C, H, W]
             client: One-hot index of client i.  # [N]
 
         Returns:
-            U for each class.  # [B, C, H, W]
+            U for each class, 0 or 1.  # [B, C, H, W]
         """
         of_client = torch.einsum("n,nbchw->bchw", client, outputs)  # p_i, selected by the one-hot index
         u = ((outputs - of_client).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
@@ -264,7 +285,7 @@ def pcs_layers(clients: int, channels: int) -> nn.Module:
 
 
 def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
-    """Apply PCS to one client's features: x <- h x + x (module docstring).
+    """Scale the channels of one client's features by PCS: x <- h x + x, where h depends on x and the client.
 
     Args:
         x: Outputs of the calibrated layer.  # [B, C] or [B, C, H, W]

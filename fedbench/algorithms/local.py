@@ -26,6 +26,7 @@ class Local(Algorithm):
 
     def round(self, cohort: Cohort) -> None:
         """Continue the local training of the sampled clients; nothing is sent."""
+        # uploaded=False: the trained parameters stay with the clients
         self.theta[cohort.ids] = cohort.train(self.theta[cohort.ids], how=LocalTraining(uploaded=False)).theta  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -50,17 +50,23 @@ class Moon(FedAvg):
         self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of MOON: clients train from w with the contrastive term, and the server averages."""
+        """Run one round of MOON: clients train from w with the contrastive term, and the server averages.
+
+        The term pulls features to those under w, and away from those under v_i, the client's last model.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
 
-        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
+        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
+            """Return the task's loss plus mu times the contrastive term.  # [k, B]
+
+            Features z shall be near z_g, those under the server's w, and far from z_old, those under the old model.
+            """
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             z_g = frozen_features(s, w, batch)  # [k, B, F]
             z_old = frozen_features(s, s.state.v, batch)  # [k, B, F]
-            # to the server's features
             near = F.cosine_similarity(z.flatten(2), z_g.flatten(2), dim=2) / self.tau  # [k, B]
-            # to the client's old features
             far = F.cosine_similarity(z.flatten(2), z_old.flatten(2), dim=2) / self.tau  # [k, B]
+            # -log(exp(near) / (exp(near) + exp(far)))
             return s.task_loss(logits, batch) + s.value(self.mu) * (torch.logaddexp(near, far) - near)
 
         out = cohort.train(w, loss=loss, v=self.v[cohort.ids]) if self.mu else cohort.train(w)

@@ -60,7 +60,10 @@ class PFedMe(Algorithm):
         self.trained = model.trained  # columns of parameters, without running statistics
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of pFedMe: clients train theta_i and w_i from w; the server moves w to the mean of w_i."""
+        """Run one round of pFedMe: clients train theta_i and w_i from w; the server moves w to the mean of w_i.
+
+        theta_i is the personal model, which is pulled towards w_i, the client's copy of the server's model w.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
         # parameters of w_i with the running statistics of theta_i

@@ -146,7 +146,11 @@ class PFedMoAP(Algorithm):
         return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of pFedMoAP: clients download experts, train prompt and gate, and upload the prompt."""
+        """Run one round of pFedMoAP: clients download experts, train prompt and gate, and upload the prompt.
+
+        The pool has the last uploaded prompt of each client, its entry.  Experts are prompts of other clients, and the
+        gate is a personal network that weights them.  P_g is the averaged prompt.
+        """
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         has_entry = np.isin(cohort.ids, self.pool.touched())  # whether each client has uploaded a prompt before  [K]
         experts, count = self.download_experts(cohort, has_entry)
@@ -186,6 +190,7 @@ class PFedMoAP(Algorithm):
         start = start.expand(len(cohort), -1)
         if not uses_gate(count).any():  # PromptFL: no gate is trained
             return cohort.train(start, columns=self.prompt_columns).theta
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         how = LocalTraining(uploaded=True if self.aggregate_gate else self.prompt_columns)  # True: the gate too
         return cohort.train(start, step=self.step, how=how, experts=experts, count=count).theta
 
@@ -282,7 +287,9 @@ class PFedMoAP(Algorithm):
         return self.pooled(z) if self.gating == "attention" else z
 
     def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
-        """Return s <pool(I), T_MoE> + lam s <I, T_L>, or s <I, T_L> for clients without a gate.
+        """Return the logits of the mixed text features plus lam times those of the client's own prompt.
+
+        Clients without a gate use their own prompt alone.
 
         Args:
             model: The model.
@@ -303,7 +310,7 @@ class PFedMoAP(Algorithm):
         return torch.where(uses_gate(count)[..., None], mixed + self.lam * local, local)
 
     def mix(self, p: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix the experts by the gates.
+        """Mix the text features of the client's prompt and of the experts, with weights by the gate and the image.
 
         Args:
             p: Named parameters of k clients.
@@ -313,7 +320,8 @@ class PFedMoAP(Algorithm):
             count: How many experts exist, or NO_GATE.  # [k, 1]
 
         Returns:
-            T_MoE [k, B, C, d], and each expert's weight for each image, the client's prompt first [k, B, E].
+            Mixed text features T_MoE [k, B, C, d], and the weights of the client's prompt and the K_e experts [k, B,
+            E].
         """
         X = torch.cat([self.expert_form(text)[:, None], experts], 1)  # [k, E, C, d]
         # the client's prompt always counts, because a softmax over no expert has nan gradients, even if it is not used
@@ -359,10 +367,12 @@ class PFedMoAP(Algorithm):
 
     # -- what is deployed ------------------------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return the deployed prompts, gates and experts (module docstring).
+        """Return what the cohort deploys: prompts, gates and the experts that the gates mix.
+
+        Clients of the last round use the experts that they trained with; others with a gate download experts now.
 
         Returns:
-            theta [K, P], experts [K, K_e, C, d] and count [K, 1].
+            theta [K, P], experts [K, K_e, C, d] and count [K, 1], how many experts exist, or NO_GATE.
         """
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         prompt = torch.where(self.prompt.has(cohort.ids)[:, None], self.prompt[cohort.ids], P_g)  # [K, l d]
@@ -398,6 +408,7 @@ class PFedMoAP(Algorithm):
         """
 
         def weights(model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
+            """Return the weight of each expert for each image, the client's prompt first.  # [k, B, E]"""
             p = model.named(rows["theta"])
             image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))
             a = self.mix(p, image, text, rows["experts"], rows["count"])[1]  # [k, B, E]

@@ -178,7 +178,10 @@ class PFedNet(Algorithm):
 
     # -- a round -------------------------------------------------------------------------------------------
     def round(self, cohort: Cohort) -> None:
-        """Run the x-phase, then the z-phase; the first round also builds the network of similar clients."""
+        """Run the x-phase, then the z-phase; the first round also builds the network of similar clients.
+
+        x are the shared parameters, z_i the personal ones, which the server pulls together between similar clients.
+        """
         if not self.edges and self.sketch_of is None and self.fused.size:
             self.sketch_of = self.upload_sketches(cohort.all_clients())
             self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance)
@@ -203,9 +206,16 @@ class PFedNet(Algorithm):
         return clients.upload(sketch=sketch, previous={"sketch": None}, uncompressed=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
-        """Return each client's (x_t, z_i).  # [K, P]
+        """Return each client's row of the newest x and z_i, before the phases.
 
-        Participants of the last round have them; the others download them (in the first round x_t only).
+        x are the shared parameters, z_i the personal ones.  Participants of the last round have both (`holds`); the
+        others download them.  Before the first round they download x only.
+
+        Args:
+            cohort: The clients.
+
+        Returns:
+            The rows (x_t, z_i).  # [K, P]
         """
         outdated = ~self.holds[cohort.index]  # [K]
         downloading = cohort.subset(outdated.cpu().numpy())
@@ -223,7 +233,9 @@ class PFedNet(Algorithm):
         return self.columns.put(self.shared.put(rows, x), z)
 
     def x_phase(self, cohort: Cohort, theta: Tensor, x: Tensor) -> Tensor:
-        """Update x_{t+1} = x_t - sum_i w_i dx_i; with mode="gradient", x_steps times with dx_i = lr g_i, w_i = 1/K.
+        """Train the shared parameters x with z_i fixed, and average their changes: x <- x - sum_i w_i dx_i.
+
+        With mode="gradient" there are x_steps single steps, each averaged with equal weights.
 
         Args:
             cohort: The clients.
@@ -246,7 +258,9 @@ class PFedNet(Algorithm):
         return theta
 
     def z_phase(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Update Z (module docstring); with mode="gradient", z_steps times.
+        """Train the personal parameters z_i with x fixed, upload their changes, and fuse them at the server.
+
+        With mode="gradient" this is repeated z_steps times, with a single step each.
 
         Args:
             cohort: The clients.
@@ -282,18 +296,22 @@ class PFedNet(Algorithm):
         steps = None if self.mode == "local_epochs" else 1
         buffers = "z" if columns is self.fused else "x"
         key = f"{key}/{step}" if step else key
+        # uploaded: the columns that leave the client, whose gradients privacy clips
         return LocalTraining(steps=steps, key=key, buffers=buffers, uploaded=columns)
 
     def rates(self, cohort: Cohort, how: LocalTraining, lr: float) -> np.ndarray:
-        """Return the step size of each client in the z-step.
+        """Return the step size of each client in the server's z-step.
+
+        It is the sum of the client's effective learning rates, by which a constant gradient would move z_i in the
+        round, times the fraction K / N of clients that take part.  With z_step="single" it is lr for all.
 
         Args:
-            cohort: The clients of this round.
+            cohort: The K clients of this round.
             how: Their training in the z-phase.
             lr: Mean of their learning rates.
 
         Returns:
-            eta_i K / N of all clients (module docstring), or with z_step="single" lr for all.  # [N]
+            The step sizes of all clients.  # [N]
         """
         n = len(self.Z)
         if self.z_step == "single":
@@ -301,7 +319,7 @@ class PFedNet(Algorithm):
         return cohort.all_clients().rate_sums(how) * (len(cohort) / n)
 
     def move(self, dZ: Tensor, rates: np.ndarray) -> None:
-        """Take the z-step: compute the new Z from V = Z_t - dZ by `fuse`.
+        """Take the server's z-step: fuse Z - dZ along the network, where similar clients become equal.
 
         The objective is multiplied by the largest rate.  So the weight c_i in `fuse` is the largest rate divided by
         that of client i, and 1 for a client whose rate is 0.

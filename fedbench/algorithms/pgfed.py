@@ -66,7 +66,11 @@ class PGFed(Algorithm):
         self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None  # [N, P], for beta > 0
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of PGFed: clients train with gradients of other clients, and upload model and linear risk."""
+        """Run one round of PGFed: clients train with gradients of other clients, and upload model and linear risk.
+
+        Each client i uploads its risk near its model as the linear function f_i(theta) ~ c_i + g_i . theta.  Later
+        clients minimize their risk plus mu times those of the last cohort, with learned weights a_ij.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         without_others = self.G is None or not self.mu  # in the first round, and always with mu = 0
         out = cohort.train(w) if without_others else self.train(cohort, w)

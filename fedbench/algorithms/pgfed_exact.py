@@ -90,6 +90,7 @@ class PGFedExact(FedAvg):
         others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)
 
         def step(s: Step, batch: Batch) -> None:
+            """Take one local step along the gradient of the client's batch plus that of all other clients' samples."""
             k = len(s.theta)
             counts = np.full(k, len(index))
             expanded_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies

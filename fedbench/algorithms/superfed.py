@@ -54,7 +54,8 @@ class SuPerFed(Algorithm):
         """Create the state: the global model w.  A client draws its initial w_l when it first needs it."""
         self.w = model.init_row()  # [P]
         self.wl = rows("wl", default=self.w)  # [N, P], at first the default, only of clients that trained w_l
-        self.trained, self.buffers = model.trained, model.trained.rest(model.size)
+        self.trained = model.trained  # columns of parameters
+        self.statistics = model.trained.rest(model.size)  # columns of running statistics
         layers = {name.rpartition(".")[0]: None for name in model.spans}  # names of the layers, in order
         number = {name: i for i, name in enumerate(layers)}  # number of each layer
         self.layer = torch.zeros(model.size, dtype=torch.int64, device=model.device)  # layer of each column  [P]
@@ -76,7 +77,10 @@ class SuPerFed(Algorithm):
         return cohort.round >= int(self.start * cohort.rounds + 1e-9)  # in floats, 0.29 * 100 is less than 29
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of SuPerFed: clients train w_f and w_l, and the server averages w_f."""
+        """Run one round of SuPerFed: clients train w_f and w_l, and the server averages w_f.
+
+        w_f is the federated model, which starts from w, and w_l the personal one.  Their random mixtures are trained.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         split = "remaining" if self.mixture == "held" else "train"
         if self.mixes(cohort):
@@ -107,10 +111,10 @@ class SuPerFed(Algorithm):
         s.descend(g_f)
         s.descend(g_l, name="wl", uploaded=False)  # w_l stays with the client
         for rows in (s.theta, s.state.wl):
-            self.buffers.view(rows).copy_(self.buffers.take(W))  # running statistics of the mixture
+            self.statistics.view(rows).copy_(self.statistics.take(W))  # those of the mixture
 
     def cosine_gradients(self, f: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-        """Return the gradients of cos^2(f, l) in f and in l, over the trained columns.
+        """Return the gradients of cos^2(f, l), the squared cosine of two models, in f and in l.
 
         The gradient in f is 2 cos (l / (|f| |l|) - cos f / |f|^2); for that in l, f and l are exchanged.
 
@@ -119,7 +123,7 @@ class SuPerFed(Algorithm):
             l: Local models w_l.  # [k, P]
 
         Returns:
-            Both gradients, 0 in the other columns.  # [k, P] each
+            Both gradients, 0 in columns that are not trained.  # [k, P] each
         """
         rows = [self.trained.take(t) for t in (f, l)]
         norms = [t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]  # a row of zeros has gradient 0  [k, 1]

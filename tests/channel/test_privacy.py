@@ -524,7 +524,8 @@ def refused(e: Engine, algorithm: Algorithm) -> str:
 def test_a_method_that_leaks_is_refused() -> None:
     for method in (Leaky(), FineTuned(Leaky(), 1, None, "end", "all")):
         assert refused(private(net()), method) == (
-            "privacy.epsilon=25 does not cover this method: algorithm=leaky whispers"
+            "privacy.epsilon=25 does not cover this method: algorithm=leaky whispers; choose another algorithm, or set "
+            "privacy.epsilon=null"
         )
         build.check_method(net(), method)
 

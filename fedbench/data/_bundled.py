@@ -27,8 +27,14 @@ def bundled_csv(name: str, shape: tuple[int, ...], skip: int = 0, delimiter: str
     spec = find_spec("sklearn")
     path = Path(str(spec.origin)).parent / "datasets" / "data" / name if spec else None
     if path is None or not path.exists():
-        raise ConfigError(f"{name} is part of scikit-learn, which is not installed: pip install scikit-learn")
+        raise ConfigError(
+            f"the file {name} is in the package scikit-learn, which is not installed: run pip install scikit-learn"
+        )
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
         table = np.loadtxt(file, delimiter=delimiter, skiprows=skip)
-    require(table.shape == shape, f"{path} has shape {table.shape}, expected {shape}: reinstall scikit-learn")
+    require(
+        table.shape == shape,
+        f"the table in {path} has shape {table.shape}, but {shape} is expected: reinstall scikit-learn "
+        "(pip install --force-reinstall scikit-learn)",
+    )
     return table

@@ -39,10 +39,20 @@ class Range:
 
     @classmethod
     def of(cls, values: np.ndarray, name: str) -> "Range":
-        """Return the range of the values of the picture called name; raise ConfigError if a value is not finite."""
+        """Return the range of one picture.
+
+        Args:
+            values: The pixels, an array of any shape with numbers of any type.
+            name: Name of the picture, for the message.
+
+        Raises:
+            ConfigError: A pixel is NaN or infinite.
+        """
         low, high = float(values.min()), float(values.max())
-        require(math.isfinite(low) and math.isfinite(high), f"{name} has NaN or infinite values: replace them")
-        subset = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])
+        require(
+            math.isfinite(low) and math.isfinite(high), f"{name} has NaN or infinite values: replace them by numbers"
+        )
+        subset = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])  # every k-th pixel, about SAMPLE of them
         q01, q99 = (float(subset[int(q * (len(subset) - 1))]) for q in (0.01, 0.99))
         return cls(low, high, q01, q99, values.dtype.kind in "iu")
 
@@ -59,47 +69,47 @@ def check_window(window: Sequence[float] | None) -> Window | None:
     fits = len(window) == len(numbers) == 2 and numbers[0] < numbers[1]
     require(
         fits,
-        f"dataset.window={list(window)} must be null or [low, high], the pixel values of black and white, two numbers "
-        "with low < high",
+        f"dataset.window={list(window)} is no range of pixel values: set it to two finite numbers [low, high] with "
+        "low < high, which become black and white, or to null",
     )
     return float(numbers[0]), float(numbers[1])
 
 
 def common_window(ranges: Sequence[Range], name: str) -> Window:
-    """Return and log the window (the values of black and white) by which all pictures of a data set are scaled.
+    """Return and log the window, the pixel values (low, high) that become black and white in all pictures.
 
     For integers >= 0 it is 0 to the smallest power of two above the maximum, at least 256.  For other numbers in [0, 1]
     it is [0, 1].  For all others it is the smallest and the largest value.
 
     Args:
-        ranges: The ranges of the pictures of more than 8 bits.
+        ranges: The range of each picture of more than 8 bits.
         name: The data set, for messages.
 
     Raises:
         ConfigError: All pixels are equal, or most pictures would keep few of the 256 grey levels.
     """
     low, high = min(r.low for r in ranges), max(r.high for r in ranges)
-    require(low < high, f"{name}: all pixels of its pictures of more than 8 bits are {low:g}: check the files")
+    require(low < high, f"{name}: every pixel of its pictures of more than 8 bits is {low:g}: replace these files")
     window = (low, high)
     if low >= 0 and all(r.is_integer for r in ranges):
         window = (0.0, float(max(LEVELS, 1 << int(high).bit_length())))
     elif low >= 0 and high <= 1:
         window = (0.0, 1.0)
     shown = f"[{window[0]:g}, {window[1]:g}]"
-    margin = (window[1] - window[0]) / NARROW
-    dark = [r for r in ranges if r.q99 < window[0] + margin]
-    bright = [r for r in ranges if r.q01 > window[1] - margin]
+    margin = (window[1] - window[0]) / NARROW  # part of the window that becomes LEVELS / NARROW grey levels
+    dark = [r for r in ranges if r.q99 < window[0] + margin]  # 99% of the pixels are nearly black
+    bright = [r for r in ranges if r.q01 > window[1] - margin]  # 99% of the pixels are nearly white
     narrow = max(dark, bright, key=len)  # pictures that use a small part of the window
     finding = (
-        f"{name}: {len(narrow):,} of {len(ranges):,} pictures of more than 8 bits keep at most {LEVELS // NARROW} grey "
-        f"levels in their common range {shown}"
+        f"{name}: {len(narrow):,} of {len(ranges):,} pictures of more than 8 bits keep at most {LEVELS // NARROW} of "
+        f"{LEVELS} grey levels if they are scaled by their common range {shown}"
     )
     if 2 * len(narrow) > len(ranges):
         q01, q99 = np.median([(r.q01, r.q99) for r in narrow], axis=0)
         raise ConfigError(
-            f"{finding}: set dataset.window=[low, high] to the values of black and white, or to {shown} to keep this "
-            f"range (most of these pictures have values from {q01:g} to {q99:g}).  If the data set has no such option, "
-            "save the pictures with 8 bits, or arrays as float32"
+            f"{finding}: set dataset.window=[low, high] to the pixel values that become black and white (most of these "
+            f"pictures have values from {q01:g} to {q99:g}), or to {shown} to keep this range.  If the data set has no "
+            "such option, save the pictures with 8 bits, or arrays as float32"
         )
     if narrow:
         log.warning("%s: dataset.window=[low, high] sets another range", finding)
@@ -111,9 +121,9 @@ def common_window(ranges: Sequence[Range], name: str) -> Window:
 
 
 def to_eight_bits(values: np.ndarray, window: Window) -> np.ndarray:
-    """Return values as uint8 of the same shape.
+    """Return pixel values as uint8 in an array of the same shape.
 
-    The window [low, high] is divided into 256 equal steps.  Values outside become 0 or 255.
+    The window (low, high) is divided into 256 equal steps.  Values outside become 0 or 255.
     """
     low, high = window
     levels = np.floor((values.astype(np.float64) - low) * (LEVELS / (high - low)))

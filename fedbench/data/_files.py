@@ -32,12 +32,12 @@ DAMAGE = (*files.DAMAGE, tarfile.TarError)
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name is hidden: it begins with a period, or is macOS' __MACOSX."""
+    """Return whether a file or folder of this name is hidden: it starts with ".", or is "__MACOSX"."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted, without hidden files and those in hidden folders."""
+    """Return the sorted paths of all files at any depth below a folder, except hidden files and hidden folders."""
     found: list[Path] = []
     for top, below, names in os.walk(folder):
         below[:] = [name for name in below if not is_hidden(name)]
@@ -46,14 +46,17 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def md5_of(path: Path) -> str:
-    """Return the hex md5 of a file, for comparison with a published value."""
+    """Return the MD5 checksum of a file as 32 hexadecimal digits, the form in which it is published."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path` if the block succeeds, and is removed if it fails."""
+    """Yield a temporary path to write to, which is renamed to `path` after the block.
+
+    If the block raises an exception, the temporary file is deleted and `path` is unchanged.  Absent folders are made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, many_writers=True) as partial:  # runs of a sweep may write the same file at once
         yield partial
@@ -83,7 +86,7 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
             reason = error.reason if type(error) is urllib.error.URLError else error
     raise ConfigError(
         f"{name} is not in {path.parent} and could not be downloaded ({reason}): put {path.name} from "
-        f"{urls[0]} into {path.parent.resolve()}, or set dataset.path or data_dir"
+        f"{urls[0]} into {path.parent.resolve()}, or set dataset.path or data_dir to where it is"
     )
 
 
@@ -106,9 +109,12 @@ def _download_one(url: str, path: Path, md5: str | None) -> None:
             shutil.copyfileobj(reply, file, 1 << 20)
         expected, size = reply.headers.get("Content-Length"), partial.stat().st_size
         if expected is not None and size != int(expected):
-            raise ValueError(f"the connection ended after {size:,} of {int(expected):,} bytes")
+            raise ValueError(f"the connection ended after {size:,} of {int(expected):,} bytes of {url}; try again")
         if md5 is not None and md5_of(partial) != md5:
-            raise ValueError(f"its md5 is {md5_of(partial)}, expected {md5}")
+            raise ValueError(
+                f"{url} returned a file with the md5 {md5_of(partial)}, but that of the published file is {md5}; set "
+                "dataset.mirror to another address, or dataset.verify=false to accept the file"
+            )
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
@@ -124,14 +130,14 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
         ConfigError: The file does not exist, is damaged, or contains a pickle.
     """
     path = Path(path)
-    require(path.is_file(), f"{path} does not exist: set dataset.path or data_dir")
+    require(path.is_file(), f"{path} does not exist: set dataset.path to an npz file, or data_dir to its folder")
     try:
         _check_sizes(path)
         # mmap_mode avoids reading the data if the file is not an npz but a single array, which is refused.
         file = np.load(path, mmap_mode="r", allow_pickle=False)
         require(
             not isinstance(file, np.ndarray),
-            f"{path} holds a single array, but must be an npz file of named arrays: write it by numpy.savez",
+            f"{path} holds a single array, but must be an npz file of named arrays: write them by numpy.savez",
         )
         with file:
             arrays = {name: file[name] for name in file.files}
@@ -140,7 +146,7 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
         raise
     except MemoryError as error:
         raise ConfigError(
-            f"{path} does not fit in memory ({error}): write a smaller file, or use dataset=npy"
+            f"{path} does not fit in memory ({error}): write a smaller file, or .npy files for dataset=npy"
         ) from error
     except DAMAGE as error:
         with open(path, "rb") as opened:
@@ -153,13 +159,15 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
                 "numbers with numpy.savez"
             ) from error
         detail = "" if is_pickle_error else f" ({error})"
-        raise ConfigError(f"{path} is damaged or not an npz file{detail}: write it again") from error
+        raise ConfigError(
+            f"{path} is damaged or not an npz file{detail}: write it again by numpy.savez, or download it again"
+        ) from error
 
 
 def _check_sizes(path: Path) -> None:
-    """Raise ValueError if an array's header in an npz file claims another size than the array has.
+    """Raise ValueError if the header of an array in an npz file announces another number of bytes than the file has.
 
-    NumPy would allocate the claimed size, which may exceed the memory.
+    NumPy would allocate the announced size, which may exceed the memory.  Nothing is checked if the file is no zip.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -173,7 +181,9 @@ def _check_sizes(path: Path) -> None:
                 actual = info.file_size - file.tell()
             if claimed != actual and not dtype.hasobject:
                 name = info.filename.removesuffix(".npy")
-                raise ValueError(f"the header of {name} claims {claimed:,} bytes, and it has {actual:,}")
+                raise ValueError(
+                    f"the header of the array {name} announces {claimed:,} bytes, but the file contains {actual:,}"
+                )
 
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
@@ -202,7 +212,7 @@ def require_memory(size: int, what: str) -> None:
     require(
         size <= total_memory,
         f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {total_memory / 1e9:,.1f} GB of memory: "
-        "use a smaller file, or another machine",
+        "use a smaller file, or a machine with more memory",
     )
 
 
@@ -210,8 +220,9 @@ def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
     """Refuse a decompression bomb in a zip.
 
     Args:
-        info: A member that is text, a picture or a pickle.  Arrays of one value may have higher ratios.
-        what: The member, for the error message.
+        info: Sizes of a member (a file in the zip) that is text, a picture or a pickle.  An array of equal values may
+            have a higher ratio, and must not be checked.
+        what: Name of the member, for the error message.
 
     Raises:
         ConfigError: The member does not fit in memory, or is large and has too high a compression ratio.
@@ -221,12 +232,13 @@ def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
     require(
         info.file_size <= BOMB or ratio <= BOMB_RATIO,
         f"{what} unpacks to {info.file_size / 1e6:,.0f} MB, {ratio:,.0f} times its size, and is not read: more than "
-        f"{BOMB_RATIO} times looks like a decompression bomb.  Unpack it yourself if you trust it",
+        f"{BOMB_RATIO} times looks like a decompression bomb.  If you trust it, unpack the zip yourself and set "
+        "dataset.path to the folder",
     )
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:
-    """Write arrays by their names to an uncompressed npz; the file is never seen incomplete."""
+    """Write arrays (by name) to an uncompressed npz file, which replaces `path` only when it is complete."""
     with written_atomically(path) as partial, open(partial, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
@@ -257,7 +269,7 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
 
 
 def store(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays to an npz in the cache, or log a warning if it cannot be written."""
+    """Write arrays (by name) to the npz file `path`; if that fails, log a warning and raise no error."""
     try:
         write_npz(path, **arrays)
     except OSError as error:
@@ -298,7 +310,7 @@ def cached_array(
         with written_atomically(path) as partial:
             free = shutil.disk_usage(path.parent).free
             if free < size:
-                raise OSError(f"{free / 1e9:.1f} GB are free")
+                raise OSError(f"only {free / 1e9:.1f} GB are free")
             with open(partial, "wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
@@ -307,26 +319,30 @@ def cached_array(
         return _mapped(path, shape)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error}): the decoded pictures of {name} need {size / 1e9:.1f} GB there; set "
-            "data_dir to another folder"
+            f"{path} cannot be written ({error}): the decoded pictures of {name} need {size / 1e9:.1f} GB; set "
+            "data_dir to a folder with enough free space"
         ) from error
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Map the uint8 array of a .npy file from disk; raise ValueError if it has another shape or dtype."""
+    """Return the uint8 array [*shape] in a .npy file, whose values stay on disk until they are used.
+
+    Raises:
+        ValueError: The array has another shape or dtype.
+    """
     array = np.load(path, mmap_mode="c", allow_pickle=False)  # c: changes stay in memory
     if array.shape != shape or array.dtype != np.uint8:
-        raise ValueError(f"it holds {array.dtype} {array.shape}")
+        raise ValueError(f"it has dtype {array.dtype} and shape {array.shape}, but uint8 and {shape} are expected")
     return array
 
 
 def cache_path(data_dir: str, name: str, key: object, suffix: str) -> Path:
-    """Return data_dir/cache/<name>-<hash of the key>.<suffix>."""
+    """Return the path data_dir/cache/<name>-<hash>.<suffix>, where hash is 16 hexadecimal digits for repr(key)."""
     digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     return Path(data_dir) / "cache" / f"{name}-{digest}.{suffix}"
 
 
 def fingerprint(path: Path) -> tuple[str, int, int]:
-    """Return the name, size in bytes and modification time in ns of a file, for cache keys."""
+    """Return (name, size in bytes, modification time in ns) of a file, as a cache key that changes with the file."""
     stat = path.stat()
     return path.name, stat.st_size, stat.st_mtime_ns

@@ -35,17 +35,18 @@ def refuse_foreign(path: Path, reader: str) -> None:
     for file in files:
         if file.is_file() and (kind := _kind(file)):
             raise ConfigError(
-                f"{file} is {kind}, which {reader} does not read: write rows as a CSV file (dataset=table_csv), or "
-                "arrays X, y and client by numpy.savez (dataset=npz)"
+                f"{file} is {kind}, which {reader} does not read: convert it to a CSV file with one row per sample "
+                "(dataset=table_csv), or save arrays X, y and client by numpy.savez (dataset=npz)"
             )
 
 
 def _kind(path: Path) -> str | None:
-    """Return the foreign format of a file, such as "a Parquet file"; None if it has none of the known formats."""
+    """Return the foreign format of a file by its first bytes, such as "a Parquet file"; None for any other file."""
     with path.open("rb") as file:
         start = file.read(1024)
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
+            # An Excel workbook (.xlsx) is a zip with a folder xl.
             return "an Excel workbook" if any(name.startswith("xl/") for name in archive.namelist()) else None
     if start.lstrip()[:1] == b"{" and b'"users"' in start:
         return LEAF

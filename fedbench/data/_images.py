@@ -54,12 +54,21 @@ def channel_axis(shape: tuple[int, ...], name: str) -> int:
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
-    """Return pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]; name is theirs, for messages."""
+    """Return pictures as [n, C, H, W], a view of the same array.
+
+    Args:
+        images: Pictures [n, H, W] (which get one channel), [n, H, W, C] or [n, C, H, W].
+        name: Name of the array, for messages.
+
+    Raises:
+        ConfigError: The array has another number of dimensions.
+    """
     if images.ndim == 3:
         return images[:, None]
     require(
         images.ndim == 4,
-        f"{name} has shape {images.shape}, expected [n, H, W], [n, H, W, C] or [n, C, H, W]: add or remove axes",
+        f"{name} has shape {images.shape}, but pictures need [samples, height, width], [samples, height, width, "
+        "channels] or [samples, channels, height, width]: save the array in one of these shapes",
     )
     return images if channel_axis(images.shape, name) == 1 else images.transpose(0, 3, 1, 2)
 
@@ -86,7 +95,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
         return images
 
     def resize_one(image: np.ndarray) -> np.ndarray:
-        """Resize one picture [C, H, W]."""
+        """Return one picture [C, H, W] resized to [C, size, size]."""
         is_rgb = len(image) == 3  # one call for three planes: faster, and the same numbers
         planes = [np.ascontiguousarray(image.transpose(1, 2, 0))] if is_rgb else list(image)
         pictures = (Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR) for plane in planes)
@@ -97,7 +106,16 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
 
 
 def fill(images: Iterable[np.ndarray], n: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return n images of a shape as one array [n, *shape] uint8; they are copied to it one at a time."""
+    """Copy images into one array, one after the other, so that the memory need not hold them twice.
+
+    Args:
+        images: n arrays of the same shape.
+        n: The number of images.
+        shape: The shape of one image.
+
+    Returns:
+        The images, [n, *shape] uint8.
+    """
     out = np.empty((n, *shape), np.uint8)
     for i, image in enumerate(images):
         out[i] = image
@@ -155,13 +173,13 @@ def decode_cached(
     """
 
     def decode_all() -> dict[str, np.ndarray]:
-        """Return the pictures as an array called images, for the cache."""
+        """Return the decoded pictures [n, channels, side, side] under the name "images", the content of the cache."""
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", source)
         used = window_of(files, window, source)
         require(
             not is_extra or used == window,
-            f"{source} has pictures of more than 8 bits: set dataset.window=[low, high] to the pixel values that "
-            "become black and white in these and in all other pictures of the data set",
+            f"the extra pictures in {source} have more than 8 bits: set dataset.window=[low, high] to the pixel values "
+            "that become black and white in these and in all other pictures of the data set",
         )
         channels = 3 if color == "rgb" else 1
         return {"images": fill(decode(files, side, color, used), len(files), (channels, side, side))}
@@ -171,7 +189,7 @@ def decode_cached(
 
 
 def _stamps(files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Return the path, size in bytes and modification time in ns of each file, for cache keys."""
+    """Return (path, size in bytes, modification time in ns) of each file, a cache key that changes with them."""
     stats = [file.stat() for file in files]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)]
 
@@ -226,11 +244,11 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
     require(
         not missing,
         f"{len(missing):,} of the {len(files):,} pictures of {name} are not in {root} (the first is "
-        f"{(missing or [root])[0]}): complete the folder, or set another one",
+        f"{(missing or [root])[0]}): copy them there, or set data_dir or dataset.path to a complete folder",
     )
 
     def decode_with_progress() -> Iterator[np.ndarray]:
-        """Yield the pictures, and log from time to time how many are decoded."""
+        """Yield the decoded pictures [3, side, side] in order, and log about ten times how many are done."""
         n, start = len(files), time.monotonic()
         log.info("%s: decoding %s pictures once", name, f"{n:,}")
         interval = max(1, n // PROGRESS_LINES)
@@ -270,22 +288,26 @@ def open_picture(
 
 @contextmanager
 def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
-    """Yield the picture that Pillow opens; raise ConfigError if the file is no picture or has several pages."""
+    """Open a picture file by Pillow for the duration of the block, and yield the image.
+
+    Raises:
+        ConfigError: The file is damaged or no picture, or has several pages.
+    """
     try:
         with Image.open(path) as image:
             pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
-            require(pages == 1, f"{path} has {pages} pages: save each page as a picture")
+            require(pages == 1, f"{path} has {pages} pages, but must have one: save each page as a picture")
             yield image
     except ConfigError:
         raise
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
         raise ConfigError(
-            f"{path} cannot be read as a picture ({error or type(error).__name__}): replace or remove it"
+            f"{path} cannot be read as a picture ({error or type(error).__name__}): replace or remove the file"
         ) from error
 
 
 def _upright(image: Any) -> Any:
-    """Return a picture of Pillow, rotated and mirrored by its EXIF orientation; unchanged if it has none."""
+    """Return an image of Pillow turned upright by its EXIF orientation; unchanged if it has no (intact) EXIF data."""
     try:
         is_turned = image.getexif().get(ORIENTATION, 1) != 1
     except (ValueError, KeyError, SyntaxError, struct.error):  # damaged EXIF data
@@ -297,6 +319,10 @@ def _centre_square(image: Any, side: int) -> Any:
     """Return the centre square [side, side] of a picture, as torchvision's Resize(side, bicubic) and CenterCrop(side).
 
     Rounding is that of torchvision, too.
+
+    Args:
+        image: An image of Pillow.
+        side: Length in pixels of the short side after resizing, and of the square.
     """
     short = min(image.size)
     width, height = (int(side * length / short) for length in image.size)
@@ -306,28 +332,38 @@ def _centre_square(image: Any, side: int) -> Any:
 
 
 def _is_deep_color(image: Any) -> bool:
-    """Return whether Pillow reads only the upper 8 of 16 bits of each color (raw modes such as RGB;16B and LA;16B)."""
+    """Return whether a color image has 16 bits per channel, of which Pillow reads only the upper 8."""
+    # A tile is a block of the file; its last entry names the coding of the pixels, such as RGB;16B.
     return image.mode in ("RGB", "RGBA", "LA", "CMYK") and any(";16" in str(tile[3]) for tile in image.tile)
 
 
 def _deep_range(path: Path | IO[bytes]) -> Range | None:
-    """Return the range of a picture of more than 8 bits, and None for other pictures, which are not decoded."""
+    """Return the range of the pixels of a picture file of more than 8 bits; None for 8 bits, which are not decoded."""
     with _opened(path) as image:
-        if _is_deep_color(image):  # Pillow reads the upper 8 bits; ones replace the lower 8 bits
+        if _is_deep_color(image):  # Pillow reads the upper 8 bits: fill the lower 8 with ones
             return Range.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
         is_deep_grey = image.mode.startswith(("I", "F"))  # Pillow's modes of integer and float pixels
         return Range.of(np.asarray(image), str(path)) if is_deep_grey else None
 
 
 def _check_color(image: Any, window: Window | None, path: Any) -> None:
-    """Refuse a picture of 16 bits per color unless black and white of its data set are 0 and 65536.
+    """Refuse a picture of 16 bits per color unless the window of its data set is (0, 65536).
 
     Pillow reads only the upper 8 of the 16 bits, which is the right scaling for this window alone.
+
+    Args:
+        image: The picture, an image of Pillow.
+        window: The pixel values of the data set that become black and white, or None.
+        path: The file, for the message.
+
+    Raises:
+        ConfigError: The picture has 16 bits per color, and the window is another one.
     """
     require(
         window == (0, 1 << 16) or not _is_deep_color(image),
-        f"{path} has 16 bits per color, of which only the upper 8 can be read, but black and white of its data set are "
-        f"{list(window or ())}: save it with 8 bits, or in grey",
+        f"{path} has 16 bits per color, of which only the upper 8 can be read.  This needs the range [0, 65536] from "
+        f"black to white, but that of the data set is {list(window or ())}: save the picture with 8 bits or in grey, "
+        "or set dataset.window=[0, 65536]",
     )
 
 
@@ -348,7 +384,7 @@ def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
         return image
     if window is None:
         raise ConfigError(
-            f"{path} has more than 8 bits per pixel: set dataset.window=[low, high] to the pixel values of black and "
-            "white"
+            f"{path} has more than 8 bits per pixel: set dataset.window=[low, high] to the pixel values that become "
+            "black and white"
         )
     return Image.fromarray(to_eight_bits(np.asarray(image), window))

@@ -48,7 +48,7 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
     if equal:
         raise ConfigError(
             f"{where} has {_shown(equal)}, which are equal numbers and would count as different names: "
-            "spell each number in one way"
+            "spell each number in one way in the file"
         )
     similar = _groups(distinct, lambda name: "".join(name.split()).casefold())
     if similar and are_labels:
@@ -62,7 +62,10 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
 
 
 def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[list[str]]:
-    """Return the groups of two or more names for which the function ``key`` returns the same; None is ignored."""
+    """Return the groups of two or more names with the same value of ``key(name)``, in the order of the names.
+
+    Names for which the value is None belong to no group.
+    """
     groups: dict[Hashable, list[str]] = {}
     for name in names:
         if (shared := key(name)) is not None:
@@ -71,6 +74,9 @@ def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[lis
 
 
 def _shown(groups: list[list[str]]) -> str:
-    """Return the first groups as text, such as "'1' and '1.0', '2' and '2.0' and 4 more"."""
+    """Return groups of names as text for a message, such as "'1' and '1.0', '2' and '2.0' and 4 more".
+
+    At most SHOWN groups, and SHOWN names of each, are shown.
+    """
     text = ", ".join(" and ".join(map(repr, group[:SHOWN])) for group in groups[:SHOWN])
     return text + (f" and {len(groups) - SHOWN:,} more" if len(groups) > SHOWN else "")

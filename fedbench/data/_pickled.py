@@ -26,9 +26,9 @@ ARRAY = ("numpy", "ndarray")
 DTYPE = ("numpy", "dtype")
 ENCODE = ("_codecs", "encode")  # encoding of bytes in protocol 2
 NO_BYTES = [("__builtin__", "bytes"), ("builtins", "bytes")]  # b"" in protocol 2
-EMPTY = [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]  # NumPy 1 and NumPy 2
-SCALAR = [(f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")]
-BUFFER = [(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")]
+EMPTY = [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]  # array; NumPy 1 and NumPy 2
+SCALAR = [(f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")]  # a number
+BUFFER = [(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")]  # array of protocol 5
 ALLOWED = {ARRAY, DTYPE, ENCODE, *NO_BYTES, *EMPTY, *SCALAR, *BUFFER}
 MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 
@@ -70,7 +70,15 @@ class _Recorder(pickle.Unpickler):
     """An unpickler that records calls of the allowed names as `_Call`, and refuses all other names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the recorder of an allowed name; raise NotPlainError for another.  pickle calls this method."""
+        """Return a stand-in for a function that the pickle names (pickle calls this method).
+
+        Args:
+            module: The module of the function.
+            name: The name of the function.
+
+        Raises:
+            NotPlainError: The function is not one of ALLOWED.
+        """
         if (module, name) not in ALLOWED:
             raise NotPlainError(f"{module}.{name}")
         return _Name((module, name))
@@ -100,7 +108,7 @@ def check_memo(content: bytes) -> None:
     """
     for opcode, value, _ in pickletools.genops(content):
         if opcode.name in MEMO and isinstance(value, int) and value > len(content):
-            raise ValueError(f"memo index {value} in a pickle of {len(content)} bytes")
+            raise ValueError(f"the pickle has {len(content)} bytes and a memo index of {value}, which must be smaller")
 
 
 def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> Any:
@@ -140,7 +148,7 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
         raise ConfigError(not_plain(f"{key}: {path}", refused, trust)) from None
     except Exception as error:  # of zip files, zlib, NumPy and pickles: all mean the same to the user
         raise ConfigError(
-            f"{key}: {path} cannot be read: {type(error).__name__}: {error}; write the file again"
+            f"{key}: {path} cannot be read: {type(error).__name__}: {error}; write the file again with its program"
         ) from error
 
 
@@ -194,15 +202,22 @@ class _Builder:
         return value
 
     def _count(self, size: int) -> None:
-        """Count entries or bytes that are about to be built; raise ValueError if they exceed the limit."""
+        """Subtract entries or bytes that are about to be built from the limit; raise ValueError if it is exceeded."""
         self.left -= size
         if self.left < 0:
-            raise ValueError("the pickle repeats its lists too often")
+            raise ValueError("the pickle repeats its lists too often: its content would be much larger than the file")
 
     def _call(self, call: _Call) -> Any:
-        """Return what a recorded call stands for: an array, a number, a list of objects, or bytes."""
+        """Return the value that a recorded call of NumPy or codecs builds.
+
+        Returns:
+            An array, a number, a list (for an array of objects), or bytes.
+
+        Raises:
+            NotPlainError: The call has other arguments than NumPy writes.
+        """
         if call.name in EMPTY:
-            _, shape, dtype, fortran, content = call.state
+            _, shape, dtype, fortran, content = call.state  # version, shape, dtype, Fortran order, bytes or objects
             if isinstance(content, list) and _code(dtype).startswith("O"):
                 return self._objects(content, shape)
             return self._array(content, dtype, shape, "F" if fortran else "C")
@@ -231,7 +246,7 @@ class _Builder:
         if not _is_shape(shape) or math.prod(shape) != len(content):
             raise NotPlainError(f"an array of objects of shape {shape!r}")
         values = self.build(content)
-        for size in reversed(shape[1:]):
+        for size in reversed(shape[1:]):  # group the list by the last axis, then by the one before it, ...
             values = [values[i : i + size] for i in range(0, len(values), size)] if size else []
         return values if shape else values[0]
 
@@ -260,12 +275,12 @@ class _Builder:
 
 
 def _is_shape(shape: Any) -> bool:
-    """Return whether a value is a tuple of integers >= 0."""
+    """Return whether a value is a valid shape of an array: a tuple of integers >= 0."""
     return isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
 
 
 def _code(dtype: Any) -> str:
-    """Return the code of a recorded dtype, such as f8; raise NotPlainError if it is no dtype."""
+    """Return NumPy's code of a recorded dtype, such as "f8" for float64; raise NotPlainError for any other value."""
     if not (isinstance(dtype, _Call) and dtype.name == DTYPE and dtype.args and isinstance(dtype.args[0], str)):
         raise NotPlainError("an array without a dtype")
     return dtype.args[0].removeprefix("|")
@@ -285,7 +300,7 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
-    """Return the bytes of text in latin1, which protocol 2 uses for bytes; raise NotPlainError for another encoding."""
+    """Return the bytes that a pickle of protocol 2 stores as latin1 text; raise NotPlainError for another encoding."""
     if not (isinstance(text, str) and encoding == "latin1"):
         raise NotPlainError(f"_codecs.encode to {encoding}")
     return text.encode("latin1")

@@ -30,6 +30,9 @@ def load(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]) 
         dataset: The group `dataset` of the configuration.
         data_dir: Folder of the data.
         make: Function that loads the data set.
+
+    Returns:
+        The data set, make().
     """
     listing = _listing(dataset, data_dir)
     arrays = make()
@@ -48,6 +51,9 @@ def digest(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]
         dataset: The group `dataset` of the configuration.
         data_dir: Folder of the data.
         make: Function that loads the data set.
+
+    Returns:
+        The digest (`Arrays.digest`).
     """
     stored = read_json(_path(dataset, data_dir))
     if "digest" in stored and stored.get("listing") == _listing(dataset, data_dir):
@@ -56,7 +62,7 @@ def digest(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]
 
 
 def _path(dataset: Mapping[str, Any], data_dir: str) -> Path:
-    """Return the file that stores the digest for these options of the data set."""
+    """Return the path of the JSON file in the cache that stores the digest of the data set with these options."""
     source = {key: value for key, value in dataset.items() if key not in DATASET_KEYS}
     return cache_path(data_dir, "digest", json.dumps(source, sort_keys=True), "json")
 
@@ -82,7 +88,7 @@ def _listing(dataset: Mapping[str, Any], data_dir: str) -> str | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in an option, also those in nested mappings and lists.  Some of them are paths."""
+    """Yield all strings in the value of an option, at any depth of mappings and lists.  Some of them are paths."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -91,7 +97,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _files(paths: list[str], cache: str) -> Iterator[str]:
-    """Yield the paths that are files, and all files below those that are folders, except the cache."""
+    """Yield all files at some paths.
+
+    Args:
+        paths: Files, which are yielded, and folders, whose files at any depth are yielded.  Others are ignored.
+        cache: The folder of the cache, which is left out.
+    """
     for path in paths:
         if os.path.isfile(path):
             yield path

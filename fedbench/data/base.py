@@ -74,42 +74,45 @@ class Arrays:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all fields except fit."""
+        """A hash of all fields except ``fit``, in hexadecimal digits.  Equal data have equal digests."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
         if self.targets.dtype == np.uint8:  # masks have the same digest with any dtype
             facts["targets"] = digests.Widened(self.targets, np.int64)
         return digests.digest(facts if self.shared is None else {**facts, "shared": self.shared})
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Return the inputs by name; an input without a name is called "inputs"."""
+        """Return the inputs as a dict of arrays by name, {"inputs": array} if they are a single array."""
         return wrap_inputs(self.inputs)
 
     @property
     def images(self) -> np.ndarray | None:
-        """The images [n, channels, height, width]; None for other inputs, and for inputs with names."""
+        """The inputs if they are a single array [n, channels, height, width], else None."""
         return self.inputs if isinstance(self.inputs, np.ndarray) and self.inputs.ndim == 4 else None
 
     @property
     def nbytes(self) -> int:
-        """The bytes of inputs and targets."""
+        """The memory of inputs and targets together, in bytes."""
         return sum(values.nbytes for values in self.parts().values()) + self.targets.nbytes
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
-        """The shape of one sample, or of each of its inputs by name."""
+        """The shape of one sample, such as (3, 32, 32), or a dict of the shapes by name if the inputs are a dict."""
         return map_inputs(lambda x: tuple(x.shape[1:]), self.inputs)
 
     @property
     def num_domains(self) -> int:
-        """The number of natural clients (hospitals, users, styles), 0 if there are none."""
+        """The number of natural clients (hospitals, users, styles), 0 if ``domain`` is None."""
         return 0 if self.domain is None else int(self.domain.max()) + 1
 
     def labels(self) -> np.ndarray:
-        """Return one label per sample [n] int64, defined by the task, by which partitions divide the samples."""
+        """Return the label of each sample, by which partitions divide the samples.  # [n] int64
+
+        The task defines it: the class, or for example the first label of a multi-label sample.
+        """
         return self._task().labels(self.targets, self.num_classes)
 
     def _task(self) -> "Task":
-        """Return the task for these targets, with its default options."""
+        """Return an object of the class that ``self.task`` names, with its default options."""
         from fedbench.tasks.base import task_for  # imports torch, which reading a data set does not need
 
         return task_for(self.task)()
@@ -126,7 +129,7 @@ class Arrays:
         return self.fit(replace(self, fit=None), split, normalize).check()
 
     def expanded(self) -> "Arrays":
-        """Return the arrays with one entry of each input per sample, in which entries that samples share are copied."""
+        """Return these arrays without ``shared``: an input that several samples share is copied for each of them."""
         if self.shared is None:
             return self
         parts = {
@@ -135,7 +138,7 @@ class Arrays:
         return replace(self, inputs=unwrap_inputs(parts, self.inputs), shared=None)
 
     def check(self) -> "Arrays":
-        """Return these arrays unchanged; raise ConfigError for the first field that is not as the class describes."""
+        """Return these arrays unchanged; raise ConfigError if a field is not as the docstring of the class says."""
         self._check_lengths()
         if self.fit is None:  # before fit, inputs may have any dtype and shape
             self._check_inputs()
@@ -144,75 +147,108 @@ class Arrays:
         return self
 
     def _check_lengths(self) -> None:
-        """Check that all fields have n rows, and the values of ``split`` and ``shared``."""
+        """Check that all fields have an entry for each of the n samples, and the values of ``split`` and ``shared``.
+
+        Raises:
+            ConfigError: A length or value is wrong.
+        """
         n = len(self.targets)
-        require(n > 0, "the data set holds no samples: check its path and options")
+        require(n > 0, "the data set has no samples: set dataset.path to data with samples, or options that keep some")
         shared = self.shared or {}
         unknown = sorted(shared.keys() - self.parts().keys())
         require(
-            not unknown, f"shared has {', '.join(unknown)}, but must have names of inputs: {', '.join(self.parts())}"
+            not unknown,
+            f"Arrays.shared has the keys {', '.join(unknown)}, but only the inputs {', '.join(self.parts())} are "
+            "allowed: remove or rename the keys",
         )
-        rows: dict[str, np.ndarray] = {k: shared.get(k, v) for k, v in self.parts().items()} | {"split": self.split}
-        rows |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
-        for name, values in rows.items():
-            require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
-        are_codes = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
-        require(bool(are_codes), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra) for each sample")
+        # A shared input has fewer entries than samples: its indices have n entries instead.
+        per_sample: dict[str, np.ndarray] = {name: shared.get(name, values) for name, values in self.parts().items()}
+        per_sample["split"] = self.split
+        per_sample |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
+        for name, values in per_sample.items():
+            require(
+                len(values) == n,
+                f"the data set has {n:,} targets but {len(values):,} rows of {name}: give each sample one of both",
+            )
+        wrong = self.split[~np.isin(self.split, (TRAIN, VAL, TEST, EXTRA))]
+        require(
+            not len(wrong),
+            f"split must be 0 (train), 1 (val), 2 (test) or 3 (extra) for each sample, but one is "
+            f"{', '.join(map(str, wrong[:1]))}: correct it",
+        )
         for name, entry in shared.items():
             count = len(self.parts()[name])
             are_indices = entry.dtype == np.int64 and int(entry.min()) >= 0 and int(entry.max()) < count
-            require(are_indices, f"shared: entries of {name} must be int64 from 0 to {count - 1}")
+            require(
+                are_indices,
+                f"Arrays.shared[{name!r}] has {entry.dtype} entries from {entry.min()} to {entry.max()}, but must have "
+                f"int64 indices from 0 to {count - 1}: number the entries of {name} from 0",
+            )
 
     def _check_inputs(self) -> None:
-        """Check dtypes, shapes and values of the inputs, and the number of entries of ``mean`` and ``std``."""
+        """Check dtypes, shapes and values of the inputs, and the number of entries of ``mean`` and ``std``.
+
+        Raises:
+            ConfigError: One of them is wrong.
+        """
         for name, values in self.parts().items():
-            require(0 not in values.shape, f"{name} has shape {values.shape}: its samples hold no numbers")
+            require(
+                0 not in values.shape,
+                f"{name} has shape {values.shape}, so that its samples hold no numbers: give each sample at least one",
+            )
             require(
                 values.dtype in (np.uint8, np.float32, np.int64),
-                f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens",
+                f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens: convert it",
             )
             if values.dtype == np.uint8:
                 require(
                     values.ndim == 4,
-                    f"{name} is uint8 of shape {values.shape}, expected images [n, channels, height, width]",
+                    f"{name} is uint8 of shape {values.shape}, expected images [n, channels, height, width]: reshape "
+                    "it, or convert other inputs to float32",
                 )
             if values.dtype == np.float32:
                 # A sum needs no temporary array.  It is finite if and only if all values are, except for overflow.
                 are_finite = all(np.isfinite(block.sum(dtype=np.float64)) for block in blocks(values))
                 require(
-                    are_finite, f"{name} holds values that are not finite (NaN or infinite): replace them in the data"
+                    are_finite,
+                    f"{name} holds values that are not finite (NaN or infinite): replace them by numbers in the data",
                 )
         channels = next((v.shape[1] for v in self.parts().values() if v.dtype == np.uint8), None)
         for name in ("mean", "std"):
             per_channel = getattr(self, name)
             require(
                 per_channel is None or channels is None or len(per_channel) == channels,
-                f"{name} has {len(per_channel or ())} entries but the images have {channels} channels: give one each",
+                f"Arrays.{name} has {len(per_channel or ())} entries but the images have {channels} channels: give one "
+                "for each channel",
             )
         require(
-            self.std is None or min(self.std) > 0, f"std is {self.std}, and images are divided by it: give numbers > 0"
+            self.std is None or min(self.std) > 0,
+            f"Arrays.std is {self.std}, and images are divided by it: give numbers > 0",
         )
 
     def _check_targets(self) -> None:
-        """Check the targets by their task, and the names of the classes."""
+        """Check the targets by the rules of their task, and the class names; raise ConfigError if they are wrong."""
         self._task().check(self.targets, self.num_classes)
         require(
             self.class_names is None or len(self.class_names) == self.num_classes,
-            f"{len(self.class_names or ())} class names for {self.num_classes} classes: give one per class",
+            f"the data set has {len(self.class_names or ())} class names for {self.num_classes} classes: give one per "
+            "class",
         )
         require_distinct(self.class_names or (), "the class names")
 
     def _check_domains(self) -> None:
-        """Check the natural clients: ``domain``, ``domain_names`` and ``class_mask``."""
+        """Check ``domain``, ``domain_names`` and ``class_mask``, also together; raise ConfigError if one is wrong."""
         if self.domain is None:
             require(
                 self.class_mask is None,
-                "class_mask has a row for each natural client, but domain, the natural client of each sample, is None",
+                "Arrays.class_mask has a row for each natural client, but Arrays.domain, the natural client of each "
+                "sample, is None: set both or none",
             )
             return
         require(
             self.domain.dtype == np.int64 and int(self.domain.min()) >= 0,
-            f"domain must be int64 >= 0, got {self.domain.dtype} from {self.domain.min()}: number the clients from 0",
+            f"Arrays.domain must be int64 >= 0, but is {self.domain.dtype} from {self.domain.min()}: number the "
+            "natural clients from 0",
         )
         names, mask = self.domain_names, self.class_mask
         require(
@@ -223,12 +259,13 @@ class Arrays:
         if mask is not None:
             require(
                 mask.dtype == bool and mask.shape == (self.num_domains, self.num_classes),
-                f"class_mask is {mask.dtype} {mask.shape}, expected [{self.num_domains}, {self.num_classes}]",
+                f"Arrays.class_mask has dtype {mask.dtype} and shape {mask.shape}, but must be bool with shape "
+                f"[{self.num_domains}, {self.num_classes}], the numbers of natural clients and classes: correct it",
             )
             require(
                 bool(mask.any(1).all()),
-                f"class_mask leaves natural client {int(mask.any(1).argmin())} without any class: each row must have "
-                "a True",
+                f"Arrays.class_mask leaves natural client {int(mask.any(1).argmin())} without any class: set at least "
+                "one entry of its row to True",
             )
 
 

@@ -51,17 +51,18 @@ class Synthetic:
     def __post_init__(self) -> None:
         require(
             self.kind != "classmask" or self.num_domains >= 2,
-            f"dataset.kind=classmask needs dataset.num_domains >= 2, got {self.num_domains}",
+            f"dataset.num_domains={self.num_domains} is too small for dataset.kind=classmask: set it to at least 2",
         )
         default = (1, 8, 8) if self.kind in PICTURES else (20,)
         self._shape: tuple[int, ...] = tuple(self.shape or default)
         require(
             len(self._shape) == 3 or self.kind not in PICTURES,
-            f"dataset.shape={list(self._shape)} must be [channels, height, width] for dataset.kind={self.kind}",
+            f"dataset.shape={list(self._shape)} does not fit dataset.kind={self.kind}: set it to three numbers "
+            "[channels, height, width], or to null for [1, 8, 8]",
         )
 
     def load(self) -> Arrays:
-        """Return the generated data set, which depends only on the options."""
+        """Return the generated samples, all in the training part.  Equal options give equal samples."""
         rng = np.random.default_rng(self.seed)
         domain = np.arange(self.n) % self.num_domains if self.num_domains else None
         arrays: Arrays = getattr(self, f"_{self.kind}")(rng, domain)
@@ -69,7 +70,13 @@ class Synthetic:
         return arrays.check()
 
     def _arrays(self, inputs: np.ndarray | dict[str, np.ndarray], targets: np.ndarray, task: str) -> Arrays:
-        """Return inputs and targets as Arrays without a published split; uint8 images are normalized to [-1, 1]."""
+        """Return inputs and targets as Arrays without a published split.
+
+        Args:
+            inputs: Inputs [n, ...], or a dict of them by name.  A single array of uint8 is normalized to [-1, 1].
+            targets: Targets [n, ...].
+            task: The kind of targets, such as "classification".
+        """
         split = np.full(self.n, TRAIN, np.int8)
         scale = half_per_channel(inputs) if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 else None
         return Arrays(inputs, targets, split, self.num_classes, task, mean=scale, std=scale)
@@ -122,14 +129,14 @@ class Synthetic:
 
         Values are in [0, 1].  # [n, channels, height, width]
         """
-        coarse = rng.random((self.num_classes, self._shape[0], 4, 4))
-        rows, cols = (np.arange(side) * 4 // side for side in self._shape[1:])
+        coarse = rng.random((self.num_classes, self._shape[0], 4, 4))  # a pattern for each class and channel
+        rows, cols = (np.arange(side) * 4 // side for side in self._shape[1:])  # pattern cell of each pixel
         pattern = coarse[:, :, rows[:, None], cols]  # [C, channels, height, width]
         images = pattern[labels] + NOISE * rng.standard_normal((len(labels), *self._shape))
         return np.clip(images, 0, 1)
 
     def _images(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
-        """Return images with the pattern of their class, of a different brightness in each domain."""
+        """Return uint8 images with the pattern of their class, and with a brightness that depends on their domain."""
         labels = rng.integers(self.num_classes, size=self.n)
         images = self._patterns(rng, labels)
         if domain is not None:
@@ -151,6 +158,7 @@ class Synthetic:
         for start in range(0, self.n, BLOCK):  # float64 arrays of all images would be large
             block = slice(start, start + BLOCK)
             down, right = rows - top[block, None, None], cols - left[block, None, None]
+            # b: images of the block.  Pixels within half the height and width from the top left corner are inside.
             inside = (down >= 0) & (down < height // 2) & (right >= 0) & (right < width // 2)  # [b, H, W]
             mask = inside * label[block, None, None]
             grey = mask / self.num_classes + NOISE / 4 * rng.standard_normal(mask.shape)

@@ -120,7 +120,7 @@ def test_arrays_that_fit_pass():
         ({"mean": (0.5,) * 3}, "mean has 3 entries but the images have 1 channels"),
         ({"mean": (0.5,), "std": (0.0,)}, "images are divided by it"),
         ({"class_mask": np.ones((2, 3), bool)}, "class_mask has a row for each natural client"),
-        ({"class_mask": np.ones((1, 3), bool), "domain": np.arange(6) % 2}, "expected [2, 3]"),
+        ({"class_mask": np.ones((1, 3), bool), "domain": np.arange(6) % 2}, "must be bool with shape [2, 3]"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict, words: str):
@@ -205,7 +205,7 @@ def test_synthetic_is_learnable():
 
 
 def test_synthetic_refuses_what_does_not_fit():
-    with pytest.raises(ConfigError, match="num_domains >= 2"):
+    with pytest.raises(ConfigError, match="num_domains=0 is too small"):
         Synthetic("classmask")
     with pytest.raises(ConfigError, match=r"\[channels, height, width\]"):
         Synthetic("images", shape=[20])
@@ -305,7 +305,10 @@ def test_npz_of_broken_files_is_one_sentence(tmp_path: Path):
     assert "does not exist" in sentence(Npz("d", str(tmp_path / "absent.npz")))
     assert "set dataset.path to" in sentence(Npz("d"))
     path.write_text("name,value")
-    assert sentence(Npz("d", str(path))) == f"{path} is damaged or not an npz file: write it again"
+    assert (
+        sentence(Npz("d", str(path)))
+        == f"{path} is damaged or not an npz file: write it again by numpy.savez, or download it again"
+    )
     np.save(tmp_path / "single.npy", np.zeros(3))
     assert "single array" in sentence(Npz("d", str(tmp_path / "single.npy")))
 
@@ -324,7 +327,7 @@ def test_npz_whose_header_claims_more_than_there_is(tmp_path: Path, name: str, p
             archive.writestr("train_labels.npy", member.getvalue())
     said = sentence(Npz("d", str(path)))
     assert "damaged or not an npz file" in said
-    assert not packed or "train_images claims 4,000,000,000,000 bytes, and it has 64" in said
+    assert not packed or "train_images announces 4,000,000,000,000 bytes, but the file contains 64" in said
 
 
 def test_npz_that_does_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +384,7 @@ def test_npz_never_runs_a_pickle(tmp_path: Path):
         ({"X": images(6, 8, 8), "y": np.arange(6), "client": np.arange(4)}, "client has 4 rows"),
         ({**parts(), "train_labels": np.zeros((11, 1))}, "train_images has 12 rows, train_labels has 11 rows"),
         ({**parts(), "val_images": images(3, 8, 8)}, "only one of val_images and val_labels"),
-        ({**parts(), "test_images": images(6, 9, 9)}, "have different shapes"),
+        ({**parts(), "test_images": images(6, 9, 9)}, "have samples of different shapes"),
         ({"images": images(6, 8, 8)}, "lacks X and y"),
         ({"X": images(6, 8, 8), "y": np.arange(6) - 1}, "labels span -1 to 4"),
         ({"X": images(6, 8, 8), "y": np.arange(6) / 2}, "must be integers"),
@@ -389,7 +392,7 @@ def test_npz_never_runs_a_pickle(tmp_path: Path):
         ({"X": images(6, 8, 8), "y": np.array([0, 1, 0, 1, 0, np.nan])}, "must be integers"),
         ({"X": images(6, 8, 8), "y": np.arange(12).reshape(6, 2)}, "only 0 and 1"),
         ({"X": images(6, 8, 8), "y": np.zeros(6)}, "at least 2"),
-        ({"X": images(6, 8, 8), "y": np.arange(6), "split": np.full(6, 7)}, "split must"),
+        ({"X": images(6, 8, 8), "y": np.arange(6), "split": np.full(6, 7)}, "split contains 7, but must"),
         ({"X": np.array(["a"] * 6), "y": np.arange(6)}, "expected numbers"),
         ({"X": np.float32(3), "y": np.arange(6)}, "X has 1 rows, y has 6 rows"),
     ],
@@ -552,7 +555,7 @@ def test_cifar_is_downloaded_and_converted(source, label_bytes: int, tmp_path: P
 def test_cifar_md5_is_checked(tmp_path: Path, server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch):
     address, folder = server
     cifar_archive(folder / CIFAR10.archive)
-    assert f"expected {CIFAR10.md5}" in sentence(CIFAR10(str(tmp_path), mirror=address))
+    assert f"that of the published file is {CIFAR10.md5}" in sentence(CIFAR10(str(tmp_path), mirror=address))
     good = hashlib.md5((folder / CIFAR10.archive).read_bytes()).hexdigest()
     monkeypatch.setattr(CIFAR10, "md5", good)
     assert len(CIFAR10(str(tmp_path), mirror=address).load()) == 24
@@ -629,7 +632,7 @@ def test_cifar_jpeg_damage_is_one_sentence(tmp_path: Path):
     save(path, **{**file, "jpeg": np.zeros_like(file["jpeg"])})
     assert "image 0 cannot be decoded" in sentence(CIFAR10(str(tmp_path), str(path)))
     save(path, **{**file, "offset": file["offset"][:-1]})
-    assert "do not match" in sentence(CIFAR10(str(tmp_path), str(path)))
+    assert "must have" in sentence(CIFAR10(str(tmp_path), str(path)))
     jpeg_file(path, side=16)
     assert "image 0 cannot be decoded (it has 16 x 16 pixels, " in sentence(CIFAR10(str(tmp_path), str(path)))
 

@@ -50,5 +50,5 @@ def test_the_file_of_another_set_is_refused(
 
 def test_a_bundled_file_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_bundled.np, "loadtxt", lambda *_, **__: np.zeros((1796, 65)))
-    with pytest.raises(ConfigError, match=r"has shape \(1796, 65\), expected \(1797, 65\)"):
+    with pytest.raises(ConfigError, match=r"has shape \(1796, 65\), but \(1797, 65\) is expected"):
         Digits().load()

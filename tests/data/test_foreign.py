@@ -84,7 +84,7 @@ def test_the_kind_of_file_is_named(reader: str, made: Callable[[Path], Path], tm
         READERS[reader](tmp_path, str(path)).load()
     said = str(refusal.value)
     files_only = reader == "image_folder" and path.is_file()  # "is not a folder" says enough
-    assert files_only or f"is {KINDS[made]}, which dataset={reader} does not read: write rows as a CSV file" in said
+    assert files_only or f"is {KINDS[made]}, which dataset={reader} does not read: convert it to a CSV file" in said
 
 
 @pytest.mark.parametrize(("x", "y"), [((0.5,) * 64, 3), (["1", "Mon", "me", "text"], "4")])

@@ -88,10 +88,13 @@ def test_the_digest_depends_on_the_entries() -> None:
 @pytest.mark.parametrize(
     ("shared", "said"),
     [
-        ({"picture": np.zeros(90, np.int64)}, "shared has picture, but must have names of inputs: image, question"),
-        ({"image": np.full(90, 10)}, "entries of image must be int64 from 0 to 9"),
-        ({"image": np.full(90, -1)}, "entries of image must be int64 from 0 to 9"),
-        ({"image": np.zeros(90)}, "entries of image must be int64"),
+        (
+            {"picture": np.zeros(90, np.int64)},
+            "shared has the keys picture, but only the inputs image, question are allowed",
+        ),
+        ({"image": np.full(90, 10)}, "must have int64 indices from 0 to 9"),
+        ({"image": np.full(90, -1)}, "must have int64 indices from 0 to 9"),
+        ({"image": np.zeros(90)}, "must have int64 indices"),
         ({"image": np.zeros(89, np.int64)}, "90 targets but 89 rows of image"),
         (None, "90 targets but 10 rows of image"),
     ],

@@ -40,7 +40,8 @@ class Npy:
             ConfigError: A file does not exist, is damaged, or has another layout.
         """
         require(
-            self.path is not None, "dataset=npy needs a folder: set dataset.path to one that contains X.npy and y.npy"
+            self.path is not None,
+            "dataset=npy needs a folder, but dataset.path is null: set dataset.path to one with X.npy and y.npy",
         )
         folder = Path(str(self.path))
         refuse_foreign(folder, "dataset=npy")
@@ -54,18 +55,27 @@ class Npy:
         return check_labels_occur(from_columns(columns, inputs, str(folder), self.task), str(folder))
 
     def _check_inputs(self, inputs: np.ndarray, path: Path) -> None:
-        """Raise ConfigError if the array in the file X.npy has another dtype, shape or order than clients can use."""
+        """Check the array in X.npy: float32, or uint8 images [n, channels, height, width] with 1 to 4 channels.
+
+        Args:
+            inputs: The array, mapped from disk.
+            path: The file, for messages.
+
+        Raises:
+            ConfigError: It has another dtype or shape, has its channels last, or is not in C order.
+        """
         fits = inputs.dtype == np.float32 or (inputs.dtype == np.uint8 and inputs.ndim == 4)
         is_channels_last = inputs.ndim == 4 and channel_axis(inputs.shape, str(path)) == 3
         require(
             fits and inputs.flags.c_contiguous and not is_channels_last,
             f"{path} is {inputs.dtype} {inputs.shape}{', with its channels last' if is_channels_last else ''}: "
-            "expected uint8 [n, channels, height, width] or float32 [n, ...], in C order",
+            "write uint8 images [n, channels, height, width] or float32 inputs [n, ...], in C order",
         )
         channels = inputs.shape[1] if inputs.dtype == np.uint8 else 1
         require(
             channels <= max(CHANNELS),
-            f"{path}: images of shape {inputs.shape[1:]} have {channels} channels, expected 1 to 4",
+            f"{path}: images of shape {inputs.shape[1:]} have {channels} channels, expected 1 to 4: write other inputs "
+            "as float32",
         )
 
 
@@ -78,8 +88,8 @@ def map_npy(path: Path) -> np.ndarray:
     Raises:
         ConfigError: The file does not exist or is damaged.
     """
-    require(path.is_file(), f"{path} does not exist: set dataset.path to the folder of X.npy and y.npy")
+    require(path.is_file(), f"{path} does not exist: set dataset.path to a folder with X.npy and y.npy")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)  # refuses a header that claims more than the file has
     except DAMAGE as error:
-        raise ConfigError(f"{path} is damaged or not a .npy file of numbers: write it again") from error
+        raise ConfigError(f"{path} is damaged or not a .npy file of numbers: write it again by numpy.save") from error

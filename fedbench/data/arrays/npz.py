@@ -61,7 +61,10 @@ class Npz:
         Raises:
             ConfigError: The file does not exist, is damaged, has another layout, or contains a pickle.
         """
-        require(self.path is not None, "dataset=npz needs a file: set dataset.path to your .npz file")
+        require(
+            self.path is not None,
+            "dataset=npz needs a file, but dataset.path is null: set dataset.path to your .npz file",
+        )
         path = Path(str(self.path))
         refuse_foreign(path, "dataset=npz")
         arrays = check_labels_occur(from_layout(read_npz(path), str(path), self.task, self._window), str(path))
@@ -115,7 +118,11 @@ def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path, window:
     images = arrays.images
     if size is None or images is None or images.dtype != np.uint8 or images.shape[2:] == (size, size):
         return arrays
-    require(arrays.task != "segmentation", "dataset.resize does not resize segmentation masks: set it to null")
+    require(
+        arrays.task != "segmentation",
+        f"dataset.resize={size} would resize the images, but not their segmentation masks: set it to null, and resize "
+        "both in the file",
+    )
     key = (fingerprint(path), size, window)
     arrays.inputs = cached(data_dir, path.stem, key, lambda: {"images": resize(images, size)})["images"]
     return arrays
@@ -134,8 +141,8 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", wind
     missing = [key for key in ("X", "y") if key not in flat]
     require(
         not missing,
-        f"{name} lacks {' and '.join(missing)}: expected train_images and train_labels (and val_, test_), or "
-        f"X and y; it has {', '.join(sorted(file)[:8]) or 'no arrays'}",
+        f"{name} lacks {' and '.join(missing)}; it has {', '.join(sorted(file)[:8]) or 'no arrays'}: name the arrays X "
+        "(inputs) and y (labels), or train_images and train_labels (and val_, test_)",
     )
     require_equal_lengths(flat, name)
     return from_columns(flat, _as_inputs(flat["X"], name, window), name, task)
@@ -190,7 +197,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
 
 
 def _is_one_hot(y: np.ndarray) -> bool:
-    """Return whether y is [n, C] with C > 1, where each row has a single 1 and is 0 elsewhere."""
+    """Return whether labels are one-hot rows [n, C], C > 1: each row has a single 1 and is 0 elsewhere."""
     if y.ndim != 2 or y.shape[1] < 2 or y.dtype.kind not in "fiub":
         return False
     return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
@@ -209,7 +216,8 @@ def _highest_class(y: np.ndarray, num_named: int, name: str) -> int:
     labels = y[y != NO_CLASS]
     require(
         bool(labels.any()),
-        f"{name}: masks contain only 0 and 255, and 255 is the label of pixels without a class: divide them by 255",
+        f"{name}: masks contain only 0 and 255, and 255 is the label of pixels without a class: divide them by 255 "
+        "to have the classes 0 and 1",
     )
     log.info("%s: pixels with the label 255 have no class and are excluded from losses and scores", name)
     return int(labels.max())
@@ -231,7 +239,7 @@ def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]
         if images is None and labels is None:
             continue
         if images is None or labels is None:
-            raise ConfigError(f"{name} has only one of {part}_images and {part}_labels: add the other one")
+            raise ConfigError(f"{name} has only one of {part}_images and {part}_labels: add or remove one of them")
         require_equal_lengths({f"{part}_images": images, f"{part}_labels": labels}, name)
         columns["X"].append(images)
         columns["y"].append(labels)
@@ -241,7 +249,10 @@ def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]
     try:
         flat = {key: np.concatenate(values) for key, values in columns.items() if values}
     except ValueError as error:
-        raise ConfigError(f"{name}: train, val and test have different shapes ({error}): make them equal") from error
+        raise ConfigError(
+            f"{name}: the arrays of train, val and test have samples of different shapes ({error}): give all samples "
+            "one shape"
+        ) from error
     return flat | ({"classes": file["classes"]} if "classes" in file else {})
 
 
@@ -256,7 +267,8 @@ def require_equal_lengths(arrays: dict[str, np.ndarray], name: str) -> None:
     require(
         len(set(lengths.values())) == 1,
         f"{name}: all arrays must have the same length, but "
-        + ", ".join(f"{key} has {n:,} rows" for key, n in lengths.items()),
+        + ", ".join(f"{key} has {n:,} rows" for key, n in lengths.items())
+        + ": write one row for each sample",
     )
 
 
@@ -268,20 +280,21 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
         name: The file, for messages.
         window: The option dataset.window (see `Npz`).  If given, the inputs are images.
     """
-    require(x.dtype.kind in "fiub", f"{name}: inputs have dtype {x.dtype}, expected numbers")
+    require(x.dtype.kind in "fiub", f"{name}: inputs have dtype {x.dtype}, expected numbers: convert them")
     if window is None and not _are_images(x):
         x = channels_first(x, f"{name}: inputs") if x.ndim == 4 else x
         return np.ascontiguousarray(x, np.float32)
     images = channels_first(x, f"{name}: images")
     require(
         images.shape[1] in CHANNELS,
-        f"{name}: images have shape {x.shape}: neither axis 1 nor the last one has 1, 3 or 4 channels",
+        f"{name}: images have shape {x.shape}, but axis 1 or the last one must have 1, 3 or 4 channels: write other "
+        "inputs as float32",
     )
     if x.dtype == np.uint8:
         require(
             window is None,
             f"dataset.window={list(window or ())} is for images of more than 8 bits, but those in {name} have 8 bits: "
-            "set it to null",
+            "set dataset.window to null",
         )
         return np.ascontiguousarray(images)
     used = window or common_window([Range.of(image, name) for image in images], name)
@@ -302,7 +315,7 @@ def _are_images(x: np.ndarray) -> bool:
 
 
 def _as_text(names: np.ndarray) -> np.ndarray:
-    """Return names as text, decoded if they are bytes."""
+    """Return an array of names as text: bytes are decoded as UTF-8, and text is returned unchanged."""
     return np.char.decode(names, "utf-8", "replace") if names.dtype.kind == "S" else names
 
 
@@ -323,13 +336,13 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
     require(
         y.ndim in DIMENSIONS[task],
         f"{name}: labels of shape {y.shape} do not fit dataset.task={task} (classification [n], multilabel "
-        "[n, C], segmentation [n, H, W], regression [n] or [n, R])",
+        "[n, C], segmentation [n, H, W], regression [n] or [n, R]): set the task of this shape, or reshape the labels",
     )
     if y.dtype.kind in "US" and task != "regression":
         names, indices = np.unique(_as_text(y), return_inverse=True)
         return indices.astype(np.int64), [str(c) for c in names]
     expected = "numbers" if task == "regression" else "integers or names"
-    require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected {expected}")
+    require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected {expected}: convert them")
     if task == "regression":
         return y.astype(np.float32), None
     if y.ndim == 2:
@@ -341,13 +354,14 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
         return y.astype(np.float32), None
     require(
         bool((np.abs(y) < LARGEST).all() and (y == np.floor(y)).all()),
-        f"{name}: labels must be integers; set dataset.task=regression if they are numbers to predict",
+        f"{name}: labels must be integers, but some have fractions or are too large: correct them, or set "
+        "dataset.task=regression if they are numbers to predict",
     )
     return y.astype(np.int64), None
 
 
 def _as_split(split: np.ndarray | None, n: int, name: str) -> np.ndarray:
-    """Return the published part of each sample, all training if the file has no split.  # [n] int8
+    """Return the published part of each sample: 0 train, 1 val, 2 test; all 0 if the file has none.  # [n] int8
 
     Args:
         split: The array ``split`` of the file, numbers or names of parts.  None: the file has none.
@@ -356,10 +370,13 @@ def _as_split(split: np.ndarray | None, n: int, name: str) -> np.ndarray:
     """
     if split is None:
         return np.zeros(n, np.int8)
+    codes = split
     if split.dtype.kind in "US":
-        split = np.array([PARTS.get(str(part), -1) for part in split], np.int8)
+        codes = np.array([PARTS.get(str(part), -1) for part in split], np.int8)
+    wrong = split[~np.isin(codes, (TRAIN, VAL, TEST))]
     require(
-        bool(np.isin(split, (TRAIN, VAL, TEST)).all()),
-        f"{name}: split must contain 0 (train), 1 (val) and 2 (test), or these names",
+        not len(wrong),
+        f"{name}: split contains {', '.join(map(str, wrong[:1]))}, but must contain 0 (train), 1 (val) and 2 (test), "
+        "or these names: correct it",
     )
-    return split.astype(np.int8)
+    return codes.astype(np.int8)

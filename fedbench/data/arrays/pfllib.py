@@ -52,7 +52,8 @@ class PFLlib:
         """
         require(
             self.path is not None,
-            "dataset=pfllib needs a folder that PFLlib wrote: set dataset.path to one that contains train/ and test/",
+            "dataset=pfllib needs a folder that PFLlib wrote, but dataset.path is null: set dataset.path to one with "
+            "train/ and test/",
         )
         folder = Path(str(self.path))
         clients = self._clients(folder)
@@ -69,7 +70,8 @@ class PFLlib:
         require(
             len(shapes) == 1,
             f"dataset.path={folder}: all samples must have one shape, but those of the clients have "
-            f"{', '.join(sorted(map(str, shapes))) or 'none, as all files are empty'}: write the files again",
+            f"{', '.join(sorted(map(str, shapes))) or 'none, as all files are empty'}: write the files again "
+            "by PFLlib's generator",
         )
         labels = np.concatenate(targets)
         declared = read_json(folder / "config.json").get("num_classes")
@@ -98,7 +100,8 @@ class PFLlib:
             bool(names["train"]) and not unpaired,
             f"dataset.path={folder} is not a folder of PFLlib: train/ has {len(names['train'])} and test/ has "
             f"{len(names['test'])} files of clients (0.npz, 1.npz, ...), which must be the same"
-            + (f"; {unpaired[0]}.npz is only in one of them" if unpaired else ""),
+            + (f"; {unpaired[0]}.npz is only in one of them" if unpaired else "")
+            + ": set dataset.path to the folder that contains train/ and test/, or complete it",
         )
         check_spelling(names["train"], f"dataset.path={folder}: the clients' files")
         return sorted(names["train"], key=int)
@@ -113,18 +116,23 @@ class PFLlib:
         data = read_object(path, "data", option, f"dataset.trust={folder_name}", trusted=self.trust == folder_name)
         require(
             isinstance(data, dict) and {"x", "y"} <= data.keys(),
-            f"{option}: {path} must contain an array `data`, a dict of x (inputs) and y (classes), as PFLlib writes it",
+            f"{option}: {path} must contain an array `data`, a dict of x (inputs) and y (classes): write it again by "
+            "PFLlib's generator",
         )
         x, y = _numbers(data["x"]), _numbers(data["y"])
         require(
             x.ndim > 0 and y.ndim == 1 and len(x) == len(y) and bool((y == np.floor(y)).all()),
-            f"{option}: {path} must contain numbers x [n, ...], all of one shape, and integers y [n]",
+            f"{option}: {path} must contain numbers x [n, ...], all of one shape, and integers y [n]: write it again "
+            "by PFLlib's generator",
         )
         return x.astype(np.float32), y.astype(np.int64)
 
 
 def _numbers(values: Any) -> np.ndarray:
-    """Return values as an array, or an array without dimensions if they are not numbers or differ in length."""
+    """Return values (nested lists or an array) as an array of numbers.
+
+    Values that are not numbers, or that have no common shape, give an array of shape (), which callers refuse.
+    """
     try:
         array = np.asarray(values)
     except ValueError:

@@ -22,7 +22,8 @@ def extra_path(extra: str, may_be_table: bool = False) -> Path:
     path = Path(extra)
     allowed = "a folder silo/class/picture" + (" or a CSV file" if may_be_table else "")
     require(
-        path.is_dir() or (may_be_table and path.is_file()), f"dataset.extra={extra} does not exist: set it to {allowed}"
+        path.is_dir() or (may_be_table and path.is_file()),
+        f"dataset.extra={extra} does not exist: set it to {allowed}, or to null for no extra pictures",
     )
     return path
 
@@ -43,11 +44,11 @@ def join_extra(arrays: Arrays, extra: Arrays, source: str) -> Arrays:
     """
     require(
         arrays.task == extra.task == "classification",
-        f"dataset.extra={source} needs one label for each picture, there and in the data set: set it to null for "
-        "multi-label data",
+        f"dataset.extra={source} needs one label for each picture, there and in the data set: set dataset.extra to "
+        "null for multi-label data",
     )
     targets = _indices(extra.class_names, arrays.class_names, "class", source)[extra.targets]
-    domain = _indices(extra.domain_names, arrays.domain_names, "natural silo", source)[extra.domain]
+    domain = _indices(extra.domain_names, arrays.domain_names, "silo (natural client)", source)[extra.domain]
     count = len(extra)
     arrays.inputs = np.concatenate([arrays.inputs, extra.inputs])  # type: ignore[arg-type]
     arrays.targets = np.concatenate([arrays.targets, targets])
@@ -62,9 +63,9 @@ def _indices(extra: list[str] | None, names: list[str] | None, what: str, source
     """Return the index of each name of the extra pictures in the names of the data set.
 
     Args:
-        extra: The names of the extra pictures.
-        names: The names of the data set.
-        what: What they name, for messages.
+        extra: The class names (or the names of the natural clients) of the extra pictures.
+        names: Those of the data set.
+        what: What they name, for messages, as in "class".
         source: The value of dataset.extra, for messages.
 
     Returns:
@@ -76,12 +77,12 @@ def _indices(extra: list[str] | None, names: list[str] | None, what: str, source
     if extra is None or names is None:
         raise ConfigError(
             f"dataset.extra={source} needs the name of the {what} of each picture, there and in the data set: use a "
-            "data set with natural clients, or set it to null"
+            "data set with natural clients, or set dataset.extra to null"
         )
     unknown = [name for name in extra if name not in names]
     require(
         not unknown,
         f"dataset.extra={source} has the {what} {(unknown or [''])[0]}, but the data set has {', '.join(names)}: "
-        "rename or remove it",
+        "rename it, or remove its pictures",
     )
     return positions(extra, names)

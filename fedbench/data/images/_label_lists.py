@@ -33,7 +33,7 @@ def split_lists(
     Raises:
         ConfigError: A label has two spellings, or no cell has a label of `names`.
     """
-    rows = [{label.strip() for label in cell.split(separator)} - {""} for cell in cells]
+    rows = [{label.strip() for label in cell.split(separator)} - {""} for cell in cells]  # labels of each cell
     counts = Counter(label for row in rows for label in row)
     check_spelling([*counts, *(names or ())], f"{source}: the label", are_labels=names is None)
     if names is None:
@@ -46,8 +46,8 @@ def split_lists(
         log.warning("%s: no picture has the label %s of dataset.classes", source, " or ".join(absent))
     require(
         len(absent) < len(names),
-        f"{source} has no label of dataset.classes; its labels are {', '.join(ignored)}: correct dataset.classes or "
-        f"dataset.label_separator={separator!r}",
+        f"{source} has no label of dataset.classes; its labels are {', '.join(ignored)}: list them in dataset.classes, "
+        f"or correct dataset.label_separator={separator!r}, the text between two labels",
     )
     return names, np.array([[name in row for name in names] for row in rows], np.float32)
 
@@ -71,7 +71,8 @@ def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source:
         wrong = next((cell for cell in cells if cell.lower() not in FLAGS), None)
         require(
             wrong is None,
-            f"{source}: column {name} contains {wrong}, expected 0 or 1: correct it, or dataset.columns.label",
+            f"{source}: column {name} contains {wrong}, expected 0 or 1: correct the cell, or remove the column from "
+            "dataset.columns.label",
         )
     targets = np.array([[FLAGS[cell.lower()] for cell in cells] for cells in columns], np.float32).T  # [n, C]
     if (targets.sum(1) == 1).all():

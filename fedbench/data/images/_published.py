@@ -90,8 +90,21 @@ class Published:
         return arrays
 
     def _require(self, condition: bool, reason: str, source: str) -> None:
-        """Raise ConfigError, which says that source is not this set and gives the reason, unless a condition holds."""
-        require(condition, f"{source} is not {self.name}: {reason}; use dataset=npz to read an npz of your own")
+        """Refuse a file that is not this published set.
+
+        Args:
+            condition: Whether a property of the file fits this set.
+            reason: What does not fit, for the message.
+            source: The file, for the message.
+
+        Raises:
+            ConfigError: The condition is False.
+        """
+        require(
+            condition,
+            f"{source} is not {self.name} as published: {reason}; set dataset.path to the published file, or use "
+            "dataset=npz to read an npz of your own",
+        )
 
     def _check_classes(self, arrays: Arrays, source: str) -> None:
         """Check that there are not more classes than in the set, and that at least half of them are those of the set.
@@ -127,6 +140,7 @@ class Published:
 
         A file without a split counts as one part of all images.
         """
+        # Numbers of images by their description in messages, such as "train images".
         actual = {f"{part} images": int((arrays.split == code).sum()) for part, code in PARTS.items()}
         published = {f"{part} images": self.counts.get(part, 0) for part in PARTS}
         if actual["train images"] == len(arrays) > published["train images"]:  # a file without a split

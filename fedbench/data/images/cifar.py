@@ -75,7 +75,7 @@ class CIFAR10(DownloadedImages):
         require(
             source.exists(),
             f"{source} does not exist: set dataset.path to an npz, {self.archive}, {self.python_archive}, or "
-            f"the folder {self.folder} or {self.python_folder}",
+            f"the folder {self.folder} or {self.python_folder}, or to null to download the data set",
         )
         if source.suffix == ".npz":
             arrays = self._from_npz(source)
@@ -91,11 +91,11 @@ class CIFAR10(DownloadedImages):
         return arrays
 
     def _published(self, side: int = 32) -> Published:
-        """Return the properties of the set, with images of side x side pixels."""
+        """Return the properties by which files of the set are recognized, for images of side x side pixels."""
         return Published(self.name, 3, [side], self.classes.split(), {"train": 50_000, "test": 10_000})
 
     def _find(self) -> Path:
-        """Return the first file or folder of the set that is in data_dir, else the downloaded archive."""
+        """Return the path of the first file or folder of the set in data_dir; if none exists, download the archive."""
         stored = self.archive, self.folder, self.python_archive, self.python_folder
         for name in (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz"):
             if (path := Path(self.data_dir) / name).exists():
@@ -120,7 +120,10 @@ class CIFAR10(DownloadedImages):
             is_python = self.python_names_file in contents
             return self._from_python(contents) if is_python else self._from_binary(contents)
         except Exception as error:  # a damaged pickle may raise any exception
-            raise ConfigError(f"{source} is damaged or not {self.name} as published ({error!r}): replace it") from error
+            raise ConfigError(
+                f"{source} is damaged or not {self.name} as published ({error!r}): delete it to download it again, or "
+                "replace it by the published one"
+            ) from error
 
     def _from_binary(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
         """Return the arrays of the binary version (see `_convert`), from its files' contents by name.
@@ -146,14 +149,21 @@ class CIFAR10(DownloadedImages):
             batches = [read_plain(contents[name]) for name in names]
             images = np.concatenate([batch["data"] for batch in batches])
             if images.dtype != np.uint8:
-                raise ValueError(f"images are {images.dtype}, expected uint8")
+                raise ValueError(f"the {part} images have dtype {images.dtype}, but uint8 is published")
             file[f"{part}_images"] = images.reshape(-1, 3, 32, 32)
             labels = [label for batch in batches for label in batch[self.python_labels_key]]
             file[f"{part}_labels"] = np.array(labels, np.int64)
         return file
 
     def _from_npz(self, path: Path) -> Arrays:
-        """Return the checked images of an npz of the MedMNIST or the JPEG layout, resized if ``resize`` is set."""
+        """Return the checked data set in an npz file, with images resized to ``resize`` pixels if that is set.
+
+        Args:
+            path: The file, with arrays as in MedMNIST (train_images, ...) or with JPEG images (see the module).
+
+        Raises:
+            ConfigError: The file is damaged, or is not this set.
+        """
         if not is_jpeg_layout(path):
             return self._published().read(path, self)
         log.info("%s has JPEG images: accuracies are close to, not equal to, those on the original", path)
@@ -223,7 +233,7 @@ def read_members(source: Path, folders: Sequence[str], names: Sequence[str]) -> 
 
 
 def is_jpeg_layout(path: Path) -> bool:
-    """Return whether an npz has an array called jpeg; False if it cannot be read."""
+    """Return whether an npz file has an array called jpeg; False also for a file that cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return "jpeg" in getattr(file, "files", ())
@@ -248,24 +258,27 @@ def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
     missing = JPEG_ARRAYS - set(file)
     require(
         not missing,
-        f"{path} lacks the arrays {', '.join(sorted(missing))}, which an npz with JPEG images must have: add them",
+        f"{path} lacks the arrays {', '.join(sorted(missing))}, which JPEG images need: add these arrays to it",
     )
     data, offset, n = file["jpeg"], file["offset"], len(file["label"])
     require(
         len(offset) == n + 1 and len(file["is_test"]) == n and int(offset[-1]) == len(data),
-        f"{path}: the lengths of offset, label, is_test and jpeg do not match: write the file again",
+        f"{path}: for {n:,} labels, is_test must have {n:,} entries and offset {n + 1:,}, the last of which is the "
+        f"length of jpeg; they have {len(file['is_test']):,} and {len(offset):,}: write the file again",
     )
     log.info("decoding the %s images of %s once", f"{n:,}", path)
 
     def decode_one(i: int) -> np.ndarray:
-        """Return image i, [3, 32, 32] uint8."""
+        """Return image number i of the file, [3, 32, 32] uint8; raise ConfigError if it is damaged."""
         try:
             with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
                 if image.size != (32, 32):
-                    raise ValueError(f"it has {image.size[0]} x {image.size[1]} pixels, expected 32 x 32")
+                    raise ValueError(f"it has {image.size[0]} x {image.size[1]} pixels, but must have 32 x 32")
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except DAMAGE as error:
-            raise ConfigError(f"{path}: image {i} cannot be decoded ({error}): write the file again") from error
+            raise ConfigError(
+                f"{path}: image {i} cannot be decoded ({error}): write the file again with another JPEG image"
+            ) from error
 
     return {
         "images": resize(fill(map(decode_one, range(n)), n, (3, 32, 32)), side),

@@ -116,11 +116,18 @@ class PictureSet:
         return kind(self.data_dir, split=part, download=True)
 
     def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
-        """Return the paths of the pictures of one of torchvision's parts, and the label of each picture."""
+        """Return the pictures of one of torchvision's parts.
+
+        Args:
+            data: The part, an object of torchvision's class.
+
+        Returns:
+            The path of each picture, and its class index.
+        """
         return paths_and_labels(self.kind, data)
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the class names of one of torchvision's parts, in the order of the labels."""
+        """Return the class names of one of torchvision's parts (an object of its class), by class index."""
         return list(data.classes)
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -135,31 +142,44 @@ class PictureSet:
     # -- files -----------------------------------------------------------------------------------------------
     @property
     def _root(self) -> Path:
-        """The folder of the pictures as torchvision stores them."""
+        """The folder of the pictures in torchvision's layout, whether it exists or not."""
         return Path(self.data_dir) / self.folders[0]
 
     def _find_split_file(self) -> Path | None:
-        """Return dataset.split_file, or else CoOp's split file next to the pictures; None if there is none."""
+        """Return the path of CoOp's split file: dataset.split_file, or else the file next to the pictures' folder.
+
+        Returns:
+            The path.  None: the option is null, and there is no such file next to the pictures.
+
+        Raises:
+            ConfigError: The file that the option names does not exist.
+        """
         if self.split_file is not None:
             path = Path(self.split_file)
-            require(path.is_file(), f"dataset.split_file={path} does not exist: set it to CoOp's {self.split_name}")
+            require(
+                path.is_file(), f"dataset.split_file={path} does not exist: set it to CoOp's {self.split_name}, or null"
+            )
             return path
         paths = [(Path(self.data_dir) / folder).parent / self.split_name for folder in self.folders]
         return next((path for path in paths if path.is_file()), None)
 
     def _folder(self) -> Path:
-        """Return the folder of the pictures, torchvision's or CoOp's, after a download if neither exists."""
+        """Return the folder of the pictures: torchvision's, or else CoOp's; if none exists, download torchvision's."""
         folders = [Path(self.data_dir) / folder for folder in self.folders]
         return next((folder for folder in folders if folder.is_dir()), None) or self._split_by_rule().root
 
     def _split_by_rule(self) -> Listing:
-        """Return the pictures of all of torchvision's parts together, sorted by file and split by CoOp's rule."""
+        """Return the pictures of all of torchvision's parts together, sorted by file and split by CoOp's rule.
+
+        Raises:
+            ConfigError: torchvision is not installed, or the pictures can be neither read nor downloaded.
+        """
         try:
             from torchvision import datasets
         except ImportError as error:
-            raise ConfigError(f"dataset={self.name} needs torchvision: pip install torchvision") from error
+            raise ConfigError(f"dataset={self.name} needs torchvision: run pip install torchvision") from error
         kind = getattr(datasets, self.kind)
-        rows: list[tuple[str, int, str]] = []
+        rows: list[tuple[str, int, str]] = []  # path below the folder, class index, name of torchvision's part
         names_of: dict[str, list[str]] = {}
         for part in self.parts:
             data = self._load(lambda part=part: self.open_part(kind, part))
@@ -170,7 +190,8 @@ class PictureSet:
         for part in self.parts:
             require(
                 names_of[part] == names,
-                f"{self._root.parent}: the parts {self.parts[0]} and {part} have different classes: download again",
+                f"{self._root.parent}: the parts {self.parts[0]} and {part} have different classes: delete the folder "
+                "to download it again",
             )
         rows.sort()
         labels = np.array([label for _, label, _ in rows], np.int64)
@@ -178,7 +199,11 @@ class PictureSet:
         return Listing(self._root, [file for file, _, _ in rows], labels, split, names)
 
     def _load(self, read: Callable[[], Any]) -> Any:
-        """Return read(), which lets torchvision read or download a part; its errors become a ConfigError."""
+        """Return read(), and turn the errors of torchvision into a ConfigError.
+
+        Args:
+            read: Function that lets torchvision read a part of the data set, or download it.
+        """
         exists = self._root.is_dir()  # before a download
         try:
             return read()
@@ -197,16 +222,16 @@ class PictureSet:
             ) from error
 
     def _check(self, listing: Listing) -> None:
-        """Check that pictures are unique, and that every class has training and test pictures."""
+        """Raise ConfigError if a picture is listed twice, or if a class has no training or no test pictures."""
         twice = [file for file, count in Counter(listing.files).items() if count > 1]
-        require(not twice, f"{self.name}: the split lists {(twice or [''])[0]} twice: remove one of them")
+        require(not twice, f"{self.name}: the split lists {(twice or [''])[0]} twice: remove one entry from it")
         for part in ("train", "test"):
             counts = np.bincount(listing.labels[listing.split == PARTS[part]], minlength=len(listing.names))
             absent = [listing.names[c] for c in np.flatnonzero(counts == 0)]
             require(
                 not absent,
                 f"{len(absent)} of the {len(listing.names)} classes of {self.name} have no {part} pictures in "
-                f"{listing.root} (the first is {(absent or [''])[0]}): complete the folder, or correct the split file",
+                f"{listing.root} (the first is {(absent or [''])[0]}): add pictures there, or correct the split file",
             )
 
 
@@ -228,7 +253,7 @@ class Flowers102(PictureSet):
         names = read_json(path)
         keys = [str(number) for number in range(1, len(data.classes) + 1)]
         fits = isinstance(names, dict) and all(isinstance(names.get(key), str) for key in keys)
-        require(fits, f"{path} does not name the classes 1 to {len(keys)}: complete or remove it")
+        require(fits, f"{path} does not name each of the classes 1 to {len(keys)}: add the names, or remove the file")
         return [names[key] for key in keys]
 
 
@@ -241,7 +266,7 @@ class OxfordPets(PictureSet):
     template = "a photo of a {}, a type of pet."
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the prefixes of the file names in lower case, which torchvision capitalizes."""
+        """Return the names of the breeds in lower case, as in CoOp; torchvision capitalizes them."""
         return [name.lower() for name in data.classes]
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -276,22 +301,30 @@ class Caltech101(PictureSet):
     renamed = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"}
 
     def open_part(self, kind: Any, part: str) -> Any:
-        """Return the whole set: torchvision has no parts of it."""
+        """Return the whole data set, an object of torchvision's class `kind`.  It has no parts: `part` is not used."""
         return kind(self.data_dir, download=True)
 
     def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
-        """Return the paths and labels of the pictures of the used classes, each picture once."""
-        label = {name: y for y, name in enumerate(self._used(data))}
-        rows = [(data.categories[y], number) for y, number in zip(data.y, data.index)]
-        labels = {self._root / name / f"image_{number:04d}.jpg": label[name] for name, number in rows if name in label}
+        """Return the path and the class index of each picture, without those of the excluded classes.
+
+        Args:
+            data: torchvision's data set, which may list a picture twice.
+        """
+        class_index = {name: y for y, name in enumerate(self._used(data))}
+        rows = [(data.categories[y], number) for y, number in zip(data.y, data.index)]  # class name, picture number
+        labels = {
+            self._root / name / f"image_{number:04d}.jpg": class_index[name]
+            for name, number in rows
+            if name in class_index
+        }
         return list(labels), list(labels.values())
 
     def class_names(self, data: Any) -> list[str]:
-        """Return torchvision's names, four of them renamed as in CoOp."""
+        """Return torchvision's names of the used classes; four of them are replaced by CoOp's (see ``renamed``)."""
         return [self.renamed.get(name, name) for name in self._used(data)]
 
     def _used(self, data: Any) -> list[str]:
-        """Return torchvision's class names without the excluded ones."""
+        """Return torchvision's names of all classes except those in ``excluded``, which CoOp does not use."""
         return [name for name in data.categories if name not in self.excluded]
 
 
@@ -333,11 +366,11 @@ def split_by_class(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ConfigError if it is damaged."""
+    """Return the content of a JSON file as Python objects; raise ConfigError if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON ({error}): replace it") from error
+        raise ConfigError(f"{path} cannot be read as JSON ({error}): replace it by the published file") from error
 
 
 def read_split(path: Path, root: Path) -> Listing:
@@ -355,6 +388,7 @@ def read_split(path: Path, root: Path) -> Listing:
     """
     content = read_json(path)
     try:
+        # rows of picture, label, part and class name
         rows = sorted((str(f), int(y), PARTS[p], str(name)) for p in PARTS for f, y, name in content[p])
         names = dict(sorted({(y, name) for _, y, _, name in rows}))
         labels = np.array([y for _, y, _, _ in rows], np.int64)
@@ -364,6 +398,8 @@ def read_split(path: Path, root: Path) -> Listing:
             f"{path} is not one of CoOp's splits: expected three lists train, val and test of [picture, label, class "
             f"name] ({type(error).__name__}: {error}); replace or remove it"
         ) from error
-    require(fits and bool(rows), f"{path}: each label 0, 1, 2 ... must have exactly one class name: correct the file")
+    require(
+        fits and bool(rows), f"{path}: each label 0, 1, 2 ... must have exactly one class name: correct its entries"
+    )
     split = np.array([part for _, _, part, _ in rows], np.int8)
     return Listing(root, [file for file, _, _, _ in rows], labels, split, list(names.values()))

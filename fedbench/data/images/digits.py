@@ -15,7 +15,7 @@ class Digits:
     """The digits: inputs [1797, 1, 8, 8] float32 in [0, 1] (pixels / 16), targets [1797] in 0..9."""
 
     def load(self) -> Arrays:
-        """Return the data in scikit-learn's file."""
+        """Return the 1,797 images with labels 0 to 9, read from a file in the package scikit-learn."""
         table = bundled_csv("digits.csv.gz", (1797, 65))  # [n, 65], pixels then label
         images = (table[:, :-1] / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
         return Arrays(

@@ -33,9 +33,10 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     table = bundled_csv("digits.csv.gz", (1797, 65))
     order = np.random.default_rng(0).permutation(len(table))
     grey = table[order, :-1].reshape(-1, 8, 8).astype(np.float32) / 16
-    at = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)  # centres of pixels, as in image libraries
-    low = np.minimum(at.astype(int), 6)
-    weight = (at - low).astype(np.float32)
+    # Positions of the 32 pixels' centres in the 8x8 image, as in image libraries.
+    position = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)
+    low = np.minimum(position.astype(int), 6)  # the pixel before each position; the next one is low + 1
+    weight = (position - low).astype(np.float32)  # of the next pixel
     # Bilinear interpolation, first along the rows and then along the columns.
     rows = grey[:, low] * (1 - weight)[:, None] + grey[:, low + 1] * weight[:, None]  # [n, 32, 8]
     return rows[:, :, low] * (1 - weight) + rows[:, :, low + 1] * weight, table[order, -1].astype(np.int64)
@@ -56,6 +57,7 @@ def render(grey: np.ndarray, colours: np.ndarray, styles: np.ndarray, rng: np.ra
     paint = np.where(np.eye(3, dtype=bool), 1.0, 0.2).astype(np.float32)  # [3, 3], channels of each colour
     x = grey[:, None] * paint[colours][:, :, None, None]  # [n, 3, 32, 32]
     noise = rng.normal(0, NOISE, x.shape).astype(np.float32)
+    # In the order of STYLES: clean, noisy, negative, faded, rotated.
     rendered = np.stack([x, x + noise, 1 - x, 0.3 * x + 0.35, np.rot90(x, axes=(2, 3))])  # [5, n, ...]
     return (rendered[styles, np.arange(len(x))] - MEAN) / STD
 
@@ -74,7 +76,7 @@ class DigitsCLIP:
     label_pairing: Literal["correct", "official_bug"] = "correct"
 
     def load(self) -> Arrays:
-        """Return the rendered digits."""
+        """Return the digits of the downstream task, rendered in three colours and in one style or all."""
         grey, label = (part[PRETRAINING:] for part in digits())
         is_test = np.zeros(len(label), bool)
         for kind in range(10):
@@ -108,7 +110,8 @@ def mispaired(arrays: Arrays) -> Arrays:
     """
     require(
         arrays.domain is not None,
-        "dataset.label_pairing=official_bug needs several natural clients (styles): set dataset.style=all",
+        "dataset.label_pairing=official_bug needs several natural clients (styles), but dataset.style names one: set "
+        "dataset.style=all",
     )
     assert arrays.class_names is not None and arrays.domain is not None
     wrong = np.random.default_rng(0).permutation(arrays.num_classes)

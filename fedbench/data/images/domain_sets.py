@@ -111,7 +111,7 @@ class DomainSet:
             ConfigError: A list does not exist, or names another class.
         """
         missing = [path.name for path in lists.values() if not path.is_file()]
-        require(not missing, f"{self.root} has some of FedBN's lists, but not {', '.join(missing)}: add them")
+        require(not missing, f"{self.root} has some of FedBN's lists, but not {', '.join(missing)}: copy them there")
         rows = []
         for (domain, part), path in lists.items():
             for file, name in zip(*read_list(path)):
@@ -145,12 +145,18 @@ class DomainSet:
         return rows
 
     def _check_classes(self, labels: np.ndarray, domain: np.ndarray) -> None:
-        """Raise ConfigError if a class has no pictures in a domain."""
+        """Raise ConfigError if one of the classes has no pictures in one of the domains.
+
+        Args:
+            labels: Class of each picture, [n].
+            domain: Domain of each picture, [n].
+        """
         counts = np.zeros((len(self.domains), len(self.classes)), np.int64)
         np.add.at(counts, (domain, labels), 1)
         for d, y in np.argwhere(counts == 0)[:1]:  # the first pair, if there is one
             raise ConfigError(
-                f"{self.root} has no pictures of the class {self.classes[y]} in {self.domains[d]}: complete the folder"
+                f"{self.root} has no pictures of the class {self.classes[y]} in {self.domains[d]}: add pictures of it, "
+                "or replace the folder by the published one"
             )
 
 
@@ -199,7 +205,8 @@ def split_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np
             )
         except ValueError as error:
             raise ConfigError(
-                f"domain {d} cannot be split into train and test by class ({error}): add pictures to its classes"
+                f"the pictures of domain {d} cannot be split into train and test by class ({error}): add pictures to "
+                "each class of this domain"
             ) from error
         split[test] = TEST
         order += [train, test]
@@ -222,7 +229,13 @@ def images_from_top(
     lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
-        """Return the arrays with the wrong image of each sample; clients are the samples of each client."""
+        """Return the arrays, in which each sample has another image of its domain and part (see above).
+
+        Args:
+            arrays: The arrays.
+            clients: The samples of each client.
+            normalize: Not used.
+        """
         image_of = np.arange(len(group))
         for part in (clients.train, clients.val, clients.test):
             for client in range(len(part)):
@@ -248,7 +261,9 @@ def read_list(path: Path) -> tuple[list[str], list[str]]:
         paths, names = read_plain(path.read_bytes())
         files, classes = [str(p) for p in paths], [str(n) for n in names]
     except NotPlainError as error:
-        raise ConfigError(f"{path} is not a pickled pair of paths and class names: it contains {error}") from None
+        raise ConfigError(
+            f"{path} is not a pickled pair of paths and class names: it contains {error}; use FedBN's list"
+        ) from None
     except Exception as error:  # a damaged pickle may raise any exception
         raise ConfigError(
             f"{path} is not a pickled pair of paths and class names ({error}): use FedBN's list"

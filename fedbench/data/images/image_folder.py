@@ -78,7 +78,10 @@ class ImageFolder:
         Args:
             is_extra: Whether this is the folder of extra pictures (see `decode_cached`).
         """
-        require(self.path is not None, "dataset=image_folder needs a folder: set dataset.path to that of the pictures")
+        require(
+            self.path is not None,
+            "dataset=image_folder needs a folder, but dataset.path is null: set dataset.path to that of the pictures",
+        )
         root = Path(str(self.path))
         require(root.is_dir(), f"dataset.path={root} is not a folder: set it to the folder of the pictures")
         files = sorted(_list_pictures(root))
@@ -130,7 +133,7 @@ class ImageFolder:
             example = next((path for path in parts if len(path) not in allowed), parts[0])
             raise ConfigError(
                 f"{root} is not laid out as class/picture, domain/class/picture or (train, val, test)/class/"
-                f"picture (dataset.layout={self.layout}; e.g. {'/'.join(example)}): move the pictures"
+                f"picture (dataset.layout={self.layout}; e.g. {'/'.join(example)}): move the pictures into such folders"
             )
         if depths == {2}:
             return None, [path[0] for path in parts]

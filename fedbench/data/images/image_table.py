@@ -23,8 +23,8 @@ from fedbench.data.images._label_lists import join_columns, refuse_lists, split_
 from fedbench.data.images.image_folder import ImageFolder
 from fedbench.data.tables._csv import CsvTable, split_codes
 
-ROLES = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
-FIELD = re.compile(r"\{([^{}]*)\}")
+ROLES = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}  # default columns
+FIELD = re.compile(r"\{([^{}]*)\}")  # the name of a column in braces
 ADVICE = "set their names in dataset.columns; cells must be separated by commas"
 
 
@@ -76,16 +76,18 @@ class ImageTable:
         unknown = sorted(set(self.roles) - set(ROLES))
         require(
             not unknown,
-            f"dataset.columns has the keys {', '.join(unknown)}, but must have only {', '.join(ROLES)}: remove them",
+            f"dataset.columns has the keys {', '.join(unknown)}, but only {', '.join(ROLES)} are allowed: remove "
+            "the others",
         )
         for role, column in self.roles.items():
             is_list = isinstance(column, list)
             require(
                 role == "label" or not is_list,
-                f"dataset.columns.{role}={column} must be one column; only label may be a list",
+                f"dataset.columns.{role}={column} must be one column; only label may be a list: set it to one name",
             )
         require(
-            self.label_separator != "", "dataset.label_separator must be null or the text between two labels, not empty"
+            self.label_separator != "",
+            "dataset.label_separator is empty, but must be null or the text between two labels, such as |: set it so",
         )
         self.classes = None if self.classes is None else [str(name) for name in self.classes]
         require_distinct(self.classes or (), "dataset.classes")
@@ -98,14 +100,20 @@ class ImageTable:
         Raises:
             ConfigError: A file cannot be read, or does not fit the options.
         """
-        require(self.path is not None, "dataset=image_table needs a file: set dataset.path to a CSV file")
+        require(
+            self.path is not None, "dataset=image_table needs a file, but dataset.path is null: set dataset.path to one"
+        )
         path = Path(str(self.path))
         extra = None if self.extra is None else extra_path(self.extra, may_be_table=True)
         arrays = self._read(path, Path(self.folder or path.parent)).check()
         return arrays if extra is None else join_extra(arrays, self._extra(extra), str(extra)).check()
 
     def _extra(self, path: Path) -> Arrays:
-        """Return the pictures for training only, in a CSV file or in a folder silo/class/picture."""
+        """Return the pictures for training only (dataset.extra), decoded like the others.
+
+        Args:
+            path: A CSV file that lists them, or a folder silo/class/picture.
+        """
         if path.is_dir():
             folder = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, window=self._window)
             return folder.read(is_extra=True)
@@ -131,7 +139,8 @@ class ImageTable:
         if self.negatives is not None:
             require(
                 targets.ndim == 1,
-                "dataset.negatives needs one label for each picture: set it to null for multi-label data",
+                "dataset.negatives needs one label for each picture, but these are multi-label data: set "
+                "dataset.negatives to null",
             )
             samples = sample_negatives(targets, domain, self.negatives, silo_names, self.seed)
         images = table.cells("image")
@@ -185,22 +194,25 @@ class Table(CsvTable):
     def __init__(self, path: Path, roles: dict[str, str | list[str] | None], silos: list[str] | None):
         super().__init__(path, "dataset=image_table")
         self.roles = roles
-        given = [c for column in roles.values() for c in (column if isinstance(column, list) else [column]) if c]
-        self.require_columns([name for column in given for name in FIELD.findall(column) or [column]], ADVICE)
+        patterns = [c for column in roles.values() for c in (column if isinstance(column, list) else [column]) if c]
+        self.require_columns([name for pattern in patterns for name in FIELD.findall(pattern) or [pattern]], ADVICE)
         lines: dict[str, int] = {}
         for line, name in zip(self.lines, self.cells("image")):
-            require(name not in lines, f"{path} lists {name} twice, in lines {lines.get(name)} and {line}: remove one")
+            require(
+                name not in lines, f"{path} lists {name} twice, in lines {lines.get(name)} and {line}: remove a line"
+            )
             lines[name] = line
         if silos is not None:
             self._select(silos)
 
     def _select(self, silos: list[str]) -> None:
-        """Keep only the rows of the natural clients in silos; raise ConfigError if one of them has no rows."""
+        """Keep only the rows of some natural clients; raise ConfigError if one of these names occurs in no row."""
         silo_of = self.cells("silo")
         absent = sorted(set(silos) - set(silo_of))
         require(
             not absent,
-            f"{self.path} has no silo {', '.join(absent)}; it has {listed(sorted(set(silo_of)))}: set dataset.silos",
+            f"{self.path} has no silo {', '.join(absent)}; it has {listed(sorted(set(silo_of)))}: set dataset.silos to "
+            "some of these, or to null for all",
         )
         rows = [i for i, silo in enumerate(silo_of) if silo in silos]
         self.lines = [self.lines[i] for i in rows]
@@ -237,7 +249,7 @@ class Table(CsvTable):
             for line, cell in zip(self.lines, self.columns[name]):
                 require(
                     cell != "",
-                    f"{self.path}, line {line}: {name} is empty, expected a value: complete it or remove the line",
+                    f"{self.path}, line {line}: {name} is empty, expected a value: fill the cell or remove the line",
                 )
         if names == [pattern]:
             return self.columns[pattern]
@@ -245,7 +257,7 @@ class Table(CsvTable):
         return [FIELD.sub(lambda match, row=row: row[match[1]], pattern) for row in rows]
 
     def split(self) -> np.ndarray:
-        """Return the published part of each row [n] int8; training if there is no column."""
+        """Return the published part of each row: TRAIN, VAL or TEST; TRAIN if there is no such column.  # [n] int8"""
         if self.roles["split"] is None:
             return np.full(len(self), TRAIN, np.int8)
         return split_codes(self.cells("split"), f"{self.path}: {self.roles['split']}")
@@ -274,12 +286,13 @@ def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
     require(
         not missing,
         f"{len(missing):,} of the {len(names):,} pictures that {table} lists are not in {folder} (the first is "
-        f"{(missing or [''])[0]}): set dataset.folder to the folder of the pictures, or complete it",
+        f"{(missing or [''])[0]}): set dataset.folder to the folder of the pictures, or copy them there",
     )
     for name, files in matches.items():
         require(
             len(files) == 1,
-            f"{table} lists {name}, which exists twice: {', '.join(map(str, files[:2]))}; give its path in the table",
+            f"{table} lists {name}, which exists twice: {', '.join(map(str, files[:2]))}; write its path "
+            "below dataset.folder into the table",
         )
     return [matches[name][0] if name in absent else folder / name for name in names]
 
@@ -305,7 +318,7 @@ def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list
     require(
         not unknown,
         f"{table.path} has the {role} {(unknown or [''])[0]}, which is not in dataset.classes: {', '.join(names)}; "
-        "add it there, or correct the table",
+        "add it to dataset.classes, or correct the table",
     )
     return names, positions(cells, names)
 
@@ -330,8 +343,8 @@ def sample_negatives(
     """
     require(
         len(negatives) == len(silos),
-        f"dataset.negatives has {len(negatives)} entries for the {len(silos)} silos {', '.join(silos)}: give one per "
-        "silo",
+        f"dataset.negatives has {len(negatives)} entries for the {len(silos)} silos {', '.join(silos)}: give one "
+        "entry for each silo",
     )
     rng = np.random.RandomState(seed)
     samples = [np.flatnonzero(targets != 0)]

@@ -88,11 +88,18 @@ class MedMNIST(DownloadedImages):
 
 
 def _package() -> tuple[dict[str, Any], str | None]:
-    """Return the medmnist package's descriptions of the sets by flag, and the folder of its files (None: unknown)."""
+    """Return what the package medmnist knows about its data sets.
+
+    Returns:
+        The description of each set by its flag, and the folder where the package stores files (None: unknown).
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
-        raise ConfigError("the sets of MedMNIST need the medmnist package: pip install medmnist") from error
+        raise ConfigError("dataset=medmnist needs the medmnist package: run pip install medmnist") from error
     return INFO, DEFAULT_ROOT
 
 

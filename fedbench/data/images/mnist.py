@@ -74,7 +74,7 @@ class MNIST(DownloadedImages):
         return resized(arrays, self.resize, self.data_dir, source)
 
     def _download(self, folder: Path) -> dict[str, Path]:
-        """Download the four gzipped idx files to a folder, and return their paths by the keys of IDX_FILES."""
+        """Download the four gzipped idx files to a folder, and return their paths by key, such as "train_images"."""
         addresses = [base.rstrip("/") for base in ([self.mirror] if self.mirror else self.mirrors)]
         files = {}
         for key, name in IDX_FILES.items():
@@ -99,7 +99,7 @@ class FashionMNIST(MNIST):
 
 
 def idx_files(folder: Path) -> dict[str, Path] | None:
-    """Return the four idx files of a folder, plain or .gz, by the keys of IDX_FILES; None unless all exist."""
+    """Return the four idx files of a folder (plain or .gz) by key, such as "train_images"; None unless all exist."""
     files = {}
     for key, name in IDX_FILES.items():
         path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
@@ -124,11 +124,11 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             magic = file.read(4)
             if magic[:3] != b"\x00\x00\x08":
-                raise ValueError("the first bytes are not those of an idx file of bytes")
+                raise ValueError(f"it begins with {magic[:3]!r}, but an idx file of bytes with 0, 0, 8")
             shape = np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
             size = math.prod(shape)
             require_memory(size, str(path))
             data = file.read(size + 1)  # one byte more, to detect a file that is too long
         return np.frombuffer(data, np.uint8).reshape(shape)
     except (*DAMAGE, IndexError) as error:
-        raise ConfigError(f"{path} is damaged or not an idx file ({error}): delete it and start again") from error
+        raise ConfigError(f"{path} is damaged or not an idx file ({error}): delete it to download it again") from error

@@ -225,5 +225,8 @@ def test_what_is_no_folder_of_pfllib(change: Any, sentence: str, folder: Path) -
 
 
 def test_a_path_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"dataset=pfllib needs a folder that PFLlib wrote: set dataset\.path"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dataset=pfllib needs a folder that PFLlib wrote, but dataset\.path is null: set dataset\.path",
+    ):
         PFLlib().load()

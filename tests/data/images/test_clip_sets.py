@@ -194,7 +194,7 @@ def test_flowers_labels_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_text(json.dumps({str(i): f"flower_{i}" for i in range(1, 103)}))
     assert Flowers102(str(tmp_path), resize=4).load().class_names[59] == "flower 60"
     path.write_text('{"1": "rose"}')
-    assert "does not name the classes 1 to 102" in sentence(Flowers102(str(tmp_path)))
+    assert "does not name each of the classes 1 to 102" in sentence(Flowers102(str(tmp_path)))
     path.write_text("{")
     assert "cannot be read as JSON" in sentence(Flowers102(str(tmp_path)))
 
@@ -508,7 +508,7 @@ def test_no_room_for_the_pictures_is_one_sentence(tmp_path: Path, monkeypatch: p
         return cached_array(str(data_dir), "x", 1, (10**6, 3, 224, 224), lambda: pytest.fail("nothing is decoded"))
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: __import__("types").SimpleNamespace(free=5 * 10**9))
-    with pytest.raises(ConfigError, match=r"5\.0 GB are free.*need 150\.5 GB there"):
+    with pytest.raises(ConfigError, match=r"5\.0 GB are free.*need 150\.5 GB"):
         read(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be written .*set data_dir"):

@@ -73,5 +73,5 @@ def test_a_larger_size_is_verified_by_its_md5(tmp_path: Path, monkeypatch: pytes
 
 def test_medmnist_without_the_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "medmnist.info", None)
-    with pytest.raises(ConfigError, match=r"need the medmnist package: pip install medmnist"):
+    with pytest.raises(ConfigError, match=r"needs the medmnist package: run pip install medmnist"):
         MedMNIST(str(tmp_path)).load()

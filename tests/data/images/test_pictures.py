@@ -100,7 +100,7 @@ def test_a_window_is_asked_for_or_checked(tmp_path: Path, caplog: pytest.LogCapt
     arrays = ImageFolder(str(tmp_path), root, SIDE, color="grey", window=[-1000, 400]).load()
     assert (arrays.inputs[:, 0] == eight(values, -1000, 400)).all()
     for odd in ([1], [2, 1], [0, 0], [0, float("inf")], ["0", 1], [True, 2], [0, 1, 2]):
-        with pytest.raises(ConfigError, match=r"dataset\.window=.* must be null or \[low, high\], .*two numbers"):
+        with pytest.raises(ConfigError, match=r"dataset\.window=.* set it to two finite numbers \[low, high\]"):
             check_window(odd)
     plain = tmp_path / "plain.png"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(plain)
@@ -130,7 +130,7 @@ def test_deep_extra_pictures_need_a_window(tmp_path: Path) -> None:
             if fits:
                 assert len(source.load()) == 24
             else:
-                with pytest.raises(ConfigError, match=r"more has pictures of more than 8 bits: set dataset\.window="):
+                with pytest.raises(ConfigError, match=r"more have more than 8 bits: set dataset\.window="):
                     source.load()
 
 
@@ -140,14 +140,16 @@ def test_a_range_that_most_pictures_do_not_use_is_refused(tmp_path: Path, caplog
     hot = np.full((SIDE, SIDE), 900, np.uint16)
     hot[0, 0] = 65_535
     Image.fromarray(hot).save(tmp_path / "set" / "ill" / "hot.png")
-    with pytest.raises(ConfigError, match=r"13 of 13 pictures .* at most 16 grey levels .*set dataset\.window=\[low, "):
+    with pytest.raises(
+        ConfigError, match=r"13 of 13 pictures .* at most 16 of 256 grey levels .*set dataset\.window=\[low, "
+    ):
         ImageFolder(str(tmp_path), str(tmp_path / "set"), SIDE).load()
     assert len(ImageFolder(str(tmp_path), str(tmp_path / "set"), SIDE, window=[0, 65_536]).load()) == 13
     files = [tmp_path / f"{i}.png" for i in range(3)]
     for file, level in zip(files, (100, 60_000, 50_000)):
         Image.fromarray(np.full((SIDE, SIDE), level, np.uint16)).save(file)
     assert window_of(files, None, "three") == (0, 65_536) and "1 of 3 pictures" in caplog.text
-    with pytest.raises(ConfigError, match="all pixels of its pictures of more than 8 bits are 100"):
+    with pytest.raises(ConfigError, match="every pixel of its pictures of more than 8 bits is 100"):
         window_of(files[:1], None, "one")
     Image.fromarray(np.full((SIDE, SIDE), np.nan, np.float32)).save(tmp_path / "nan.tif")
     with pytest.raises(ConfigError, match=r"nan\.tif has NaN or infinite values"):
@@ -208,7 +210,7 @@ def test_damaged_exif_data_do_not_hide_a_picture(tmp_path: Path) -> None:
 def test_pictures_of_several_pages_are_refused(tmp_path: Path, end: str) -> None:
     pages = [Image.fromarray(np.full((8, 8), level, np.uint8)) for level in (10, 200)]
     pages[0].save(tmp_path / f"a.{end}", save_all=True, append_images=pages[1:])
-    with pytest.raises(ConfigError, match="has 2 pages: save each page as a picture"):
+    with pytest.raises(ConfigError, match="has 2 pages, but must have one: save each page as a picture"):
         read_all([tmp_path / f"a.{end}"], 8, "grey")
 
 

@@ -99,7 +99,7 @@ def test_a_table_without_patients_silos_or_parts(tmp_path: Path) -> None:
         (
             lambda rows: None,
             {"columns": {"ill": "label"}},
-            "has the keys ill, but must have only image, label, patient, silo, split",
+            "has the keys ill, but only image, label, patient, silo, split are allowed",
         ),
         (lambda rows: None, {"columns": {"split": "silo"}}, "silo is A, expected train, val or test"),
         (lambda rows: None, {"negatives": [4, 6]}, "dataset.negatives has 2 entries for the 3 silos A, B, C"),
@@ -241,7 +241,7 @@ def test_several_clients_of_a_silo_share_what_is_extra(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("silos", "label", "words"),
-    [({"Z": 1}, "cancer", "has the natural silo Z, but the data set has A, B, C"),
+    [({"Z": 1}, "cancer", "has the silo (natural client) Z, but the data set has A, B, C"),
      ({"A": 1}, "odd", "has the class odd, but the data set has normal, cancer")],
 )  # fmt: skip
 def test_extra_pictures_of_nobody_are_refused(tmp_path: Path, silos: dict, label: str, words: str) -> None:

@@ -50,11 +50,11 @@ class AnswerRule:
 
     @property
     def drops_questions(self) -> bool:
-        """Whether questions whose answer is not a class are removed."""
+        """Whether questions whose answer is not a class are removed.  Otherwise they count as answered wrongly."""
         return self.selection == "top100_drop"
 
     def normalize(self, answer: object) -> str:
-        """Return an answer in the form in which answers are compared, by ``normalizer``."""
+        """Return an answer in the form in which answers are compared, by `normalize_plain` or `normalize_vqa`."""
         return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
 
     def classes(self, answers: Iterable[str]) -> list[str]:
@@ -74,7 +74,7 @@ ALL_ANSWERS = AnswerRule()
 
 
 def normalize_plain(answer: object) -> str:
-    """Return an answer in lower case, with single blanks and without a final period."""
+    """Return an answer as text in lower case, with single blanks between words and without a final period."""
     return re.sub(r"\s+", " ", str(answer).lower().strip()).removesuffix(".").strip()
 
 
@@ -88,7 +88,7 @@ def normalize_vqa(answer: object) -> str:
     Departs from VQA's code: double contractions (couldn't've) are not restored.  That code removes punctuation next to
     a blank, which is equal once blanks are merged.
     """
-    text = re.sub(r"(?<!\d)\.|\.(?!\d)|,", "", str(answer).lower())
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)|,", "", str(answer).lower())  # periods, except between digits, and commas
     words = (NUMBERS.get(word, word) for word in re.sub(r"[^\w\s.':]|_", " ", text).split())
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
 

@@ -41,18 +41,24 @@ class Files:
     """
 
     def __init__(self, path: Path, name: str, where: str):
-        require(path.exists(), f"dataset.path={path}: {name} does not exist there; it is available at {where}")
+        require(
+            path.exists(),
+            f"dataset.path={path}: {name} does not exist there; download it from {where}, or set the path to its "
+            "folder or zip",
+        )
         self.path = path
         self.name = name
         self.key = f"dataset.path={path}"
         try:
             self.zip = zipfile.ZipFile(path) if path.is_file() else None
         except (OSError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"{self.key} is neither a folder nor a zip ({error}): set it to one") from error
+            raise ConfigError(
+                f"{self.key} is neither a folder nor a zip ({error}): set it to the folder or the zip of {name}"
+            ) from error
 
     @cached_property
     def names(self) -> list[str]:
-        """The sorted relative paths of all files that are not hidden."""
+        """The sorted paths of all files that are not hidden, relative to the folder or to the root of the zip."""
         if self.zip is None:
             return sorted(file.relative_to(self.path).as_posix() for file in visible_files(self.path))
         names = [name for name in self.zip.namelist() if not name.endswith("/")]
@@ -60,7 +66,7 @@ class Files:
 
     @cached_property
     def _name_by_ending(self) -> dict[str, str]:
-        """The file of each path ending: the one in the fewest folders."""
+        """The relative path of a file for each path ending.  Of several files, it is the one in the fewest folders."""
         endings: dict[str, str] = {}
         for name in sorted(self.names, key=lambda name: (name.count("/"), name)):
             parts = name.split("/")
@@ -69,7 +75,7 @@ class Files:
         return endings
 
     def has(self, *endings: str) -> bool:
-        """Return whether there is a file for each of these path endings."""
+        """Return whether there is a file for each of these path endings, such as "imgs/1.jpg"; True if all exist."""
         return all(ending in self._name_by_ending for ending in endings)
 
     def find(self, *endings: str) -> str:
@@ -81,7 +87,9 @@ class Files:
         for ending in endings:
             if ending in self._name_by_ending:
                 return self._name_by_ending[ending]
-        raise ConfigError(f"{self.key}: {' or '.join(endings)} of {self.name} does not exist: complete the data set")
+        raise ConfigError(
+            f"{self.key}: {' or '.join(endings)} of {self.name} does not exist: copy it there from the published data"
+        )
 
     def open(self, name: str) -> Path | io.BytesIO:
         """Return a file as an object that Pillow opens: its path, or its bytes if it is in a zip.
@@ -98,17 +106,29 @@ class Files:
         return io.BytesIO(self.zip.read(name))
 
     def text(self, *endings: str) -> str:
-        """Return the content of a text file in UTF-8, which `find` finds; raise ConfigError if it cannot be read."""
+        """Return the content of a text file in UTF-8.
+
+        Args:
+            endings: Path endings of the file; the first one that has a file is used (see `find`).
+
+        Raises:
+            ConfigError: None of the endings has a file, or the file cannot be read.
+        """
         name = self.find(*endings)
         try:
             file = self.open(name)
             content = file.read_bytes() if isinstance(file, Path) else file.read()
         except (OSError, KeyError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"{self.key}: {name} cannot be read ({error}): replace it") from error
+            raise ConfigError(
+                f"{self.key}: {name} cannot be read ({error}): replace it by the published file"
+            ) from error
         return content.decode("utf-8-sig", errors="replace")
 
     def json(self, *endings: str) -> list[dict[str, Any]]:
-        """Return the list of dicts in a JSON file, which `find` finds.
+        """Return the list of dicts in a JSON file.
+
+        Args:
+            endings: Path endings of the file; the first one that has a file is used (see `find`).
 
         Raises:
             ConfigError: The file does not exist, is not JSON, or does not contain a list of dicts.
@@ -116,7 +136,9 @@ class Files:
         try:
             rows = json.loads(self.text(*endings))
         except ValueError as error:
-            raise ConfigError(f"{self.key}: {self.find(*endings)} cannot be read ({error}): replace it") from error
+            raise ConfigError(
+                f"{self.key}: {self.find(*endings)} cannot be read ({error}): replace it by the published file"
+            ) from error
         is_list = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
         require(
             is_list,
@@ -140,7 +162,7 @@ class Files:
         )
 
     def fingerprint(self, names: Sequence[str]) -> object:
-        """Return a value for cache keys that changes if one of these files (or the zip that contains them) does."""
+        """Return a cache key that changes if one of these files, or the zip that contains them, changes."""
         return fingerprint(self.path) if self.zip is not None else [fingerprint(self.path / name) for name in names]
 
 
@@ -241,7 +263,7 @@ class QuestionOptions(PictureTextOptions):
 
     @property
     def rule(self) -> AnswerRule:
-        """The rule of which answers are classes."""
+        """The rule by which answers become classes, from the options min_count, answers and normalizer."""
         return AnswerRule(self.min_count, self.answers, self.normalizer)
 
 
@@ -254,7 +276,7 @@ def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, s
 
     Args:
         rows: The files and the questions of each data set.
-        silos: The names of the natural clients in order, which are the sources of the questions.
+        silos: The names of the natural clients in order; `Row.source` of each question is one of them.
         options: The options of the data set.  Its `rule` selects the answers that are classes.
         source: The data set, for messages, as in "dataset=vqa_rad".
     """
@@ -271,7 +293,7 @@ def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: Answe
 
     Args:
         rows: The files and the questions of each data set.
-        silos: The names of the natural clients in order, which are the sources of the questions.
+        silos: The names of the natural clients in order; `Row.source` of each question is one of them.
         source: The data set, for messages.
         rule: The rule of which answers are classes.
 
@@ -304,5 +326,8 @@ def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: Answe
             if answer in classes[silo] or not rule.drops_questions:
                 closed = is_closed(answers[0], row.answer_type)
                 questions.append(Question(image_index[row.image], row.question, answer, closed, row.split, silo))
-    require(bool(questions), f"{source}: there are no questions: check dataset.path")
+    require(
+        bool(questions),
+        f"{source}: there are no questions: set dataset.path to a data set with questions, or dataset.answers=all",
+    )
     return questions, listed

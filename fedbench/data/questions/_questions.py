@@ -48,12 +48,12 @@ class Question:
 
 # -- words -----------------------------------------------------------------------------------------------
 def split_words(text: str) -> list[str]:
-    """Return the words of a text in lower case: all sequences of letters a to z and digits."""
+    """Return the words of a text in order and in lower case.  A word is a sequence of letters a to z and digits."""
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def vocabulary(texts: Sequence[str]) -> dict[str, int]:
-    """Return the index of each word of the texts, in alphabetical order after the four special tokens."""
+    """Return a dict from tokens to indices: the special tokens are 0 to 3, and the sorted words of the texts follow."""
     words = sorted({word for text in texts for word in split_words(text)})
     return {word: i for i, word in enumerate([*SPECIAL, *words])}
 
@@ -126,14 +126,14 @@ def question_arrays(
     empty = [name for silo, name in enumerate(silos) if silo not in trained]
     require(
         not empty,
-        f"{source}: there are no training questions of {', '.join(empty)}: complete the files, or leave these clients "
-        "out",
+        f"{source}: there are no training questions of {', '.join(empty)}: add some to the files, or remove these "
+        "clients from the options",
     )
     without_classes = [name for name, index in zip(silos, answers) if not index]
     require(
         not without_classes,
         f"{source}: no training answer of {', '.join(without_classes)} occurs "
-        f"dataset.min_count={rule.min_count} times: lower it",
+        f"dataset.min_count={rule.min_count} times: lower dataset.min_count",
     )
     num_classes = max(2, *(len(index) for index in answers))  # length of the longest list of answers
     for name, index, (majority, ceiling) in zip(silos, answers, baselines(questions, answers)):
@@ -190,5 +190,5 @@ def baselines(questions: Sequence[Question], answers: Sequence[dict[str, int]]) 
 
 
 def _most_frequent(counts: Counter) -> str | None:
-    """Return the most frequent answer, the alphabetically first of equally frequent ones; None if there are none."""
+    """Return the answer with the largest count, the alphabetically first of several; None if there are no answers."""
     return min(counts, key=lambda answer: (-counts[answer], answer)) if counts else None

@@ -51,25 +51,27 @@ class FedPIAMixed(QuestionOptions):
             "questions only",
         )
         twice = [name for name in self.labelled if name in self.sets]
-        require(not twice, f"dataset.labelled and dataset.sets name {', '.join(twice)}: remove it from one of them")
+        require(
+            not twice, f"dataset.labelled and dataset.sets both name {', '.join(twice)}: remove it from one of them"
+        )
         few = [name for name, count in self.labelled.items() if count is not None and count < 2]
         require(
             not few,
-            f"dataset.labelled must be null (all pairs) or at least 2 for {', '.join(few)}, so that there are training "
-            "and test pairs",
+            f"dataset.labelled has fewer than 2 pairs for {', '.join(few)}, too few for training and testing: set it "
+            "to at least 2, or to null for all pairs",
         )
         unknown = [name for name in self.paths or {} if name not in names]
         require(
             not unknown,
             f"dataset.paths names {', '.join(unknown)}, but must name only data sets of dataset.sets and "
-            f"dataset.labelled: {', '.join(names)}",
+            f"dataset.labelled: {', '.join(names)}; correct or remove the others",
         )
         paths = {name: (self.paths or {}).get(name) or str(Path(self.data_dir) / name) for name in names}
         self._questions = MedVQA(sets=self.sets, paths={name: paths[name] for name in self.sets})
         self._labelled = {name: MedViLL(path=paths[name], test=self.test, seed=self.seed) for name in self.labelled}
 
     def load(self) -> Arrays:
-        """Return the questions of each data set, followed by the labelled radiographs of each data set of pairs."""
+        """Return the questions of the data sets in ``sets``, then the labelled radiographs of those in ``labelled``."""
         questions, listed = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
         labelled: list[Labelled] = []
         num_pictures = sum(len(names) for _, names in listed)

@@ -53,14 +53,17 @@ class MedVQA(QuestionOptions):
                 f"dataset.{key} names {', '.join(unknown)}, but must name only {', '.join(READERS)}: correct it",
             )
         is_valid = 0 < len(self.sets) == len(set(self.sets))
-        require(is_valid, f"dataset.sets={self.sets} must name at least one data set, and each once")
+        require(is_valid, f"dataset.sets={self.sets} must name at least one data set, and each once: correct it")
 
     def load(self) -> Arrays:
-        """Return the questions of all data sets, one data set after the other."""
+        """Return the questions of all data sets in the order of ``sets``.  Each data set is a natural client."""
         return rows_to_arrays(self.read(), self.sets, self, "dataset=med_vqa")
 
     def read(self) -> list[tuple[Files, list[Row]]]:
-        """Return the files and the questions of each data set, whose name is the natural client of its questions."""
+        """Return the files and the questions of each data set in ``sets``.
+
+        The natural client of a question is the name of its data set.
+        """
         rows = []
         for name in self.sets:
             title, where, read = READERS[name]
@@ -70,7 +73,7 @@ class MedVQA(QuestionOptions):
 
 
 def read_slake(files: Files) -> list[Row]:
-    """Return SLAKE's English questions of all parts, training first."""
+    """Return SLAKE's English questions: training, validation and test questions in this order."""
     rows = []
     for split, names in SLAKE_FILES:
         for row in files.json(*names):
@@ -115,8 +118,8 @@ def read_vqa_med(files: Files, year: int) -> list[Row]:
     rows = []
     for split, lines in complete.items():
         for image, question, *correct in lines:
-            require(bool(correct), f"{files.key}: the question about {image} has no answer in any file: add its file")
-            require(image in pictures, f"{files.key}: the picture {image} does not exist: add it")
+            require(bool(correct), f"{files.key}: the question about {image} has no answer in any file: add the file")
+            require(image in pictures, f"{files.key}: the picture {image} does not exist: copy it there")
             rows.append(Row(pictures[image], question, tuple(correct), answer_type, split, f"vqa_med_{year}"))
     return rows
 

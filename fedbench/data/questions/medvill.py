@@ -54,7 +54,7 @@ class MedViLL(PictureTextOptions):
     tokens: Count = 40
 
     def load(self) -> Arrays:
-        """Return all pairs of a radiograph and a report, in the order of the files."""
+        """Return all pairs of a radiograph and a report in the order of the files, split at random by ``test``."""
         pairs = self.pairs()
         tokens = self.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
         pictures = self.pictures([(pairs.files, pairs.pictures)], "medvill")
@@ -80,7 +80,10 @@ class MedViLL(PictureTextOptions):
         """
         files = Files(Path(self.path or Path(self.data_dir) / "medvill"), "MedViLL's pairs", WHERE)
         rows = [row for name in PARTS for row in _rows(files, name)]
-        require(len(rows) > 1, f"{files.key}: {', '.join(PARTS)} have {len(rows)} pair(s), too few to split: add pairs")
+        require(
+            len(rows) > 1,
+            f"{files.key}: {', '.join(PARTS)} have {len(rows)} pair(s), too few to split: use files with at least 2",
+        )
         order = generator(self.seed, "medvill").permutation(len(rows))[:limit]
         split = np.full(len(rows), TEST, np.int8)
         split[order[: num_train(len(order), self.test)]] = TRAIN
@@ -115,12 +118,25 @@ class Pairs:
 
 
 def num_train(n: int, test: float) -> int:
-    """Return the number of training pairs among n, (1 - test) n rounded down; test is the fraction of test pairs."""
-    return int((1 - test) * n + 1e-9)  # (1 - 0.2) * 5 is 4 in spite of floating point
+    """Return the number of training pairs, (1 - test) n rounded down.
+
+    Args:
+        n: The number of all pairs.
+        test: The fraction of test pairs.
+    """
+    return int((1 - test) * n + 1e-9)  # 1e-9: rounding errors must not turn 4 = (1 - 0.2) * 5 into 3
 
 
 def _rows(files: Files, name: str) -> list[dict[str, Any]]:
-    """Return the dicts of a JSON lines file, one for each line that is not empty; raise ConfigError for other lines."""
+    """Return the dicts in a file of JSON lines.  Empty lines are skipped.
+
+    Args:
+        files: The files of the data set.
+        name: The path ending of the file.
+
+    Raises:
+        ConfigError: The file does not exist, or a line is no JSON dict.
+    """
     rows = []
     for number, line in enumerate(files.text(name).splitlines(), 1):
         if line.strip():
@@ -130,7 +146,7 @@ def _rows(files: Files, name: str) -> list[dict[str, Any]]:
                 row = None
             require(
                 isinstance(row, dict),
-                f"{files.key}: {name}, line {number} must be a JSON dict, but is {line[:60]!r}: replace the file",
+                f"{files.key}: {name}, line {number} must be a JSON dict, but is {line[:60]!r}: use MedViLL's file",
             )
             rows.append(row)
     return rows
@@ -151,7 +167,15 @@ def _picture(files: Files, row: dict[str, Any]) -> str:
 
 
 def _labels(files: Files, row: dict[str, Any]) -> list[bool]:
-    """Return whether each of LABELS is true for a pair; a row without labels has the label Others."""
+    """Return whether a pair has each of LABELS, in their order.
+
+    Args:
+        files: The files of the data set, for messages.
+        row: The pair's dict in a file.  Without labels, the pair has the label "Others".
+
+    Raises:
+        ConfigError: A label is not one of LABELS.
+    """
     labels = {item.strip().strip("'\"").strip() for item in str(row.get("label") or "").split(",")} - {""} or {OTHERS}
     unknown = sorted(labels - set(LABELS))
     require(

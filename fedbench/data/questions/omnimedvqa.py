@@ -56,22 +56,22 @@ class OmniMedVQA(QuestionOptions):
 
     def __post_init__(self) -> None:
         is_valid = 0 < len(self.clients) == len(set(self.clients))
-        require(is_valid, f"dataset.clients={self.clients} must name at least one client, and each once")
+        require(is_valid, f"dataset.clients={self.clients} must name at least one client, and each once: correct it")
         assigned = {*self.modalities.values(), *(self.sets or {}).values()}
         empty = [client for client in self.clients if client not in assigned]
         require(
             not empty,
-            f"dataset.modalities and dataset.sets assign nothing to {', '.join(empty)} of dataset.clients: add a "
-            "modality for it, or remove it",
+            f"dataset.modalities and dataset.sets assign nothing to {', '.join(empty)} of dataset.clients: assign a "
+            "modality to it, or remove it from dataset.clients",
         )
         self._client_of_modality = {plain_name(name): client for name, client in self.modalities.items()}
         self._client_of_set = {plain_name(name): client for name, client in (self.sets or {}).items()}
 
     def load(self) -> Arrays:
-        """Return the questions of all clients, one data set after the other, in alphabetical order."""
+        """Return the questions of the natural clients in ``clients``, in the alphabetical order of the files."""
         files = Files(Path(self.path or Path(self.data_dir) / "omnimedvqa"), "OmniMedVQA", WHERE)
         lists = [name for name in files.names if LISTS in f"/{name}" and name.endswith(".json")]
-        require(bool(lists), f"{files.key}: {LISTS}<data set>.json of OmniMedVQA do not exist: add them")
+        require(bool(lists), f"{files.key}: {LISTS}<data set>.json of OmniMedVQA do not exist: copy them there")
         used: list[tuple[str, str, dict[str, Any]]] = []  # client, image, row
         ignored = Counter()
         for row in (row for name in lists for row in files.json(name)):
@@ -105,7 +105,12 @@ class OmniMedVQA(QuestionOptions):
         return self._client_of_set.get(plain_name(files.value(row, "dataset")), of_modality)
 
     def _test_images(self, client: str, images: set[str]) -> set[str]:
-        """Return the test pictures of a client, a random part of its images that does not depend on other clients."""
+        """Return the test pictures of a natural client, a random part of its pictures.
+
+        Args:
+            client: The name of the client, part of the random seed, so that clients do not depend on each other.
+            images: The names of its pictures.
+        """
         order = generator(self.seed, "omnimedvqa", client).permutation(len(images))
         names = sorted(images)
         return {names[i] for i in order[: num_test(len(images), self.test)]}
@@ -120,5 +125,5 @@ def plain_name(name: str) -> str:
 
 
 def num_test(n: int, fraction: float) -> int:
-    """Return the number of test pictures among n: a fraction, rounded up."""
-    return math.ceil(fraction * n - 1e-9)  # 0.2 * 15 is 3 in spite of floating point
+    """Return the number of test pictures among n pictures: fraction * n, rounded up."""
+    return math.ceil(fraction * n - 1e-9)  # 1e-9: rounding errors must not turn 3 = 0.2 * 15 into 4

@@ -76,11 +76,12 @@ class SyntheticMedVQA:
         least = len(WITH_QUESTIONS) + 1
         require(
             self.kind != "mixed" or self.sites >= least,
-            f"dataset.kind=mixed needs dataset.sites >= {least}, so that one has reports, got {self.sites}",
+            f"dataset.sites={self.sites} is too small for dataset.kind=mixed: set it to at least {least}, so that one "
+            "hospital has reports",
         )
 
     def load(self) -> Arrays:
-        """Return the generated samples of all hospitals, those with questions first."""
+        """Return the generated samples of all hospitals: first those with questions, then those with reports."""
         sites = range(self.sites)
         asking = list(sites) if self.kind == "vqa" else []
         if self.kind == "mixed":
@@ -108,11 +109,11 @@ class SyntheticMedVQA:
         ).check()
 
     def _name(self, site: int) -> str:
-        """Return the name of a hospital: that of its style, with a number if the style occurs again."""
+        """Return the name of a hospital: its style, such as "noisy", from the sixth on with a number ("noisy_2")."""
         return HOSPITALS[site % 5] if site < 5 else f"{HOSPITALS[site % 5]}_{site // 5 + 1}"
 
     def _samples(self) -> Iterator[tuple[int, int]]:
-        """Yield the part of each sample of a hospital, and the sample's index within the part."""
+        """Yield (TRAIN or TEST, index within this part) for each sample of a hospital, training samples first."""
         for split, count in ((TRAIN, self.train), (TEST, self.test)):
             for i in range(count):
                 yield split, i
@@ -160,25 +161,41 @@ class SyntheticMedVQA:
 
 
 def _tokenizer(texts: Sequence[str], length: int) -> Callable[[Sequence[str]], np.ndarray]:
-    """Return a function from n texts to token indices [n, length], with the words of `texts` as vocabulary."""
+    """Return a function that turns n texts into token indices [n, length].
+
+    Args:
+        texts: Texts whose words are the vocabulary.
+        length: Tokens of each text, which is cut or padded.
+    """
     index = vocabulary(texts)
     return lambda inputs: tokenize_words(inputs, index, length)
 
 
 def sample_lesion(rng: np.random.Generator, is_test: bool) -> Lesion | None:
-    """Return a random lesion in three of four cases, else None; a tenth of the lesions of test scans is moderate."""
+    """Return the random lesion (texture, quadrant, strength) of a scan, or None for a quarter of the scans.
+
+    Args:
+        rng: Random numbers.
+        is_test: Whether it is a test scan.  A tenth of its lesions is moderate, which never occurs in training.
+    """
     texture, quadrant, strength = str(rng.choice(TEXTURES)), int(rng.integers(4)), str(rng.choice(USUAL))
     exists, is_moderate = rng.random() < 0.75, rng.random() < 0.1
     return (texture, quadrant, "moderate" if is_test and is_moderate else strength) if exists else None
 
 
 def draw_scan(lesions: list[Lesion], rng: np.random.Generator) -> np.ndarray:
-    """Return a scan: noise with a stamp for each lesion, with values in about [0, 1].  # [16, 16]"""
+    """Return a scan [16, 16] of noise with a stamp for each lesion, with values in about [0, 1].
+
+    Args:
+        lesions: Texture, quadrant and strength of each lesion.
+        rng: Generator of the noise.
+    """
     picture = rng.normal(0.3, 0.05, (SIDE, SIDE))
     y, x = np.mgrid[:HALF, :HALF]
+    # Stripes and squares are 2 pixels wide, with the values 0 and 1.
     stamps = {"vertical": x // 2 % 2, "horizontal": y // 2 % 2, "checkered": (x // 2 + y // 2) % 2}
     for texture, quadrant, strength in lesions:
-        column, row = divmod(quadrant, 2)
+        column, row = divmod(quadrant, 2)  # quadrants 0 and 1 are on the left, 0 and 2 at the top
         corner = picture[row * HALF : (row + 1) * HALF, column * HALF : (column + 1) * HALF]
         corner += STRENGTH[strength] * stamps[texture]
     return picture

@@ -49,7 +49,7 @@ class VQARad(QuestionOptions):
     color: Literal["rgb", "grey"] = "grey"
 
     def load(self) -> Arrays:
-        """Return all questions, the training questions first."""
+        """Return all questions, training questions first.  Each organ (head, chest, abdomen) is a natural client."""
         files = Files(Path(self.path or Path(self.data_dir) / "vqa_rad"), "VQA-RAD", WHERE)
         rows = read_rows(files)
         num_test = sum(row.split == TEST for row in rows)
@@ -95,7 +95,7 @@ def _row(files: Files, folder: str, row: dict, split: int, source: str | None) -
     organ = files.value(row, "image_organ")
     require(
         organ in ORGANS,
-        f"{files.key}: image_organ is {organ}, expected one of {', '.join(ORGANS)}: use the published files",
+        f"{files.key}: a question has image_organ {organ}, expected {', '.join(ORGANS)}: use the published files",
     )
     return Row(
         image=files.find(f"{folder}/{files.value(row, 'image_name')}"),

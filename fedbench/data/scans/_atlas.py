@@ -31,19 +31,19 @@ class Atlas:
     maps: np.ndarray
     to_voxel: np.ndarray
 
-    def slice(self, height: float, at: np.ndarray) -> np.ndarray:
-        """Return the maps in a horizontal slice, seen from above with the front at the top.
+    def slice(self, height: float, points: np.ndarray) -> np.ndarray:
+        """Return the three tissue maps in a horizontal slice, seen from above with the front at the top.
 
         Each pixel is about the mean of its area.
 
         Args:
             height: Position of the slice in mm.
-            at: Coordinates of the pixels, down and right of CENTRE in units of REACH, [2, S, S].
+            points: Coordinates of the pixels, down and right of CENTRE in units of REACH, [2, S, S].
 
         Returns:
-            The three maps, [3, S, S].
+            The fractions of grey and of white matter, and 1 in the brain, else 0, [3, S, S].
         """
-        right, front = CENTRE[0] + REACH * at[1], CENTRE[1] - REACH * at[0]
+        right, front = CENTRE[0] + REACH * points[1], CENTRE[1] - REACH * points[0]
         mm = np.stack([right, front, np.full_like(right, height), np.ones_like(right)]).reshape(4, -1)
         x, y, z = (self.to_voxel @ mm)[:3]  # voxels
         level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))
@@ -59,7 +59,7 @@ def mni152() -> Atlas:
         from nilearn import datasets  # type: ignore[import-not-found]
     except ImportError as error:
         raise ConfigError(
-            "dataset.anatomy=mni152 needs nilearn, which has the template: pip install nilearn"
+            "dataset.anatomy=mni152 needs nilearn, which has the template: run pip install nilearn"
         ) from error
     grey = datasets.load_mni152_gm_template(resolution=1)
     white = datasets.load_mni152_wm_template(resolution=1)

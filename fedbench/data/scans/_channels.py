@@ -25,7 +25,7 @@ class MissingChannel:
 
     Args:
         channel: The index of the channel.
-        clients: The number of clients.  None: all.
+        clients: The number of clients that lack it, 0 to clients - 1.  None: all.
     """
 
     channel: int
@@ -50,7 +50,8 @@ class MissingChannel:
         )
         inputs = np.array(arrays.inputs)
         for part in (split.train, split.val, split.test):
-            inputs[part.indices[: part.offsets[count]], self.channel] = 0  # samples of the first `count` clients
+            first_samples = part.indices[: part.offsets[count]]  # those of the first `count` clients
+            inputs[first_samples, self.channel] = 0
         return replace(arrays, inputs=inputs)
 
 
@@ -64,5 +65,5 @@ def missing_channel(lack: str | None, channels: Sequence[str], clients: int | No
     """
     if lack is None:
         return None
-    require(lack in channels, f"dataset.lack={lack!r} must be null or one of the modalities {', '.join(channels)}")
+    require(lack in channels, f"dataset.lack={lack!r} is no modality: set it to {', '.join(channels)}, or null")
     return MissingChannel(list(channels).index(lack), clients)

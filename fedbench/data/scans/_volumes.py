@@ -48,7 +48,7 @@ class Volume(NamedTuple):
     direction: np.ndarray
 
     def voxel(self, world: np.ndarray) -> np.ndarray:
-        """Return the nearest voxel (z, y, x) [3] int64 of a position (x, y, z) in mm."""
+        """Return the index (z, y, x) [3] int64 of the voxel nearest to (x, y, z) in mm, which may be outside."""
         return np.rint(np.linalg.solve(self.direction, world - self.origin) / self.spacing)[::-1].astype(np.int64)
 
 
@@ -85,7 +85,7 @@ def read_mhd(path: Path) -> Volume:
         raise
     except (*DAMAGE, MemoryError) as error:
         raise ConfigError(
-            f"{path} cannot be read as a MetaImage ({type(error).__name__}: {error}): replace it"
+            f"{path} cannot be read as a MetaImage ({type(error).__name__}: {error}): replace the file"
         ) from error
     fits = spacing.size == origin.size == 3 and bool((spacing > 0).all() and np.isfinite([spacing, origin]).all())
     require(
@@ -116,13 +116,13 @@ def _raw(path: Path, size: int, is_packed: bool) -> bytes:
     """
     actual = path.stat().st_size
     if actual != size and not (is_packed and size <= actual * DEFLATED):
-        raise ValueError(f"DimSize and ElementType imply {size:,} bytes, and {path.name} has {actual:,}")
+        raise ValueError(f"DimSize and ElementType imply {size:,} bytes, but {path.name} has {actual:,} bytes")
     raw = path.read_bytes()
     if is_packed:
         raw = zlib.decompressobj().decompress(raw, size + 1)
         if len(raw) != size:
             raise ValueError(
-                f"DimSize and ElementType imply {size:,} bytes, but {path.name} has another number after unpacking"
+                f"DimSize and ElementType imply {size:,} bytes, but {path.name} does not unpack to that size"
             )
     return raw
 
@@ -140,7 +140,7 @@ def _reoriented(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, dir
         The same scan, with spacing, origin and direction for the new axes.
     """
     order = [int(i) for i in np.abs(direction).argmax(1)]  # for x, y, z of the world, the nearest axis of the voxels
-    if sorted(order) != [0, 1, 2]:  # an axis is equally near to two
+    if sorted(order) != [0, 1, 2]:  # one axis is equally near to two others: keep the order of the file
         order = [0, 1, 2]
     xyz = values.transpose(2, 1, 0).transpose(order)
     spacing, direction, origin = spacing[order], direction[:, order], origin.copy()
@@ -179,12 +179,12 @@ def read_nifti(path: Path) -> Nifti:
         from nibabel.orientations import OrientationError
         from nibabel.spatialimages import HeaderDataError
     except ImportError as error:
-        raise ConfigError("NIfTI files need nibabel: pip install nibabel") from error
+        raise ConfigError("NIfTI files are read by the package nibabel: run pip install nibabel") from error
     try:
         image: Any = nibabel.as_closest_canonical(_checked(path, nibabel.load(path)))
         return Nifti(np.asarray(image.dataobj, np.float32), np.asarray(image.affine))
     except (*DAMAGE, MemoryError, ImageFileError, HeaderDataError, OrientationError) as error:
-        raise ConfigError(f"{path} cannot be read as a NIfTI file ({error}): replace it") from error
+        raise ConfigError(f"{path} cannot be read as a NIfTI file ({error}): replace the file") from error
 
 
 def _checked(path: Path, image: Any) -> Any:
@@ -202,7 +202,7 @@ def _checked(path: Path, image: Any) -> Any:
     claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
     actual = path.stat().st_size
     if claimed > actual * (DEFLATED if is_packed else 1):
-        raise ValueError(f"its header claims {claimed:,} bytes, but the file has {actual:,}")
+        raise ValueError(f"its header announces {claimed:,} bytes, but the file has only {actual:,}")
     if not is_packed:
         return image
     with gzip.open(path) as file:

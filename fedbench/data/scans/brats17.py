@@ -73,7 +73,7 @@ class Scan(NamedTuple):
             require(fits, f"{path} has shape {shape}, expected {expected}: use the published file, or remove the scan")
         require(
             mask.voxels.ndim == 3,
-            f"{self.mask} has shape {mask.voxels.shape}, expected [H, W, D]: use the published file or remove the scan",
+            f"{self.mask} has shape {mask.voxels.shape}, expected [H, W, D]: use the published file, or remove it",
         )
         for path, image in zip(self.images, images):
             require_one_space(path, image, self.mask, mask)
@@ -115,7 +115,10 @@ class BraTS17:
         Raises:
             ConfigError: Files do not exist, are damaged, or do not match.
         """
-        require(self.path is not None, f"dataset=brats17 needs a folder: set dataset.path to one with {LAYOUTS}")
+        require(
+            self.path is not None,
+            f"dataset=brats17 needs a folder, but dataset.path is null: set dataset.path to one with {LAYOUTS}",
+        )
         scans = _scans(Path(str(self.path)))
         options = (VERSION, self.size, self.mode, [0, 1, 2, 3], CLIP)  # older versions could select channels
         files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
@@ -142,14 +145,19 @@ class BraTS17:
         patches: list[Patch] = []
         for scan in scans:
             volume, tumour = scan.read()
-            require(bool(tumour.any()), f"{scan.mask} has no tumour: remove the scan")
+            require(bool(tumour.any()), f"{scan.mask} marks no tumour: remove the files of this scan")
             require(
                 min(tumour.shape[:2]) >= self.size,
                 f"dataset.size={self.size} must be at most the height and width of {scan.mask}, which has "
-                f"{tumour.shape} voxels: lower it",
+                f"{tumour.shape} voxels: lower dataset.size",
             )
             x, y = (self._span(tumour.sum(axes), self.size) for axes in ((1, 2), (0, 2)))
             z = int(tumour.sum((0, 1)).argmax())
+            require(
+                self.mode != "official" or volume.shape[2] >= 3,
+                f"{scan.mask} has {volume.shape[2]} slices, but dataset.mode=official needs at least three: remove the "
+                "scan, or set dataset.mode=slice",
+            )
             make = self._neighbouring_slices if self.mode == "official" else self._slice
             patches += make(volume[x, y], tumour[x, y], z)
         inputs = np.stack([patch for patch, _ in patches]).astype(np.float32)
@@ -157,7 +165,7 @@ class BraTS17:
 
     @staticmethod
     def _span(areas: np.ndarray, size: int) -> slice:
-        """Return the range of voxels of a patch along one axis.
+        """Return the range of voxel indices of a patch along one axis.
 
         Args:
             areas: Tumour voxels in each plane across the axis.
@@ -189,13 +197,8 @@ class BraTS17:
         Args:
             volume: Voxels of the patch's rows and columns, [size, size, D, 4].
             tumour: Their mask, [size, size, D] bool.
-            z: The slice.  The nearest one with two neighbours is used.
+            z: The slice.  The nearest one with two neighbours is used, so that D must be at least 3.
         """
-        require(
-            volume.shape[2] >= 3,
-            f"dataset.mode=official needs scans of at least three slices, but one has {volume.shape[2]}: remove it, or "
-            "set dataset.mode=slice",
-        )
         z = min(max(z, 1), volume.shape[2] - 2)
         slices = volume[:, :, z - 1 : z + 2].transpose(3, 2, 0, 1)  # [channels, 3, size, size]
         everywhere = np.ones(slices.shape[1:], bool)
@@ -218,18 +221,25 @@ class BraTS17:
 
 
 def _scans(folder: Path) -> list[Scan]:
-    """Return the scans of a folder of either layout, sorted; raise ConfigError if a file is absent or duplicated."""
+    """Return the files of all scans in a folder of either layout (see LAYOUTS), sorted by path.
+
+    Raises:
+        ConfigError: There are no scans, a file of a scan is absent, or two scans have the same name.
+    """
     files = [path for path in visible_files(folder) if path.name.endswith((".nii", ".nii.gz"))]
     images = [path for path in files if path.parent == folder / "imagesTr"]
     if images:
         scans = [Scan([image], folder / "labelsTr" / image.name) for image in images]
     else:
         scans = [_brats_scan(path) for path in files if "_seg.nii" in path.name]
-    require(bool(scans), f"dataset.path={folder} has no scans: expected {LAYOUTS}")
+    require(bool(scans), f"dataset.path={folder} has no scans: set it to a folder with {LAYOUTS}")
     masks: dict[str, Path] = {}
     for scan in scans:
         for path in (*scan.images, scan.mask):
-            require(path.is_file(), f"{path} does not exist: each scan needs its modalities and a mask")
+            require(
+                path.is_file(),
+                f"{path} does not exist: each scan needs a mask and its modalities, so add the file or remove the scan",
+            )
         name = scan.mask.name.partition(".nii")[0]
         require(name not in masks, f"{masks.get(name)} and {scan.mask} are two files of one scan: remove one of them")
         masks[name] = scan.mask
@@ -237,6 +247,6 @@ def _scans(folder: Path) -> list[Scan]:
 
 
 def _brats_scan(mask: Path) -> Scan:
-    """Return the files of the scan whose mask is <scan>_seg.nii.gz: those of the four modalities are next to it."""
+    """Return the scan of a mask <scan>_seg.nii.gz; its modalities are the files <scan>_flair.nii.gz and so on."""
     scan, _, ending = mask.name.rpartition("_seg")
     return Scan([mask.with_name(f"{scan}_{name}{ending}") for name in SUFFIXES], mask)

@@ -67,8 +67,8 @@ class Luna16:
         is_valid = len(self._window) == 2 and self._window[0] < self._window[1]
         require(
             is_valid,
-            f"dataset.window={self._window} must be [low, high] with low < high, the Hounsfield units that become -1 "
-            "and 1",
+            f"dataset.window={self._window} is no range: set it to [low, high] with low < high, the Hounsfield units "
+            "that become -1 and 1, or to null for [-1000, 400]",
         )
 
     def load(self) -> Arrays:
@@ -79,12 +79,16 @@ class Luna16:
         """
         require(
             self.path is not None,
-            "dataset=luna16 needs a folder: set dataset.path to the one with candidates.csv and the scans",
+            "dataset=luna16 needs a folder, but dataset.path is null: set dataset.path to the one with candidates.csv "
+            "and the scans",
         )
         folder = Path(str(self.path))
         table = next((folder / name for name in TABLES if (folder / name).is_file()), None)
         if table is None:
-            raise ConfigError(f"dataset.path={folder} must contain {' or '.join(TABLES)}, and neither exists: add one")
+            raise ConfigError(
+                f"dataset.path={folder} must contain {' or '.join(TABLES)}, and neither exists: copy the challenge's "
+                "file there"
+            )
         scans = _scans(folder)
         options = (self._window, self.size, self.balance, self.seed)
         key = (fingerprint(table), [fingerprint(path) for path in scans.values()], options)
@@ -115,7 +119,11 @@ class Luna16:
             rng = np.random.RandomState(self.seed)
             members = [np.flatnonzero(labels == c) for c in (0, 1)]
             count = min(map(len, members))
-            require(count > 0, f"{table}: only candidates of one class have a scan in {table.parent}: add scans")
+            require(
+                count > 0,
+                f"{table}: only candidates of one class have a scan in {table.parent}: add scans, "
+                "or set dataset.balance=false",
+            )
             used = np.sort(np.concatenate([rng.permutation(candidates)[:count] for candidates in members]))
         names, positions, labels = names[used], positions[used], labels[used]
         uids, scan = np.unique(names, return_inverse=True)
@@ -140,7 +148,10 @@ class Luna16:
         """
         z, y, x = volume.voxel(position)
         is_inside = all(0 <= v < n for v, n in zip((z, y, x), volume.values.shape))
-        require(is_inside, f"{uid}: the candidate at {position.tolist()} mm is outside of its scan: correct the table")
+        require(
+            is_inside,
+            f"{uid}: the candidate at {position.tolist()} mm is outside of its scan: correct its row in the table",
+        )
         half, (low, high) = self.size // 2, self._window
         scaled = ((volume.values[z].astype(np.float32) - low) / (high - low) * 2 - 1).clip(-1, 1)
         padded = np.pad(scaled, self.size, constant_values=-1)  # by `size` pixels on each side
@@ -149,7 +160,11 @@ class Luna16:
 
 
 def _scans(folder: Path) -> dict[str, Path]:
-    """Return the .mhd file of each scan below a folder by its name; raise ConfigError if two scans have one name."""
+    """Return the .mhd file of each scan below a folder by its name, that of the file without .mhd.
+
+    Raises:
+        ConfigError: Two files have the same name.
+    """
     scans: dict[str, Path] = {}
     for path in visible_files(folder):
         folders = path.relative_to(folder).parts[:-1]
@@ -179,7 +194,7 @@ def _candidates(table: Path, scans: dict[str, Path]) -> tuple[np.ndarray, np.nda
             f"{table} must have the columns {', '.join(COLUMNS)}, with numbers except for seriesuid ({error}): use the "
             "challenge's file"
         ) from error
-    require(len(rows) > 0, f"{table}: no candidate has a scan <seriesuid>.mhd in {table.parent}: add scans")
+    require(len(rows) > 0, f"{table}: no candidate has a scan <seriesuid>.mhd in {table.parent}: copy scans there")
     require(
         set(labels.tolist()) <= {0, 1},
         f"{table}: class must be 0 (other) or 1 (nodule), but is also {sorted(set(labels.tolist()) - {0, 1})[:3]}: "

@@ -66,7 +66,7 @@ class Tumours:
     anatomy: Literal["generated", "mni152"] = "generated"
 
     def __post_init__(self) -> None:
-        require(self.size >= 16, f"dataset.size={self.size} must be at least 16 pixels")
+        require(self.size >= 16, f"dataset.size={self.size} is too small: set it to at least 16 pixels")
         self._fit = missing_channel(self.lack, MODALITIES, self.lack_clients)
 
     def load(self) -> Arrays:
@@ -116,7 +116,7 @@ class Tumours:
         tumour = sample_tumour(rng, inner, scanner.tumour_size)  # [S, S]
         factor = rng.uniform(CONTRAST, 1)  # 1: the tissue is replaced by tumour
         for kind, value in ((1, CORE), (2, RIM), (3, OEDEMA)):
-            where = tumour == kind
+            where = tumour == kind  # [S, S]
             tissue[:, where] += factor * (value[:, None] - tissue[:, where])
         white_noise = rng.standard_normal((4, self.size, self.size))
         bias = np.stack([smooth(field, self.size / 4) for field in white_noise])  # [4, S, S], of unit deviation
@@ -145,7 +145,12 @@ class Scanner(NamedTuple):
 
 
 def sample_scanner(seed: int, site: int | None) -> Scanner:
-    """Return the random scanner of a hospital; all factors are 1 if site is None (no hospitals)."""
+    """Return the properties of a hospital's scans, drawn at random by seed and hospital.
+
+    Args:
+        seed: Seed of the data set.
+        site: The hospital.  None: there are no hospitals, and all factors are 1.
+    """
     if site is None:
         return Scanner(gain=np.ones(4), gamma=1.0, noise=1.0, tumour_size=1.0)
     rng = np.random.default_rng([seed, 1 << 31, site])  # 1 << 31 differs from all indices of scans
@@ -158,22 +163,32 @@ def sample_scanner(seed: int, site: int | None) -> Scanner:
 
 
 def smooth(field: np.ndarray, sigma: float) -> np.ndarray:
-    """Return a field of white noise [S, S] after a Gaussian filter of sigma pixels, scaled to unit deviation."""
+    """Turn white noise into a smooth random field.
+
+    Args:
+        field: White noise, [S, S].
+        sigma: Width of the Gaussian filter in pixels.
+
+    Returns:
+        The filtered field with standard deviation 1, [S, S].
+    """
     smoothed = gaussian_filter(field, sigma)
     return smoothed / smoothed.std()
 
 
 def coordinates(size: int) -> np.ndarray:
-    """Return the coordinates of the pixels' centres [2, S, S], down and right, from -1 to 1."""
+    """Return the coordinates (down, right) of the centres of S x S pixels, from -1 to 1 over the image.  # [2, S, S]"""
     line = (np.arange(size) + 0.5) / size * 2 - 1
     return np.stack(np.meshgrid(line, line, indexing="ij"))
 
 
-def ellipse(at: np.ndarray, centre: tuple[float, float], axes: tuple[float, float], turn: float = 0.0) -> np.ndarray:
+def ellipse(
+    points: np.ndarray, centre: tuple[float, float], axes: tuple[float, float], turn: float = 0.0
+) -> np.ndarray:
     """Return the distance of each point from the centre of an ellipse, in units of its half axes.
 
     Args:
-        at: Points, down and right, [2, S, S].
+        points: Coordinates (down, right) of the points, [2, S, S].
         centre: The centre, down and right.
         axes: The half axes.
         turn: The angle in radians by which the ellipse is rotated.
@@ -181,7 +196,7 @@ def ellipse(at: np.ndarray, centre: tuple[float, float], axes: tuple[float, floa
     Returns:
         Distances, [S, S], below 1 inside of the ellipse.
     """
-    y, x = at[0] - centre[0], at[1] - centre[1]
+    y, x = points[0] - centre[0], points[1] - centre[1]
     cos, sin = np.cos(turn), np.sin(turn)
     return np.hypot((cos * y + sin * x) / axes[0], (cos * x - sin * y) / axes[1])
 
@@ -196,13 +211,14 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
     Returns:
         Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
     """
-    at = coordinates(size)
+    points = coordinates(size)
     bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
-    at = at + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
+    points = points + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
     tall, wide, turn = rng.uniform(0.82, 0.94), rng.uniform(0.66, 0.78), rng.uniform(-0.2, 0.2)
-    radius = ellipse(at, (0, 0), (tall, wide), turn)
+    radius = ellipse(points, (0, 0), (tall, wide), turn)
     brain = radius < 1
-    angle = np.arctan2(at[0], at[1])
+    # Grey matter ends at 0.93 of the radius and white matter at 0.76, both with folds.
+    angle = np.arctan2(points[0], points[1])
     folds = 0.05 * np.sin(rng.integers(9, 14) * angle + rng.uniform(0, 7))  # 9 to 13 folds of the boundaries
     folds = folds + 0.03 * smooth(rng.standard_normal((size, size)), size / 32)
     grey, white = radius < 0.93 + folds / 2, radius < 0.76 + folds
@@ -210,12 +226,12 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
     fluid = np.zeros_like(brain)
     for side in (-1, 1):
         lean = side * rng.uniform(0.1, 0.35) + turn
-        fluid |= ellipse(at, (-0.02, side * distance), (0.3 * rng.uniform(0.8, 1.2), 0.06 * width), lean) < 1
-    fluid |= (np.abs(at[1]) < 0.02) & (np.abs(at[0]) > 0.45)  # the fissure
+        fluid |= ellipse(points, (-0.02, side * distance), (0.3 * rng.uniform(0.8, 1.2), 0.06 * width), lean) < 1
+    fluid |= (np.abs(points[1]) < 0.02) & (np.abs(points[0]) > 0.45)  # the fissure
     tissue = np.where(grey, GREY[:, None, None], FLUID[:, None, None])
     tissue = np.where(white, WHITE[:, None, None], tissue)
     tissue = np.where(fluid, FLUID[:, None, None], tissue)
-    return add_spots(rng, at, tissue, white & ~fluid) * brain, brain
+    return add_spots(rng, points, tissue, white & ~fluid) * brain, brain
 
 
 def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> tuple[np.ndarray, np.ndarray]:
@@ -231,9 +247,9 @@ def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> t
     Returns:
         Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
     """
-    at = coordinates(size)
+    points = coordinates(size)
     bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
-    y, x = at + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
+    y, x = points + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
     turn, tall, wide = rng.uniform(-0.2, 0.2), rng.uniform(0.92, 1.08), rng.uniform(0.92, 1.08)
     y, x = (np.cos(turn) * y + np.sin(turn) * x) / tall, (np.cos(turn) * x - np.sin(turn) * y) / wide
     x = x * rng.choice((-1, 1))
@@ -243,23 +259,23 @@ def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> t
     values = np.stack([GREY, WHITE, FLUID]) * rng.normal(1, 0.04, (3, 4))  # of this patient  [3, 4]
     tissue = np.tensordot(values.T, share / share.sum(0), 1)  # [4, S, S]
     brain = inside > 0.5
-    return add_spots(rng, at, tissue, brain & (white > 0.7 * white.max())) * brain, brain
+    return add_spots(rng, points, tissue, brain & (white > 0.7 * white.max())) * brain, brain
 
 
-def add_spots(rng: np.random.Generator, at: np.ndarray, tissue: np.ndarray, where: np.ndarray) -> np.ndarray:
+def add_spots(rng: np.random.Generator, points: np.ndarray, tissue: np.ndarray, where: np.ndarray) -> np.ndarray:
     """Return tissue [4, S, S] with small bright spots and vessels at some points of a mask.
 
     Args:
         rng: Random numbers.
-        at: Coordinates of the pixels [2, S, S].
+        points: Coordinates (down, right) of the pixels, [2, S, S].
         tissue: Tissue values [4, S, S].
         where: The mask of pixels that may be centres [S, S].
     """
     rows, columns = np.nonzero(where)
     for value, end in ((SPOT, 6), (VESSEL, 5)):  # up to 5 spots and 4 vessels
         for k in rng.integers(len(rows), size=rng.integers(0, end)):
-            centre = (at[0][rows[k], columns[k]], at[1][rows[k], columns[k]])
-            spot = ellipse(at, centre, tuple(rng.uniform(0.025, 0.07, 2)), rng.uniform(0, 3)) < 1
+            centre = (points[0][rows[k], columns[k]], points[1][rows[k], columns[k]])
+            spot = ellipse(points, centre, tuple(rng.uniform(0.025, 0.07, 2)), rng.uniform(0, 3)) < 1
             tissue = np.where(spot, value[:, None, None], tissue)
     return tissue
 
@@ -273,12 +289,12 @@ def sample_tumour(rng: np.random.Generator, inside: np.ndarray, scale: float) ->
         scale: Factor of the radius, which is log-normal, 5% to 26% of the side.
     """
     size = len(inside)
-    at, (rows, columns) = coordinates(size), np.nonzero(inside)
+    points, (rows, columns) = coordinates(size), np.nonzero(inside)
     k = rng.integers(len(rows))
-    y, x = at[0] - at[0][rows[k], columns[k]], at[1] - at[1][rows[k], columns[k]]
+    y, x = points[0] - points[0][rows[k], columns[k]], points[1] - points[1][rows[k], columns[k]]
     radius = scale * np.clip(rng.lognormal(np.log(0.29), 0.35), 0.1, 0.52)
     angle, outline = np.arctan2(y, x), np.ones_like(x)
-    for order in range(1, 6):
+    for order in range(1, 6):  # a random Fourier series around the centre
         outline = outline + rng.normal(0, 0.28 / order) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
     ragged = 0.08 * smooth(rng.standard_normal((size, size)), size / 32)
     distance = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged  # 1 at the outline

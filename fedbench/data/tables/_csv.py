@@ -41,7 +41,7 @@ class CsvTable:
     def __init__(self, path: Path, source: str, delimiter: str = ","):
         self.path = path
         refuse_foreign(path, source)
-        require(path.is_file(), f"{path} is not a file: set dataset.path to a CSV file")
+        require(path.is_file(), f"{path} does not exist or is a folder: set dataset.path to a CSV file")
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 self.first_line = file.readline()
@@ -50,7 +50,9 @@ class CsvTable:
                 self.header = [name.strip() for name in next(reader, [])]
                 rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} cannot be read as a CSV file in UTF-8 ({error}): save it as one") from error
+            raise ConfigError(
+                f"{path} cannot be read as a CSV file in UTF-8 ({error}): save it in this form"
+            ) from error
         rows = [(line, row) for line, row in rows if any(row)]
         require(bool(rows), f"{path} has no rows below the line of column names: add one row for each sample")
         duplicate = next((name for name in self.header if self.header.count(name) > 1), None)
@@ -58,7 +60,10 @@ class CsvTable:
         for line, row in rows:
             if len(row) != len(self.header):
                 advice = self._delimiter_advice() or "quote cells that contain the delimiter"
-                raise ConfigError(f"{path}, line {line}: {len(row)} cells for {len(self.header)} columns ({advice})")
+                raise ConfigError(
+                    f"{path}, line {line} has {len(row)} cells, but the first line names {len(self.header)} columns: "
+                    f"{advice}"
+                )
         self.lines = [line for line, _ in rows]
         self.columns = {name: [row[i] for _, row in rows] for i, name in enumerate(self.header)}
 
@@ -66,21 +71,29 @@ class CsvTable:
         return len(self.lines)
 
     def require_columns(self, names: Sequence[str], advice: str) -> None:
-        """Raise ConfigError if one of the columns does not exist; advice says in the message what the user can do."""
+        """Check that columns exist.
+
+        Args:
+            names: The names of the columns.
+            advice: What the user can do if one does not exist, for the message, as in "correct dataset.ignore".
+
+        Raises:
+            ConfigError: A column does not exist.
+        """
         absent = [name for name in names if name not in self.columns]
         require(
             not absent,
-            f"{self.path} has no column {' or '.join(absent)}; its columns are {listed(self.header)} "
-            f"({self._delimiter_advice() or advice})",
+            f"{self.path} has no column {' or '.join(absent)}; its columns are {listed(self.header)}: "
+            f"{self._delimiter_advice() or advice}",
         )
 
     def _delimiter_advice(self) -> str:
-        """Return the advice to set another delimiter, if it divides the first line into more cells, else ""."""
+        """Return advice for a message: the delimiter that gives more cells in the first line, or "" if none does."""
         counts = {mark: len(next(csv.reader([self.first_line], delimiter=mark), [])) for mark in DELIMITERS}
         best = max(DELIMITERS, key=counts.__getitem__)
         if counts[best] <= len(self.header):
             return ""
-        return f'cells are separated by {best!r}: "dataset.delimiter={best!r}"'
+        return f'set "dataset.delimiter={best!r}", which separates its cells'
 
 
 class Column:
@@ -111,25 +124,25 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether most values are numbers, or the column has no values."""
+        """Whether more than half of the values are numbers.  True for a column without values."""
         return len(self.texts) * 2 < max(1, len(self.present))
 
     def first_text(self) -> str:
-        """Return the first value that is not a number and its line as text, for messages: "line 4, 'high'"."""
+        """Return the first value that is not a number as text for messages, with its line: "line 4, 'high'"."""
         return _located(*self.texts[0])
 
     def require_values(self) -> list[str]:
-        """Return all cells [n]; raise ConfigError if one has no value."""
+        """Return all cells [n] as text; raise ConfigError if one of them counts as a missing value."""
         for line, cell, value in zip(self.lines, self.cells, self.values, strict=True):
             require(
                 value is not None,
-                f"{self.path}, line {line}: {self.name} is {cell!r}, expected a value: complete the cell or remove "
+                f"{self.path}, line {line}: {self.name} is {cell!r}, expected a value: fill the cell or remove "
                 "the line",
             )
         return self.cells
 
     def categories(self) -> list[str]:
-        """Return the sorted distinct values; raise ConfigError if a number has two spellings."""
+        """Return the sorted distinct values; raise ConfigError if a number has two spellings, such as 1 and 1.0."""
         check_spelling(self.present, f"{self.path}: column {self.name}")
         return ordered(self.present)
 
@@ -144,7 +157,11 @@ class Column:
         return np.array([np.nan if value is None else index.get(value, other) for value in self.values])
 
     def numbers(self) -> np.ndarray:
-        """Return the numbers [n] float64, NaN for cells without a value; raise ConfigError if there is text."""
+        """Return the numbers in the column, NaN for cells without a value.  # [n] float64
+
+        Raises:
+            ConfigError: A value is text, or has the decimal mark that dataset.decimal does not name.
+        """
         if self.texts:
             self.refuse_other_decimals()
             shown = "; ".join(_located(*text) for text in self.texts[:SHOWN]) + ("; ..." * (len(self.texts) > SHOWN))
@@ -169,7 +186,7 @@ class Column:
             )
 
     def _not_numbers(self, decimal: Decimal) -> list[tuple[int, str]]:
-        """Return line number and cell of each value that is not a number with this decimal mark."""
+        """Return (line number, cell) of each value that is not a number if "point" or "comma" is the decimal mark."""
         pairs = zip(self.lines, self.values, strict=True)
         return [(line, value) for line, value in pairs if value is not None and number_in(value, decimal) is None]
 
@@ -179,7 +196,14 @@ def _located(line: int, cell: str) -> str:
 
 
 def number_in(cell: str, decimal: Decimal = "point") -> float | None:
-    """Return the finite number in a cell, or None if it is no number; ``inf``, ``nan`` and ``1_000`` are none."""
+    """Return the number in a cell of text, or None if the cell is no finite number.
+
+    Spellings that only Python knows, such as ``inf``, ``nan`` and ``1_000``, are no numbers.
+
+    Args:
+        cell: The text.
+        decimal: The decimal mark; the other mark separates nothing, so that a cell with it is no number.
+    """
     if decimal == "comma":
         cell = cell.translate(SWAP_MARKS)
     value = float(cell) if NUMBER.fullmatch(cell) else math.inf
@@ -187,7 +211,7 @@ def number_in(cell: str, decimal: Decimal = "point") -> float | None:
 
 
 def ordered(cells: Collection[str]) -> list[str]:
-    """Return the distinct cells, sorted by value if all are numbers, else as text."""
+    """Return the distinct cells, sorted by their value if all are numbers, else alphabetically."""
     distinct = sorted(set(cells))
     numbers = [number_in(cell) for cell in distinct]
     if any(number is None for number in numbers):
@@ -206,5 +230,5 @@ def split_codes(cells: Sequence[str], where: str) -> np.ndarray:
         ConfigError: A cell has another value.
     """
     unknown = next((cell for cell in cells if cell.lower() not in PARTS), None)
-    require(unknown is None, f"{where} is {unknown}, expected train, val or test: correct the cell")
+    require(unknown is None, f"{where} is {unknown!r}, expected train, val or test: correct the cell")
     return np.array([PARTS[cell.lower()] for cell in cells], np.int8)

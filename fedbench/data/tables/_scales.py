@@ -38,9 +38,18 @@ def deviation_ranges(arrays: Arrays, split: Split) -> dict[str, tuple[float, flo
 
 
 def _subset(arrays: Arrays, split: Split, name: str) -> np.ndarray:
-    """Return every k-th training sample of the input called name, where k limits the result to MAX_VALUES values."""
+    """Return evenly chosen training samples of one input, few enough to have at most MAX_VALUES numbers.
+
+    Args:
+        arrays: The data set.
+        split: The samples of each client.
+        name: The name of the input.
+
+    Returns:
+        The samples, [m, ...].
+    """
     values, samples = arrays.parts()[name], split.train.indices
-    stride = max(1, -(-len(samples) * math.prod(values.shape[1:]) // MAX_VALUES))
+    stride = max(1, math.ceil(len(samples) * math.prod(values.shape[1:]) / MAX_VALUES))  # every stride-th sample
     samples = samples[::stride]
     if arrays.shared is not None and name in arrays.shared:
         samples = arrays.shared[name][samples]

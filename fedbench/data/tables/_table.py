@@ -92,12 +92,12 @@ class TableFit:
 
     @property
     def _numeric(self) -> np.ndarray:
-        """The indices of the numeric columns."""
+        """The indices of the numeric columns, which have 0 categories."""
         return np.flatnonzero(np.array(self.categories, np.int64) == 0)
 
     @property
     def _categorical(self) -> np.ndarray:
-        """The indices of the categorical columns."""
+        """The indices of the categorical columns, which have at least one category."""
         return np.flatnonzero(np.array(self.categories, np.int64))
 
     def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:
@@ -168,11 +168,12 @@ class TableFit:
         return np.asarray(local.transform(raw[samples]))
 
     def _listed(self, raw: np.ndarray) -> np.ndarray:
-        """Return raw columns [n, columns] with NaN for categories that are not listed.
+        """Return raw columns [n, columns] with NaN for indices of categories that are not listed (see ``categories``).
 
         They thus do not count as the most frequent category, which fills missing values.
         """
-        return np.where(raw < np.where(self.categories, self.categories, np.inf), raw, np.nan)
+        limits = np.where(self.categories, self.categories, np.inf)  # numeric columns have no limit
+        return np.where(raw < limits, raw, np.nan)
 
 
 def warn_of_row_numbers(values: np.ndarray, where: str, remedy: str) -> None:

@@ -17,7 +17,7 @@ class BreastCancer:
     """The breast cancer data: inputs [569, 30] float32, standardized; targets 0 (malignant) or 1 (benign)."""
 
     def load(self) -> Arrays:
-        """Return the data in scikit-learn's file, with standardized features."""
+        """Return 569 patients with 30 standardized features, read from a file in the package scikit-learn."""
         table = bundled_csv("breast_cancer.csv", (569, 31), skip=1)  # [n, 31], features then label
         raw = table[:, :-1]
         features = (raw - raw.mean(0)) / raw.std(0)  # [n, 30]

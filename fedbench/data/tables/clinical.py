@@ -42,14 +42,17 @@ class Clinical:
     seed: Seed = 0
 
     def __post_init__(self) -> None:
-        require(self.positive < self.n, f"dataset.positive={self.positive} must be less than dataset.n={self.n}")
+        require(
+            self.positive < self.n, f"dataset.positive={self.positive} must be less than dataset.n={self.n}: lower it"
+        )
         require(
             self.features >= INFORMATIVE,
-            f"dataset.features={self.features} must be at least {INFORMATIVE}, the number of informative features",
+            f"dataset.features={self.features} must be at least {INFORMATIVE}, the number of informative features: "
+            "raise it",
         )
 
     def load(self) -> Arrays:
-        """Return the generated table with missing cells, and a `fit` that fills and scales it."""
+        """Return the generated table, in which 2% of the cells are missing; its ``fit`` fills and scales them."""
         from sklearn.datasets import make_classification  # slow to import
 
         negative = self.n - self.positive

@@ -30,7 +30,7 @@ class Diabetes442:
     scale_fit: ScaleFit = "train"
 
     def load(self) -> Arrays:
-        """Return the data in scikit-learn's two files, with a `fit` that standardizes the features."""
+        """Return 442 patients, read from two files in the package scikit-learn; ``fit`` standardizes their features."""
         raw = bundled_csv("diabetes_data_raw.csv.gz", (442, 10), delimiter=None)  # [n, 10]
         return Arrays(
             inputs=raw,

@@ -68,21 +68,23 @@ class TableCsv:
         self.delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
         require(
             len(self.delimiter) == 1,
-            f"dataset.delimiter must be one character, or \\t for a tab, got {self.delimiter!r}",
+            f"dataset.delimiter={self.delimiter!r} must be one character, or \\t for a tab: correct it",
         )
         self.roles = {**ROLES, **(self.columns or {})}
         unknown = sorted(set(self.roles) - set(ROLES))
         require(
             not unknown,
-            f"dataset.columns has the keys {', '.join(unknown)}, but must have only {', '.join(ROLES)}: remove them",
+            f"dataset.columns has the keys {', '.join(unknown)}, but only {', '.join(ROLES)} are allowed: remove "
+            "the others",
         )
         require(
             self.roles["label"] is not None,
-            "dataset.columns.label is null, but must be the name of the column of the labels",
+            "dataset.columns.label is null, but a label is needed: set it to the name of the column of the labels",
         )
         require(
             self.target == "class" or self.classes is None,
-            f"dataset.classes={self.classes} must be null with dataset.target=number, a regression without classes",
+            f"dataset.classes={self.classes} must be null with dataset.target=number, a regression without classes: "
+            "set it to null, or dataset.target=class",
         )
         require_distinct(map(str, self.classes or ()), "dataset.classes")
         self._missing = {cell.lower() for cell in (MISSING if self.missing is None else self.missing)}
@@ -93,7 +95,9 @@ class TableCsv:
         Raises:
             ConfigError: The file cannot be read, or does not fit the options.
         """
-        require(self.path is not None, "dataset=table_csv needs a file: set dataset.path to a CSV file")
+        require(
+            self.path is not None, "dataset=table_csv needs a file, but dataset.path is null: set dataset.path to one"
+        )
         table = CsvTable(Path(str(self.path)), "dataset=table_csv", self.delimiter)
         table.require_columns([name for name in self.roles.values() if name], "set their names in dataset.columns")
         table.require_columns(self.ignore or [], "correct dataset.ignore")
@@ -120,7 +124,7 @@ class TableCsv:
             ).check()
 
     def _column(self, table: CsvTable, role: str) -> Column | None:
-        """Return the column of a role; None if dataset.columns assigns none."""
+        """Return the column of a role (label, client, patient or split); None if dataset.columns has none for it."""
         name = self.roles[role]
         return None if name is None else Column(table, name, self._missing, self.decimal)
 
@@ -133,10 +137,12 @@ class TableCsv:
         """
         names = [name for name in table.header if name not in (*self.roles.values(), *(self.ignore or ()))]
         unused = [name for name in self.categorical or () if name not in names]
-        require(not unused, f"dataset.categorical names {', '.join(unused)}, which are not features: remove them")
+        require(
+            not unused, f"dataset.categorical names {', '.join(unused)}, which are not features: remove them from it"
+        )
         require(
             bool(names),
-            f"{table.path} has no feature columns, only those in dataset.columns and dataset.ignore: add one",
+            f"{table.path} has no feature columns, only those in dataset.columns and dataset.ignore: add a column",
         )
         raw, counts = [], []
         for name in names:
@@ -158,7 +164,12 @@ class TableCsv:
         return np.stack(raw, axis=1), counts
 
     def _categories(self, column: Column) -> list[str] | None:
-        """Return the categories of a column, as listed in dataset.categorical or sorted; None if it is numeric."""
+        """Return the categories of a feature column, in the order of their indices.
+
+        Returns:
+            The values that dataset.categorical lists for the column, or else its distinct values, sorted.  None: the
+            column is numeric.
+        """
         if self.categorical is None:
             return None if column.is_numeric else self._detected_categories(column)
         if column.name not in self.categorical:
@@ -221,7 +232,7 @@ class TableCsv:
                 "a regression, or list the classes in dataset.classes",
             )
         unknown = sorted(set(cells) - set(names))
-        require(not unknown, f"{where} has labels that are not in dataset.classes: {listed(unknown)}; add them")
+        require(not unknown, f"{where} has labels that are not in dataset.classes: {listed(unknown)}; add them to it")
         return names, positions(cells, names)
 
     def _codes(self, table: CsvTable, role: str) -> tuple[list[str] | None, np.ndarray | None]:

@@ -37,6 +37,7 @@ def split_plays(text: str, name: str) -> dict[str, Speeches]:
         By title, the lines of each role.
     """
     lines = _clean(text).splitlines()
+    # The layout is the one in which more lines begin a speech.
     headed = sum(HEADING.fullmatch(line) is not None and bool(below.strip()) for line, below in pairwise(lines))
     if sum(INDENTED.match(line) is not None for line in lines) > headed:
         return {title: _indented_speeches(part) for title, part in _plays_below_titles(lines).items()}
@@ -44,7 +45,7 @@ def split_plays(text: str, name: str) -> dict[str, Speeches]:
 
 
 def join_lines(lines: list[str]) -> str:
-    """Return the lines of a role as one text with single spaces."""
+    """Return the lines that a role speaks as one text, in which several spaces are merged to one."""
     return re.sub(r"  +", " ", " ".join(lines)).strip()
 
 
@@ -76,7 +77,11 @@ def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
 
 
 def _indented_speeches(lines: list[str]) -> Speeches:
-    """Return the lines of each role of a play in the indented layout (see the module)."""
+    """Return the lines that each role of a play speaks, by the name of the role.
+
+    A speech begins with "  NAME. words", and the lines below it are indented.  If more lines begin with "NAME. words"
+    without indentation, the whole play is flush left.
+    """
     flush_lines = [line for line in lines if FLUSH.match(line) and not ACT.match(line)]
     is_flush = len(flush_lines) > sum(INDENTED.match(line) is not None for line in lines)
     begins, indent = (FLUSH, "") if is_flush else (INDENTED, "    ")
@@ -115,7 +120,10 @@ def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
 
 
 def _headed_speeches(lines: list[str]) -> Speeches:
-    """Return the lines of each role of a play in the headed layout (see the module)."""
+    """Return the lines that each role of a play speaks, by the name of the role.
+
+    A speech is a block of lines between blank lines, and its first line is the name of the role.
+    """
     speeches, speaker = defaultdict[str, list[str]](list), None
     has_begun = False  # roles are listed before the first act
     for block in re.split(r"\n\s*\n", DIRECTION.sub("", "\n".join(lines))):

@@ -43,7 +43,8 @@ class Windows(NamedTuple):
 
 
 def encode(text: str) -> np.ndarray:
-    """Return the index in ALPHABET of each character; other characters become spaces.  # [len(text)] int64"""
+    """Return the index in ALPHABET of each character of a text, that of a space for others.  # [len(text)] int64"""
+    # Code points of the characters, with which _INDICES is indexed.
     points = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
     return _INDICES[np.minimum(points, 127)]  # 127 is not in ALPHABET
 
@@ -61,7 +62,7 @@ def select_windows(count: int, length: int, stride: int, test: float) -> tuple[n
         The first character of each selected window [n] int64, and its part, TRAIN or TEST [n] int8.
     """
     start = np.arange(0, count, stride)
-    num_train = int((1 - test) * count + 1e-9)  # as in partition/base.py: 0.9 * 10 is 9 in spite of rounding
+    num_train = int((1 - test) * count + 1e-9)  # 1e-9: rounding errors must not turn 9 = 0.9 * 10 into 8
     start = start[(start < num_train) | (start >= num_train + length - 1)]
     return start, np.where(start < num_train, TRAIN, TEST).astype(np.int8)
 

@@ -32,11 +32,11 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
         ConfigError: The file does not exist or lacks a special token, or tokenizers is not installed.
     """
     vocab = read_vocab(vocab_file)
-    require(length >= 2, f"dataset.tokens={length} must be at least 2, for {FIRST} and {LAST}")
+    require(length >= 2, f"dataset.tokens={length} must be at least 2, for {FIRST} and {LAST}: raise it")
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     except ImportError as error:
-        raise ConfigError("dataset.vocab needs tokenizers: pip install tokenizers") from error
+        raise ConfigError("dataset.vocab needs the package tokenizers: run pip install tokenizers") from error
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -67,6 +67,6 @@ def read_vocab(vocab_file: str | Path) -> dict[str, int]:
     require(
         vocab[PAD] == 0,
         f"{path} has {PAD} in line {vocab[PAD] + 1}, but it must be in the first one, because padding has the index 0: "
-        "use the original file",
+        "use the original vocab.txt",
     )
     return vocab

@@ -72,12 +72,16 @@ class Shakespeare:
         require(
             bool(used),
             f"{SOURCE}: no speaker in {path} has dataset.min_samples={self.min_samples:,} windows of {self.length} "
-            "characters: lower it",
+            "characters: lower dataset.min_samples",
         )
         return speaker_arrays(used, SOURCE)
 
     def _roles(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
-        """Yield the number of windows at stride 1, and the selected windows, of each role of plays in text files."""
+        """Yield (number of windows at stride 1, selected windows) for each role of each play.
+
+        Args:
+            files: Text files of plays.
+        """
         for file in files:
             content = file.read_bytes()
             try:
@@ -92,7 +96,11 @@ class Shakespeare:
                     yield len(speech) - self.length, windows
 
     def _unsplit_users(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
-        """Yield the number of windows at stride 1, and the selected windows, of each user in LEAF's unsplit files."""
+        """Yield (number of windows at stride 1, selected windows) for each user of LEAF.
+
+        Args:
+            files: LEAF's JSON files without a split into training and test.
+        """
         for user, data in _users(files):
             text, target = self._read(user, data)
             start, split = select_windows(len(target), text.shape[1], self.stride, self.test)
@@ -137,7 +145,7 @@ class Shakespeare:
         require(
             all(size >= self.length for size in lengths) and len(lengths) <= 1 and all(len(y) == 1 for y in data["y"]),
             f"{SOURCE}: {user} has x of {', '.join(map(str, sorted(lengths)))} characters, expected one length of at "
-            f"least dataset.length={self.length} (LEAF's have 80), and y of 1",
+            f"least dataset.length={self.length} (LEAF's have 80), and y of 1: lower dataset.length or replace it",
         )
         text = encode("".join(data["x"])).reshape(len(data["x"]), -1)[:, -self.length :]
         return text, encode("".join(data["y"]))
@@ -158,19 +166,27 @@ def _find_files(path: Path) -> dict[str, list[Path]]:
         if files := sorted(folder.glob("[!.]*.json")):
             return {"json": files}
     files = sorted(path.glob("[!.]*.txt"))
-    require(bool(files), f"dataset.path={path} has no texts: expected {EXPECTED}")
+    require(bool(files), f"dataset.path={path} has no texts: set it to {EXPECTED}")
     return {"txt": files}
 
 
 def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each user with samples in LEAF's files, and its dict with lists x and y."""
+    """Yield (name, samples) for each user with samples in LEAF's JSON files.
+
+    Samples are a dict of lists of the same length: windows "x" and next characters "y".
+
+    Raises:
+        ConfigError: A file has another format.
+    """
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             for user in content["users"]:
                 data = content["user_data"][user]
                 if len(data["x"]) != len(data["y"]):
-                    raise ValueError(f"{user} has {len(data['x']):,} x and {len(data['y']):,} y")
+                    raise ValueError(
+                        f"{user} has {len(data['x']):,} x and {len(data['y']):,} y, but needs one y for each x"
+                    )
                 if data["y"]:
                     yield user, data
         except (ValueError, KeyError, TypeError) as error:

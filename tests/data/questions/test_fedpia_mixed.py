@@ -141,8 +141,8 @@ def test_a_run(folders: Path, tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"labelled": {}}, r"dataset\.labelled is empty, but must name at least one data set"),
-        ({"labelled": {"slake": None}}, r"dataset\.labelled and dataset\.sets name slake"),
-        ({"labelled": {"open_i": 1}}, r"dataset\.labelled must be null \(all pairs\) or at least 2 for open_i"),
+        ({"labelled": {"slake": None}}, r"dataset\.labelled and dataset\.sets both name slake"),
+        ({"labelled": {"open_i": 1}}, r"dataset\.labelled has fewer than 2 pairs for open_i"),
         ({"paths": {"mimic": "x"}}, r"dataset\.paths names mimic, but .*: slake, open_i"),
     ],
 )
@@ -152,5 +152,5 @@ def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> No
 
 
 def test_what_is_missing(folders: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere: MedViLL's pairs does not exist there; it is available at github"):
+    with pytest.raises(ConfigError, match="nowhere: MedViLL's pairs does not exist there; download it from github"):
         load(folders, paths={"mimic_cxr": "nowhere"})

@@ -146,7 +146,7 @@ def test_a_run(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere: OmniMedVQA does not exist there; it is available at huggingface"):
+    with pytest.raises(ConfigError, match=r"nowhere: OmniMedVQA does not exist there; download it from huggingface"):
         load(folder / "nowhere")
     with pytest.raises(ConfigError, match=r"assign nothing to endoscopy of dataset\.clients"):
         load(folder, ["ct", "endoscopy"])

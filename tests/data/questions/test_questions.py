@@ -146,5 +146,7 @@ def test_mixed_hospitals_are_those_of_either_kind() -> None:
         np.testing.assert_array_equal(hot[:, :-1], told.targets[told.domain == site])
         pictures = made.parts()["image"][made.shared["image"][mine]]
         np.testing.assert_array_equal(pictures, told.parts()["image"][told.domain == site])
-    with pytest.raises(ConfigError, match=r"dataset\.kind=mixed needs dataset\.sites >= 4"):
+    with pytest.raises(
+        ConfigError, match=r"dataset\.sites=3 is too small for dataset\.kind=mixed: set it to at least 4"
+    ):
         SyntheticMedVQA("mixed", 3)

@@ -112,7 +112,7 @@ def test_patches_are_cut_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     for change, words in (
         ({"path": None}, r"set dataset\.path to"),
-        ({"path": str(tmp_path / "none")}, r"none has no scans: expected imagesTr and labelsTr"),
+        ({"path": str(tmp_path / "none")}, r"none has no scans: set it to a folder with imagesTr and labelsTr"),
         ({"size": 39}, r"dataset\.size=39 must be at most"),
         ({"mode": "official", "lack": "t1"}, r"dataset\.lack=t1 needs modalities"),
     ):
@@ -244,7 +244,7 @@ def test_a_header_of_too_many_voxels_is_refused(folder: Path, ending: str) -> No
     path.unlink()
     path.with_name(f"BRATS_000{ending}").write_bytes(gzip.compress(held) if ending == ".nii.gz" else held)
     (folder / "labelsTr" / "BRATS_000.nii.gz").rename(folder / "labelsTr" / f"BRATS_000{ending}")
-    with pytest.raises(ConfigError, match=r"its header claims 140,724,603,847,004 bytes, but the file has"):
+    with pytest.raises(ConfigError, match=r"its header announces 140,724,603,847,004 bytes, but the file has only"):
         data(folder).load()
 
 

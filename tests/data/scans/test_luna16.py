@@ -49,8 +49,8 @@ def test_a_metaimage(tmp_path: Path, packed: bool) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"DimSize": "4 3 9"}, "imply 216 bytes, and v.raw has 48"),
-        ({"DimSize": "32767 32767 32767"}, r"imply 70,362,301,923,326 bytes, and v.raw has 48"),
+        ({"DimSize": "4 3 9"}, "imply 216 bytes, but v.raw has 48"),
+        ({"DimSize": "32767 32767 32767"}, r"imply 70,362,301,923,326 bytes, but v.raw has 48"),
         ({"DimSize": "4 -3 -2"}, "DimSize must be three numbers"),
         ({"DimSize": "24"}, "DimSize must be three numbers"),
         ({"ElementSpacing": "1 0 1"}, "ElementSpacing must be three numbers > 0"),
@@ -171,5 +171,5 @@ def test_eight_bits_are_a_mask(tmp_path: Path) -> None:
 def test_a_packed_scan_is_not_unpacked_beyond_its_size(tmp_path: Path) -> None:
     path = written(tmp_path / "v.mhd", np.zeros((2, 3, 4)), packed=True)
     path.with_suffix(".raw").write_bytes(zlib.compress(bytes(10_000_000)))
-    with pytest.raises(ConfigError, match=r"v\.raw has another number after unpacking"):
+    with pytest.raises(ConfigError, match=r"v\.raw does not unpack to that size"):
         read_mhd(path)

@@ -107,7 +107,7 @@ def test_more_clients_than_there_are_cannot_lack_it() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lack": "t3"}, "must be null or one of the modalities flair, t1, t1c, t2"),
+        ({"lack": "t3"}, "is no modality: set it to flair, t1, t1c, t2, or null"),
         ({"size": 8}, "at least 16"),
     ],
 )

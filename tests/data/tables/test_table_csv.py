@@ -97,7 +97,7 @@ def test_numbers_can_be_targets(tmp_path: Path) -> None:
     ("text", "options", "said"),
     [
         ("a,label\n", {}, "has no rows"),
-        ("a,label\n1,x\n2\n", {}, "line 3: 1 cells for 2 columns"),
+        ("a,label\n1,x\n2\n", {}, "line 3 has 1 cells, but the first line names 2 columns"),
         ("a,a,label\n1,2,x\n", {}, "two columns called 'a'"),
         ("a,class\n1,x\n", {}, "has no column label; its columns are a, class"),
         ("a,label\n1,x\n2,\n", {}, "line 3: label is ''"),
@@ -108,7 +108,7 @@ def test_numbers_can_be_targets(tmp_path: Path) -> None:
         ("a,label\n1,x\n2,y\n", {"classes": ["x"]}, "labels that are not in dataset.classes: y"),
         ("a,label\n1,x\n2,y\n", {"columns": {"hospital": "a"}}, "dataset.columns has the keys"),
         ("a,label\n1,x\n2,y\n", {"delimiter": ", "}, "one character"),
-        ("a,label,s\n1,x,train\n2,y,dev\n", {"columns": {"split": "s"}}, "s is dev, expected train, val or test"),
+        ("a,label,s\n1,x,train\n2,y,dev\n", {"columns": {"split": "s"}}, "s is 'dev', expected train, val or test"),
         ("a,label\n1,x\n2,x\n", {}, "1 class"),
         ("a,label\n" + "".join(f"{k}x,y\n" for k in range(30)), {}, "30 distinct texts in 30 rows"),
         ("a,label\n" + "".join(f"1,{k}.5\n" for k in range(90)), {}, "set dataset.target=number for a regression"),
@@ -183,10 +183,12 @@ def test_another_delimiter_is_recognized(tmp_path: Path, mark: str, written: str
     text = PATIENTS.replace(", ", mark)
     with pytest.raises(ConfigError) as refusal:
         patients(tmp_path, text)
-    assert f"cells are separated by '{written}': \"dataset.delimiter='{written}'\"" in str(refusal.value)
+    assert f"set \"dataset.delimiter='{written}'\", which separates its cells" in str(refusal.value)
     one = patients(tmp_path, text, delimiter=written)
     assert one.digest == patients(tmp_path, text, delimiter=mark).digest == patients(tmp_path).digest
-    with pytest.raises(ConfigError, match="line 2: 2 cells for 1 columns \\(cells are separated by"):
+    with pytest.raises(
+        ConfigError, match=r"line 2 has 2 cells, but the first line names 1 columns: set .dataset.delimiter"
+    ):
         patients(tmp_path, text.replace("30", "30,5"), ignore=[])
 
 
@@ -197,7 +199,7 @@ def test_rows_without_any_cell_are_none(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set dataset\.path to"):
         TableCsv().load()
-    with pytest.raises(ConfigError, match="is not a file"):
+    with pytest.raises(ConfigError, match="does not exist or is a folder"):
         TableCsv(str(tmp_path / "none.csv")).load()
 
 

@@ -332,7 +332,7 @@ def test_other_json_files_are_refused(tmp_path: Path, users: Any, other: dict[st
 def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist: set it to LEAF's JSON files"):
         Shakespeare(str(tmp_path / "nowhere")).load()
-    with pytest.raises(ConfigError, match="has no texts: expected LEAF's JSON files"):
+    with pytest.raises(ConfigError, match="has no texts: set it to LEAF's JSON files"):
         Shakespeare(str(tmp_path)).load()
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ConfigError, match=r"broken.json is not one of LEAF's files"):

@@ -106,7 +106,7 @@ def test_what_is_refused(tmp_path: Path, pieces: list[str] | None, words: str) -
 
 def test_without_the_library_there_is_one_sentence(vocab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r"dataset\.vocab needs tokenizers: pip install tokenizers"):
+    with pytest.raises(ConfigError, match=r"dataset\.vocab needs the package tokenizers: run pip install tokenizers"):
         tokenize(["a"], vocab, 4)
 
 

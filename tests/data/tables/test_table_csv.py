@@ -109,7 +109,7 @@ def test_numbers_can_be_targets(tmp_path: Path) -> None:
         ("a,label\n1,x\n2,y\n", {"columns": {"hospital": "a"}}, "dataset.columns has the keys"),
         ("a,label\n1,x\n2,y\n", {"delimiter": ", "}, "one character"),
         ("a,label,s\n1,x,train\n2,y,dev\n", {"columns": {"split": "s"}}, "s is 'dev', expected train, val or test"),
-        ("a,label\n1,x\n2,x\n", {}, "1 class"),
+        ("a,label\n1,x\n2,x\n", {}, "num_classes=1"),
         ("a,label\n" + "".join(f"{k}x,y\n" for k in range(30)), {}, "30 distinct texts in 30 rows"),
         ("a,label\n" + "".join(f"1,{k}.5\n" for k in range(90)), {}, "set dataset.target=number for a regression"),
     ],

@@ -183,6 +183,7 @@ def _check_sizes(path: Path) -> None:
                 name = info.filename.removesuffix(".npy")
                 raise ValueError(
                     f"the header of the array {name} announces {claimed:,} bytes, but the file contains {actual:,}"
+                    "; write it again"
                 )
 
 
@@ -312,6 +313,7 @@ def cached_array(
             if free < size:
                 raise OSError(f"only {free / 1e9:.1f} GB are free")
             with open(partial, "wb") as file:
+                # a .npy file is a header, followed by the bytes of the array ("|u1": uint8)
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 for row in rows():
@@ -332,7 +334,10 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """
     array = np.load(path, mmap_mode="c", allow_pickle=False)  # c: changes stay in memory
     if array.shape != shape or array.dtype != np.uint8:
-        raise ValueError(f"it has dtype {array.dtype} and shape {array.shape}, but uint8 and {shape} are expected")
+        raise ValueError(
+            f"the array has dtype {array.dtype} and shape {array.shape}, but uint8 and {shape} are expected; "
+            "delete the file, which is then made again"
+        )
     return array
 
 

@@ -108,7 +108,9 @@ def check_memo(content: bytes) -> None:
     """
     for opcode, value, _ in pickletools.genops(content):
         if opcode.name in MEMO and isinstance(value, int) and value > len(content):
-            raise ValueError(f"the pickle has {len(content)} bytes and a memo index of {value}, which must be smaller")
+            raise ValueError(
+                f"the pickle has a memo index of {value}, but only {len(content)} bytes, so that it is damaged"
+            )
 
 
 def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> Any:
@@ -183,6 +185,9 @@ class _Builder:
     def build(self, value: Any) -> Any:
         """Return a value in which arrays and numbers replace the recorded calls.
 
+        Args:
+            value: What `_Recorder` read: plain values, lists and dicts that may contain recorded calls (`_Call`).
+
         Raises:
             NotPlainError: A call builds neither an array nor a number.
         """
@@ -202,10 +207,12 @@ class _Builder:
         return value
 
     def _count(self, size: int) -> None:
-        """Subtract entries or bytes that are about to be built from the limit; raise ValueError if it is exceeded."""
+        """Subtract `size` entries or bytes, which are about to be built, from the limit; raise ValueError below 0."""
         self.left -= size
         if self.left < 0:
-            raise ValueError("the pickle repeats its lists too often: its content would be much larger than the file")
+            raise ValueError(
+                "the pickle repeats its lists too often, so that its content would be much larger than the file"
+            )
 
     def _call(self, call: _Call) -> Any:
         """Return the value that a recorded call of NumPy or codecs builds.
@@ -280,16 +287,22 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _code(dtype: Any) -> str:
-    """Return NumPy's code of a recorded dtype, such as "f8" for float64; raise NotPlainError for any other value."""
+    """Return the type code in a pickle's record of a dtype, such as "f8"; raise NotPlainError for another value."""
     if not (isinstance(dtype, _Call) and dtype.name == DTYPE and dtype.args and isinstance(dtype.args[0], str)):
         raise NotPlainError("an array without a dtype")
     return dtype.args[0].removeprefix("|")
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of numbers or text that a recorded dtype stands for; raise NotPlainError for another.
+    """Return the dtype of numbers or text that a pickle describes.
 
     Only its code and byte order are used, so that it can hide neither fields nor objects.
+
+    Args:
+        dtype: The recorded call of numpy.dtype in the pickle.
+
+    Raises:
+        NotPlainError: It is no such call, or a dtype of other values.
     """
     code, state = _code(dtype), dtype.state  # NumPy's state is (version, byte order, ...)
     order = state[1] if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "=") else "|"
@@ -300,7 +313,7 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
-    """Return the bytes that a pickle of protocol 2 stores as latin1 text; raise NotPlainError for another encoding."""
+    """Return bytes that a pickle (of protocol 2) stores as latin1 text; raise NotPlainError for another encoding."""
     if not (isinstance(text, str) and encoding == "latin1"):
         raise NotPlainError(f"_codecs.encode to {encoding}")
     return text.encode("latin1")

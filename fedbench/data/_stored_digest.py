@@ -34,7 +34,7 @@ def load(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]) 
     Returns:
         The data set, make().
     """
-    listing = _listing(dataset, data_dir)
+    listing = _listing(dataset, data_dir)  # a hash of the files' names, sizes and times
     arrays = make()
     # a file that was written meanwhile, such as a download, is included the next time
     if arrays.nbytes >= MIN_BYTES and listing is not None and listing == _listing(dataset, data_dir):

@@ -112,7 +112,7 @@ class Arrays:
         return self._task().labels(self.targets, self.num_classes)
 
     def _task(self) -> "Task":
-        """Return an object of the class that ``self.task`` names, with its default options."""
+        """Return the task (labels, loss and metrics) that ``self.task`` names, with its default options."""
         from fedbench.tasks.base import task_for  # imports torch, which reading a data set does not need
 
         return task_for(self.task)()
@@ -198,7 +198,8 @@ class Arrays:
             )
             require(
                 values.dtype in (np.uint8, np.float32, np.int64),
-                f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens: convert it",
+                f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens: convert "
+                "it to one of these",
             )
             if values.dtype == np.uint8:
                 require(
@@ -237,7 +238,11 @@ class Arrays:
         require_distinct(self.class_names or (), "the class names")
 
     def _check_domains(self) -> None:
-        """Check ``domain``, ``domain_names`` and ``class_mask``, also together; raise ConfigError if one is wrong."""
+        """Check the natural clients and their classes: ``domain``, ``domain_names`` and ``class_mask``.
+
+        Raises:
+            ConfigError: One of these fields is wrong, or does not fit the others.
+        """
         if self.domain is None:
             require(
                 self.class_mask is None,

@@ -115,19 +115,29 @@ class Synthetic:
         """Return the data of kind=classmask, where each domain has its own classes.
 
         Domain d does not have the classes c with (c + d) % 3 == 0, unless fewer than two classes would remain.
+
+        Args:
+            rng: Random numbers.
+            domain: The natural client of each sample, [n].
         """
         x, scores = self._scores(rng, domain)
         c, d = np.arange(self.num_classes), np.arange(self.num_domains)[:, None]
         mask = (c + d) % 3 != 0  # [D, C]
         mask[mask.sum(1) < 2] = True  # all classes
+        # The class of a sample is the one with the largest score among the classes of its domain.
         arrays = self._arrays(x, np.where(mask[domain], scores, -np.inf).argmax(1), "classification")
         arrays.class_mask = mask
         return arrays
 
     def _patterns(self, rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
-        """Return an image for each label [n]: the 4 x 4 pattern of its class, enlarged, plus noise.
+        """Return an image for each label: the random 4 x 4 pattern of its class, enlarged, plus noise.
 
-        Values are in [0, 1].  # [n, channels, height, width]
+        Args:
+            rng: Random numbers.
+            labels: Classes, [n].
+
+        Returns:
+            Images [n, channels, height, width] with values in [0, 1].
         """
         coarse = rng.random((self.num_classes, self._shape[0], 4, 4))  # a pattern for each class and channel
         rows, cols = (np.arange(side) * 4 // side for side in self._shape[1:])  # pattern cell of each pixel
@@ -148,6 +158,10 @@ class Synthetic:
         """Return images of one rectangle each, on background 0, and their masks.
 
         The rectangle has a class from 1 to C - 1, the grey value of that class, and half the image's height and width.
+
+        Args:
+            rng: Random numbers.
+            domain: Not used: all images have the same distribution.
         """
         height, width = self._shape[-2:]
         label = rng.integers(1, self.num_classes, self.n)

@@ -23,9 +23,9 @@ def add_extra(
     Clients of one site receive equal numbers of its extra samples.
 
     Args:
-        train: Training samples of each client.
-        extra: Indices of the extra samples.
-        domain: The client site of each sample of the data set, [n].
+        train: Indices of the training samples of each client.
+        extra: Indices of the extra samples, which no client has yet.
+        domain: The client site (hospital, user) of each sample of the data set, [n].
         rng: The generator that shuffles the extra samples of each site.
 
     Returns:
@@ -37,7 +37,7 @@ def add_extra(
     if domain is None:
         raise ConfigError(
             "the data set has extra (synthesized) samples but no client sites (domain), which determine their clients: "
-            "use data with client sites, or leave the extra samples out"
+            "use data with client sites, or leave the extra samples out (dataset.extra=null)"
         )
     sites = [set(np.unique(domain[samples]).tolist()) for samples in train]
     parts = [[samples] for samples in train]
@@ -47,11 +47,14 @@ def add_extra(
             raise ConfigError(f"no client trains on client site {site}, which has extra samples: use partition=domain")
         shuffled = rng.permutation(extra[domain[extra] == site])
         for j, i in enumerate(clients):
-            parts[i].append(shuffled[j :: len(clients)])
+            parts[i].append(shuffled[j :: len(clients)])  # deal them out in turn
     return [np.concatenate(client_parts) for client_parts in parts]
 
 
 def count_extra(split: "Split", arrays: Arrays) -> np.ndarray:
-    """Return the number of extra training samples (see this module) of each client.  # [N]"""
+    """Return the number of extra samples in the training part of each client.  # [N]
+
+    Extra samples, such as synthesized images, are those with the code EXTRA in ``arrays.split``.
+    """
     clients = split.train.owners()[arrays.split[split.train.indices] == EXTRA]
     return np.bincount(clients, minlength=split.num_clients)

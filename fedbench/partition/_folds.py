@@ -67,7 +67,7 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
 def _assign_folds(
     samples: np.ndarray, arrays: Arrays, labels: np.ndarray, folds: int, rng: np.random.RandomState
 ) -> np.ndarray:
-    """Assign the samples of one client to folds.
+    """Assign the samples of one client to folds, stratified by label and without dividing subjects (patients).
 
     Args:
         samples: Indices of the client's training samples, [n_i].
@@ -80,7 +80,8 @@ def _assign_folds(
         The fold of each sample, 0 to k - 1, and -1 for extra samples, [n_i].
     """
     is_regular = arrays.split[samples] != EXTRA  # [n_i]
-    groups = samples if arrays.subject is None else arrays.subject[samples]  # [n_i], a group stays in one fold
+    # A group stays in one fold.  It is a subject (patient), or a single sample if the data set has no subjects.
+    groups = samples if arrays.subject is None else arrays.subject[samples]  # [n_i]
     ids, first, group = np.unique(groups[is_regular], return_index=True, return_inverse=True)
     order = rng.permutation(len(ids))
     group_labels = labels[samples[is_regular][first]]  # of the first sample of each group

@@ -16,14 +16,14 @@ UNDECIDED, TRAIN, HELD_OUT = -1, 0, 1
 def split_by_subject(
     lists: Iterable[np.ndarray], fraction: float, labels: np.ndarray, subject: np.ndarray, rng: np.random.RandomState
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Hold out about a fraction of each client's samples, by whole subjects.
+    """Hold out about a fraction of each client's samples, by whole subjects (patients).
 
-    A stratum with several subjects has at least one in each part.  For a subject of several clients, the first of these
-    clients determines the part.
+    A stratum consists of a client's subjects with the same rarest label.  A stratum with several subjects has at
+    least one in each part.  For a subject of several clients, the first of these clients determines the part.
 
     Args:
-        lists: Samples of each client.
-        fraction: Fraction of each stratum to hold out.
+        lists: Sample indices of each client.
+        fraction: Fraction of the samples of each stratum to hold out.
         labels: Label of each sample of the data set, [n] int64.
         subject: Subject of each sample of the data set, [n] int64.
         rng: Random numbers.
@@ -46,6 +46,8 @@ def _assign_parts(
 ) -> None:
     """Decide the parts of a client's subjects that no earlier client has decided, and write them to ``part``.
 
+    A stratum consists of the client's subjects with the same rarest label.
+
     Args:
         labels: Label of each sample of the client, [n_i].
         subject: Subject of each sample of the client, [n_i].
@@ -66,6 +68,7 @@ def _assign_parts(
         cumulative = np.concatenate(([0], np.cumsum(sizes[free])))  # samples of the first 0, 1, 2 ... subjects
         least = int(len(members) > 1 and not (decided == HELD_OUT).any())  # of several subjects, hold out one ...
         most = len(free) - int(len(members) > 1 and not (decided == TRAIN).any())  # ... and keep one
+        # hold out as many subjects as come closest to the missing number of samples
         count = int(np.clip(np.abs(cumulative - missing).argmin(), min(least, len(free)), max(most, 0)))
         part[ids[free[:count]]] = HELD_OUT
         part[ids[free[count:]]] = TRAIN
@@ -91,10 +94,10 @@ def rarest_label(labels: np.ndarray, subject: np.ndarray, num_subjects: int) -> 
 
 
 def check_subjects(parts: dict[str, np.ndarray], subject: np.ndarray) -> None:
-    """Check that each subject is in one part only.
+    """Check that each subject (patient) is in one part only.
 
     Args:
-        parts: Samples of each part, such as "train".
+        parts: Sample indices of all clients by part, such as "train".
         subject: Subject of each sample of the data set, [n].
 
     Raises:

@@ -27,14 +27,15 @@ OLD_NAMES = {"count": "default_num_clients", "ready": "predefined_split", "leave
 
 
 def group_by_class(labels: np.ndarray, pool: np.ndarray) -> list[np.ndarray]:
-    """Return the samples of a pool by class, in the order of the pool.
+    """Divide a set of samples by class.
 
     Args:
         labels: Label of each sample of the data set, [n].
-        pool: Sample indices.
+        pool: Indices of the samples to divide.
 
     Returns:
-        One array for each class of the data set, in ascending order of the classes.
+        The sample indices of each class of the data set, in ascending order of the classes.  An array is empty if the
+        pool has no sample of the class.  Samples of a class keep their order.
     """
     return [pool[labels[pool] == c] for c in np.unique(labels)]
 
@@ -44,10 +45,10 @@ def assign_by_counts(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
 
     Args:
         classes: Shuffled sample indices of each class, C arrays.
-        counts: The number of samples of class k for client j, [C, N] int64.
+        counts: counts[k, j] is the number of samples of class k for client j, [C, N] int64.
 
     Returns:
-        The sample indices of each of the N clients, in the order of the classes.
+        A Ragged: the sample indices of each of the N clients, in the order of the classes.
     """
     num_clients = counts.shape[1]
     clients = np.concatenate([np.repeat(np.arange(num_clients), row) for row in counts])  # [total]
@@ -65,12 +66,12 @@ def assign_by_shares(
 
     Args:
         labels: Label of each sample of the data set, [n].
-        pools: Sample indices of each pool.
-        shares: Shares of the clients in each class, [C, N], with row sums of at most 1.
+        pools: Sample indices of each pool (all samples, or for example the training and the test samples).
+        shares: shares[k, j] is the fraction of class k for client j, [C, N].  Rows sum to at most 1.
         rng: The generator that shuffles each class.
 
     Returns:
-        For each pool, the sample indices of each client.
+        For each pool, a Ragged: the sample indices of each of the N clients.
     """
     assigned = []
     for pool in pools:
@@ -112,16 +113,17 @@ class Partition(Protocol):
 
         Args:
             labels: Label of each sample of the data set, [n] int64.
-            pools: Sample indices of each pool.  Random shares are drawn for the first pool, and divide all pools.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
+                Random shares are drawn for the first pool, and divide all pools.
             num_clients: N.
             rng: The only source of random numbers.
             domain: The client site of each sample of the data set, [n] int64, or None.
 
         Returns:
-            For each pool, N index arrays.
+            For each pool, N arrays of sample indices, one for each client.
 
         Raises:
-            ConfigError: The request cannot be met.
+            ConfigError: The samples do not suffice, or an option does not fit the data set.
         """
         ...
 
@@ -199,7 +201,16 @@ def build_split(
 
 
 def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partition) -> Split:
-    """Return a split with the partition's names of the clients, if it has any.
+    """Check a split, and add the names of the clients if the partition has any.
+
+    Args:
+        split: The samples of each client.
+        num_clients: N.
+        arrays: The data set.
+        partition: The partition that made the split.
+
+    Returns:
+        The split with its names.
 
     Raises:
         ConfigError: A client has no training or test samples, a sample is assigned twice, or a subject is in two parts.
@@ -212,7 +223,7 @@ def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partitio
 
 
 def _clean_names(names: Sequence[str] | None, num_clients: int) -> tuple[str, ...] | None:
-    """Return the names of the clients on one line each.
+    """Return the names of the clients as they are stored in a split.
 
     Args:
         names: The names, or None.
@@ -227,23 +238,32 @@ def _clean_names(names: Sequence[str] | None, num_clients: int) -> tuple[str, ..
 
 
 def partition_labels(partition: Partition, arrays: Arrays) -> np.ndarray:
-    """Return the labels to partition by: ``partition.labels(arrays)`` if it exists, else the task's labels.  # [n]"""
+    """Return the label of each sample by which a partition divides the data set.  # [n] int64
+
+    They are ``partition.labels(arrays)`` if the partition has this method, else the labels that the task defines.
+    """
     labels = getattr(partition, "labels", None)
     return arrays.labels() if labels is None else labels(arrays)
 
 
 def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fraction: float) -> None:
-    """Check options of `build_split`, which describes them.
+    """Check options of a split.
+
+    Args:
+        arrays: The data set.
+        split: The option dataset.split: "merged", "published" or "stratified".
+        test_fraction: Fraction of the test samples, not used with "published".
+        val_fraction: Fraction of each client's training samples for validation.
 
     Raises:
         ConfigError: An option is out of range, or split is "published" and the data set has no published split.
     """
-    require(split in SPLITS, f"dataset.split={split!r} must be one of {', '.join(SPLITS)}")
+    require(split in SPLITS, f"dataset.split={split!r} is unknown: set it to one of {', '.join(SPLITS)}")
     require(
         split == "published" or 0 < test_fraction < 1,
-        f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded)",
+        f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded), such as 0.25: correct it",
     )
-    require(0 <= val_fraction < 1, f"dataset.val_fraction={val_fraction} must be in [0, 1)")
+    require(0 <= val_fraction < 1, f"dataset.val_fraction={val_fraction} must be in [0, 1): set it to 0 for none")
     for code, part in ((TEST, "test"), (TRAIN, "train")):
         require(
             split != "published" or bool((arrays.split == code).any()),
@@ -252,7 +272,12 @@ def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fractio
 
 
 def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None) -> int:
-    """Return the number of clients: num_clients, or the number that the partition determines if it is None.
+    """Return the number of clients.
+
+    Args:
+        arrays: The data set.
+        partition: The partition, which may determine the number (``default_num_clients``).
+        num_clients: The option partition.num_clients.  None: the partition determines the number.
 
     Raises:
         ConfigError: num_clients is not positive, or is None and the partition does not determine the number.
@@ -265,7 +290,7 @@ def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None)
                 "to a number >= 1"
             )
         return default_num_clients(arrays.num_domains)
-    require(num_clients >= 1, f"partition.num_clients={num_clients} must be >= 1")
+    require(num_clients >= 1, f"partition.num_clients={num_clients} must be >= 1: raise it")
     return num_clients
 
 
@@ -287,7 +312,7 @@ def _pools(
         validation].
     """
     part = arrays.split  # [n]: TRAIN, VAL, TEST or EXTRA
-    regular = np.flatnonzero(part != EXTRA)
+    regular = np.flatnonzero(part != EXTRA)  # extra samples are added to training parts later
     if split == "merged":
         return [regular]
     if split == "stratified":
@@ -301,10 +326,10 @@ def _pools(
 def _subsample(
     pools: list[np.ndarray], labels: np.ndarray, domain: np.ndarray | None, subset: float, seed: int
 ) -> list[np.ndarray]:
-    """Return a random part of each pool, stratified by class and client site.
+    """Return a random part of each pool, stratified by class and client site (hospital, user).
 
     Args:
-        pools: Sample indices of each pool.
+        pools: Sample indices of each pool, such as the training and the test samples.
         labels: Label of each sample of the data set, [n].
         domain: Client site of each sample of the data set, [n], or None.
         subset: Fraction to return: round(subset n_k) of the n_k samples of a class of a site in a pool, at least one.
@@ -313,7 +338,7 @@ def _subsample(
     Returns:
         The chosen sample indices of each pool, in the pool's order.
     """
-    require(0 < subset <= 1, f"dataset.subset={subset} must be in (0, 1]")
+    require(0 < subset <= 1, f"dataset.subset={subset} must be in (0, 1]: set it to 1 for all samples")
     rng = np.random.RandomState(seed)
     label_and_site = np.stack([labels, np.zeros_like(labels) if domain is None else domain])  # [2, n]
     _, groups = np.unique(label_and_site, axis=1, return_inverse=True)  # [n], one group for each pair
@@ -349,6 +374,7 @@ def _stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> li
 
 
 def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
+    """Return lists of sample indices, one for each client, as a Ragged; a Ragged is returned unchanged."""
     return lists if isinstance(lists, Ragged) else Ragged.from_lists(lists)
 
 
@@ -361,7 +387,7 @@ def _hold_out(
     as in scikit-learn's ShuffleSplit.  With subjects, whole subjects are held out.
 
     Args:
-        lists: Samples of each client.
+        lists: Sample indices of each of the N clients.
         fraction: Fraction to hold out.
         rng: The generator of the permutations, one for each client in their order.
         labels: Label of each sample of the data set, [n], used only with subjects, which are stratified by it.
@@ -373,19 +399,19 @@ def _hold_out(
     if subject is not None:
         parts = split_by_subject([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
         return _as_ragged(parts[0]), _as_ragged(parts[1])
-    sizes = lists.sizes  # [N]
+    sizes = lists.sizes  # [N], samples of each client
     num_train = np.maximum(floor_counts((1 - fraction) * sizes), np.minimum(sizes, 1))  # [N]
-    positions = np.empty_like(lists.indices)
+    positions = np.empty_like(lists.indices)  # of the shuffled samples in lists.indices, which joins all lists
     for start, stop in pairwise(lists.offsets.tolist()):
         positions[start:stop] = start + rng.permutation(stop - start)
     shuffled = lists.indices[positions]  # [total]
-    is_held_out = lists.ranks() < np.repeat(sizes - num_train, sizes)  # [total]
+    is_held_out = lists.ranks() < np.repeat(sizes - num_train, sizes)  # [total]; a rank is a position in a list
     held_out = Ragged.from_sizes(shuffled[is_held_out], sizes - num_train)
     return held_out, Ragged.from_sizes(shuffled[~is_held_out], num_train)
 
 
 def _advice(partition: Partition) -> str:
-    """Return the end of an error message: what the user can do about clients with too few samples."""
+    """Return what the user can do about clients with too few samples, as the end of an error message."""
     if not hasattr(partition, "default_num_clients"):
         return "lower partition.num_clients or make the partition more even"
     path = getattr(partition, "path", None)
@@ -394,7 +420,15 @@ def _advice(partition: Partition) -> str:
 
 
 def _require_two(lists: Ragged, partition: Partition) -> None:
-    """Raise ConfigError if a client has fewer than two samples: one for training and one for testing."""
+    """Check that each client has at least two samples: one for training and one for testing.
+
+    Args:
+        lists: Sample indices of each client.
+        partition: The partition that made the lists, for the advice in the message.
+
+    Raises:
+        ConfigError: A client has fewer than two samples.
+    """
     small = np.flatnonzero(lists.sizes < 2)
     if len(small):
         raise ConfigError(
@@ -421,7 +455,8 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
         lists: Ragged = getattr(split, part)
         require(
             len(lists) == num_clients,
-            f"{partition_name} returned {len(lists)} {part} lists for {num_clients} clients: it must return one each",
+            f"{partition_name} returned {len(lists)} {part} lists for {num_clients} clients: return one for "
+            "each client",
         )
         empty = np.flatnonzero(lists.sizes == 0)
         if part != "val" and len(empty):
@@ -433,18 +468,19 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
     times = np.bincount(assigned, minlength=num_samples)
     require(
         len(times) == num_samples,
-        f"{partition_name} assigned sample {len(times) - 1:,}, but this data set has samples 0 to {num_samples - 1:,}",
+        f"{partition_name} assigned sample {len(times) - 1:,}, but this data set has samples 0 to {num_samples - 1:,}: "
+        "assign only samples of the pools",
     )
     repeated = np.flatnonzero(times > 1)
     if len(repeated):
         sample = int(repeated[0])
         raise ConfigError(
             f"{partition_name} assigned {len(repeated):,} samples to more than one client or part, for example sample "
-            f"{sample} to {', '.join(_find_sample(split, sample))}: it must assign each sample at most once"
+            f"{sample} to {', '.join(_find_sample(split, sample))}: assign each sample at most once"
         )
 
 
 def _find_sample(split: Split, sample: int) -> list[str]:
-    """Return the places that contain a sample, such as "client 3 (train)"."""
+    """Return all clients and parts that contain a sample (an index), as texts such as "client 3 (train)"."""
     parts = {"train": split.train, "val": split.val, "test": split.test}
     return [f"client {i} ({part})" for part, lists in parts.items() for i in lists.owners()[lists.indices == sample]]

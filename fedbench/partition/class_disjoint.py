@@ -45,29 +45,30 @@ class ClassDisjoint:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign whole classes (see Partition.assign).
+        """Assign each class to one client (see Partition.assign).
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         client_of_class = self._assign_classes(len(np.unique(labels)), num_clients)  # [C]
         require(
             self.shots is None or len(pools) > 1,
-            f"partition.shots={self.shots} limits training samples only: set dataset.split=published or stratified",
+            f"partition.shots={self.shots} limits training samples, which dataset.split=merged separates only later: "
+            "set dataset.split=published or stratified",
         )
         if self.shots is not None and self.short_classes == "refuse":
             _require_shots(labels, pools[0], self.shots)
         assigned = []
         for i, pool in enumerate(pools):
             classes = [rng.permutation(members) for members in group_by_class(labels, pool)]
-            if i == 0 and self.shots is not None:
+            if i == 0 and self.shots is not None:  # the first pool has the training samples
                 classes = [members[: self.shots] for members in classes]
             clients = np.repeat(client_of_class, [len(members) for members in classes])  # [total]
             assigned.append(Ragged.from_owners(np.concatenate(classes), clients, num_clients))
@@ -100,12 +101,21 @@ class ClassDisjoint:
 
 
 def _require_shots(labels: np.ndarray, pool: np.ndarray, shots: int) -> None:
-    """Raise ConfigError if a class has fewer than ``shots`` samples in the training pool."""
+    """Check that each class has enough training samples.
+
+    Args:
+        labels: Label of each sample of the data set, [n].
+        pool: Indices of the training samples.
+        shots: The number of training samples that each class must have.
+
+    Raises:
+        ConfigError: A class has fewer.
+    """
     sizes = [len(members) for members in group_by_class(labels, pool)]  # [C]
     short = [(c, size) for c, size in zip(np.unique(labels), sizes) if size < shots]
     if short:
         raise ConfigError(
             f"partition.shots={shots} is more than the training samples of {len(short):,} of {len(sizes):,} classes "
-            f"(the first is class {short[0][0]}, with {short[0][1]}): lower it, or set partition.short_classes=keep to "
-            "use all samples of such classes"
+            f"(the first is class {short[0][0]}, with {short[0][1]}): lower shots, or set partition.short_classes=keep "
+            "to use all samples of such classes"
         )

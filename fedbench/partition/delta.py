@@ -40,11 +40,12 @@ class Delta:
         are_pairs = counts is None or (len(counts) > 0 and all(len(row) == 2 and min(row) >= 0 for row in counts))
         require(
             are_pairs,
-            f"partition.counts must have a pair of numbers >= 0, [negatives, positives], for each client, got {counts}",
+            f"partition.counts={counts} must have a pair of numbers >= 0, [negatives, positives], for each client: "
+            "correct it",
         )
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N if partition.num_clients is null: the length of counts, or 5 (pFedNet's number) without counts."""
+        """Return N for partition.num_clients=null: the rows of ``counts``, or 5 as in pFedNet if it is None."""
         return 5 if self.counts is None else len(self.counts)
 
     def assign(
@@ -59,15 +60,17 @@ class Delta:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
-        require(num_clients >= 2, f"partition.num_clients={num_clients} must be at least 2 for partition=delta")
+        require(
+            num_clients >= 2, f"partition.num_clients={num_clients} must be at least 2 for partition=delta: raise it"
+        )
         rows = num_clients if self.counts is None else len(self.counts)
         require(
             rows == num_clients,
@@ -78,7 +81,7 @@ class Delta:
         require(
             bool(0 < positive.sum() < len(labels)),
             "partition=delta needs negatives (class 0) and positives (other classes), but the data set has only one of "
-            "them: use another partition",
+            "them: use another partition, such as partition=dirichlet",
         )
         assigned, first_sizes = [], None
         for pool in pools:
@@ -91,7 +94,7 @@ class Delta:
         return assigned
 
     def _client_counts(self, sizes: np.ndarray, first_sizes: np.ndarray, num_clients: int) -> np.ndarray:
-        """Return the number of negatives and positives of each client in a pool.
+        """Return how many negatives (class 0) and positives (other classes) of a pool each client gets.
 
         Args:
             sizes: Negatives and positives of this balanced pool, [2].
@@ -110,10 +113,10 @@ class Delta:
                     "counts",
                 )
             return floor_counts(counts * (sizes / first_sizes)[:, None])
-        skewed = max(1, 2 * num_clients // 5)  # clients at each end
+        skewed = max(1, 2 * num_clients // 5)  # number of first clients with more negatives, and of last with fewer
         client_size = int(sizes.sum()) // num_clients
-        major = client_size * self.delta / (1 + self.delta)
-        minor = client_size / (1 + self.delta)
+        major = client_size * self.delta / (1 + self.delta)  # samples of a skewed client's frequent kind
+        minor = client_size / (1 + self.delta)  # and of its rare kind
         counts = np.full((2, num_clients), client_size / 2)
         counts[:, :skewed] = [[major], [minor]]
         counts[:, num_clients - skewed :] = [[minor], [major]]

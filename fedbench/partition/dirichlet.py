@@ -53,20 +53,20 @@ class Dirichlet:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         minima = np.array([self.min_size, self.min_test, 0][: len(pools)])  # [pools]
         for pool, minimum, name in zip(pools, minima, ("min_size", "min_test", "")):
             require(
                 minimum * num_clients <= len(pool),
                 f"partition.num_clients={num_clients:,} clients with partition.{name}={minimum} need "
-                f"{minimum * num_clients:,} samples, but there are {len(pool):,}: lower one of them",
+                f"{minimum * num_clients:,} samples, but there are {len(pool):,}: lower one of these options",
             )
         classes = [group_by_class(labels, pool) for pool in pools]
         first_pool, counts = self._draw(classes, minima, num_clients, rng)
@@ -80,10 +80,10 @@ class Dirichlet:
         num_clients: int,
         rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Repeat `_try` until every client has enough samples.
+        """Draw partitions by `_try` until one gives every client enough samples.
 
         Args:
-            classes: Samples of each class in each pool.
+            classes: classes[pool][k] are the indices of the samples of class k in a pool.
             minima: Minimum samples of each client by pool, [pools].
             num_clients: N.
             rng: Random numbers.
@@ -95,7 +95,7 @@ class Dirichlet:
             ConfigError: No try met the minima.
         """
         largest_minimum = 0  # over the tries, samples of the smallest client in the first pool
-        work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
+        work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients  # of one try, in the unit of MAX_WORK
         tries = min(self.max_tries, max(10, MAX_WORK // work))
         for _ in range(tries):
             shuffled, counts = self._try(classes, num_clients, rng)
@@ -116,7 +116,7 @@ class Dirichlet:
         """Draw one partition, which may give some clients too few samples.
 
         Args:
-            classes: Samples of each class in each pool.
+            classes: classes[pool][k] are the indices of the samples of class k in a pool.
             num_clients: N.
             rng: Random numbers.
 
@@ -126,7 +126,7 @@ class Dirichlet:
         """
         counts = np.zeros((len(classes), len(classes[0]), num_clients), np.int64)
         client_sizes = np.zeros(num_clients, np.int64)
-        even_size = sum(map(len, classes[0])) / num_clients
+        even_size = sum(map(len, classes[0])) / num_clients  # n / N
         shuffled = []
         for k, members in enumerate(classes[0]):
             shuffled.append(members.copy())
@@ -145,10 +145,17 @@ class Dirichlet:
 
 
 def _share_counts(shares: np.ndarray, n: int) -> np.ndarray:
-    """Divide n samples by shares [N], and return the number of samples of each client.  # [N] int64
+    """Return the number of samples of each client if n samples are divided by shares.
 
     The samples are cut at floor(cumsum(shares) n), and the last client gets the remaining ones.  Rounding may give the
     last client one sample although its share is 0, as in the papers' script.
+
+    Args:
+        shares: Fraction of each client, [N], with a sum of 1.
+        n: The number of samples.
+
+    Returns:
+        Numbers of samples, [N] int64, with the sum n.
     """
     boundaries = (np.cumsum(shares) * n).astype(np.int64)[:-1]
     return np.diff(boundaries, prepend=0, append=n)

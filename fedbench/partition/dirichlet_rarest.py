@@ -18,6 +18,9 @@ class DirichletRarest(Dirichlet):
     def labels(self, arrays: Arrays) -> np.ndarray:
         """Return the rarest label of each sample: of its labels, the one that the fewest training samples have.
 
+        Args:
+            arrays: The data set, with multi-hot targets [n, C] if it is multi-label.
+
         Returns:
             Labels, [n] int64: the first of equally rare ones, and C for a sample without labels.  Data that are not
             multi-label keep their labels.
@@ -25,6 +28,6 @@ class DirichletRarest(Dirichlet):
         if arrays.task != "multilabel":
             return arrays.labels()
         positive = arrays.targets > 0  # [n, C]
-        frequency = positive[arrays.split != TEST].sum(0)  # [C]
+        frequency = positive[arrays.split != TEST].sum(0)  # [C], samples with each label
         rarest = np.where(positive, frequency, len(positive) + 1).argmin(1)  # n + 1: never the minimum
         return np.where(positive.any(1), rarest, arrays.num_classes).astype(np.int64)

@@ -38,16 +38,23 @@ class Domain:
         self.site_partition = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap)
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return the number of clients of all client sites together: num_domains * clients_per_domain."""
+        """Return N for partition.num_clients=null: clients_per_domain for each client site.
+
+        Args:
+            num_domains: The number of client sites of the data set, 0 if it has none.
+
+        Raises:
+            ConfigError: The data set has no client sites.
+        """
         require(
             num_domains > 0,
-            "partition=domain needs a data set with client sites: an image folder of site/class folders, "
-            "an npz with a client array, or a table with a client column (dataset.columns.client)",
+            "partition=domain needs a data set with client sites, but this one has none: use an image folder of "
+            "site/class folders, an npz with a client array, or a table with a client column (dataset.columns.client)",
         )
         return num_domains * self.clients_per_domain
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the client sites; None if they have no names or several clients each."""
+        """Return the names of the sites as those of the clients; None without names, or with several clients a site."""
         names = arrays.domain_names if self.clients_per_domain == 1 else None
         return None if names is None else names[: arrays.num_domains]
 
@@ -63,13 +70,13 @@ class Domain:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: The client site of each sample of the data set, [n] int64, or None.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         site = np.empty(0, np.int64) if domain is None else domain  # [n]
         num_sites = int(site.max(initial=-1)) + 1
@@ -77,10 +84,11 @@ class Domain:
         require(
             num_clients == expected,
             f"partition.num_clients={num_clients:,}, but {num_sites:,} client sites with "
-            f"{self.clients_per_domain} client(s) each give {expected:,}: set it to that or to null",
+            f"{self.clients_per_domain} client(s) each give {expected:,}: set num_clients to that or to null",
         )
         if self.clients_per_domain == 1:
             return [Ragged.from_owners(pool, site[pool], num_clients) for pool in pools]
+        # by_site[d][i] are the clients of site d in pool i
         by_site = [self._divide_site(labels, [p[site[p] == d] for p in pools], d, rng) for d in range(num_sites)]
         return [_concatenate([lists[i] for lists in by_site]) for i in range(len(pools))]
 
@@ -103,6 +111,6 @@ class Domain:
 
 
 def _concatenate(by_site: list[Ragged]) -> Ragged:
-    """Return the lists of the clients of all sites, one site after the other."""
+    """Join the clients of all sites, given as a Ragged for each site, to one Ragged in the order of the sites."""
     indices = np.concatenate([lists.indices for lists in by_site])
     return Ragged.from_sizes(indices, np.concatenate([lists.sizes for lists in by_site]))

@@ -26,12 +26,13 @@ class DomainCounts:
         is_table = len(widths) == 1 and 0 not in widths and all(count >= 0 for row in counts for count in row)
         require(
             is_table,
-            f"partition.counts must have a row for each client with a count >= 0 for each client site, got {counts}",
+            f"partition.counts={counts} must have a row for each client with a count >= 0 for each client site: "
+            "correct it",
         )
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N if partition.num_clients is null: the number of rows of the table."""
+        """Return N for partition.num_clients=null: the number of rows of the table ``counts``."""
         return self.counts.shape[1]
 
     def assign(
@@ -46,18 +47,18 @@ class DomainCounts:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: The client site of each sample of the data set, [n] int64, or None.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         if domain is None:
             raise ConfigError(
                 "partition=domain_counts needs a data set with client sites, but this one has none: use another "
-                "partition"
+                "partition, such as partition=iid"
             )
         num_sites = int(domain.max()) + 1
         columns, rows = self.counts.shape
@@ -68,7 +69,8 @@ class DomainCounts:
         )
         require(
             num_sites == columns,
-            f"partition.counts has {columns} columns, but the data set has {num_sites} client sites: give one each",
+            f"partition.counts has {columns} columns, but the data set has {num_sites} client sites: give one "
+            "column for each site",
         )
         first_sizes = np.bincount(domain[pools[0]], minlength=num_sites)  # [D]
         for site, total in enumerate(self.counts.sum(1)):

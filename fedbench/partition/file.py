@@ -69,7 +69,7 @@ class File:
         self.trust = trust
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N if partition.num_clients is null: the number of clients in the file."""
+        """Return N for partition.num_clients=null: the number of clients in the file."""
         return len(next(iter(self.content.lists.values())))
 
     def predefined_split(self, arrays: Arrays) -> Split | None:
@@ -103,13 +103,13 @@ class File:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         assigned = []
         for pool in pools:
@@ -119,12 +119,16 @@ class File:
         return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the clients in the file; None if it has none."""
+        """Return the names of the clients in the file, in its order of clients; None if the file has no names."""
         return self.content.names
 
     @cached_property
     def content(self) -> Content:
-        """The content of the file, read at first use; ConfigError if it has none of the formats of this module."""
+        """The samples of each client in the file, and their names.  The file is read at the first use.
+
+        Raises:
+            ConfigError: The file does not exist, or has none of the formats of this module.
+        """
         readers: dict[str, Callable[[Path], Content]] = {
             ".npz": _read_npz,
             ".json": lambda path: _parse(json.loads(path.read_text(encoding="utf-8"))),
@@ -135,7 +139,7 @@ class File:
         option = f"partition.path={self.path}"
         reader = readers.get(self.path.suffix.lower())
         if reader is None:
-            raise ConfigError(f"{option} must end in {', '.join(readers)}")
+            raise ConfigError(f"{option} must end in {', '.join(readers)}: write the lists in one of these formats")
         require(self.path.is_file(), f"{option} does not exist or is a folder: set it to a file of sample indices")
         try:
             content = reader(self.path)
@@ -144,20 +148,26 @@ class File:
         except NotPlainError as refused:
             raise ConfigError(not_plain(option, refused, f"partition.trust={self.path.name}")) from None
         except Exception as error:  # of zip files, JSON, numbers or pickles
-            raise ConfigError(f"{option} cannot be read as index lists: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"{option} cannot be read as index lists: {type(error).__name__}: {error}; write it again as in "
+                "docs/formats.md"
+            ) from error
         lists = content.lists
         sizes = {len(client_samples) for client_samples in lists.values()}
-        require(len(sizes) == 1 and 0 not in sizes, f"{option} must have a list for each client in each of its parts")
+        require(
+            len(sizes) == 1 and 0 not in sizes,
+            f"{option} must have a list for each client in each of its parts: add them",
+        )
         require(
             lists.keys() == {""} or {"train", "test"} <= lists.keys() <= {*PARTS},
             f"{option} has the parts {', '.join(map(str, lists))}, but must have train and test (and optionally "
-            "val) or no parts",
+            "val) or no parts: rename or remove them",
         )
         check_spelling(content.names or (), f"{option}: the clients")
         return content
 
     def _check_run(self, arrays: Arrays) -> None:
-        """Raise ConfigError if the file is in the folder of a run on other data."""
+        """Raise ConfigError if the file is in the folder of a run on other data, by the hash in its summary.json."""
         run_hash = read_json(self.path.parent / "summary.json").get("data_hash") if self.path.suffix == ".npz" else None
         require(
             run_hash in (None, arrays.digest),
@@ -167,31 +177,45 @@ class File:
         )
 
     def _check_samples(self, part: str, lists: list[np.ndarray], n: int) -> None:
-        """Raise ConfigError if the lists of a part have indices that are not in the data set of n samples."""
+        """Check that the lists of a part have only indices of the data set.
+
+        Args:
+            part: "train", "val" or "test", or "" if the file has no parts; for the message.
+            lists: Sample indices of each client.
+            n: The number of samples of the data set.
+
+        Raises:
+            ConfigError: An index is negative, or n or more.
+        """
         samples = np.concatenate(lists)
         invalid = samples[(samples < 0) | (samples >= n)]
         if len(invalid):
             in_part = f" in its part {part}" if part else ""
             raise ConfigError(
                 f"partition.path={self.path} has sample {invalid[0]}{in_part}, but this data set has 0 to {n - 1:,}: "
-                "use a file for these data"
+                "set partition.path to a file for these data"
             )
 
 
 def _indices(values: Any) -> np.ndarray:
-    """Return a list of sample indices as int64.  Raise ConfigError if they are not whole numbers.  # [m]"""
+    """Return a list of m sample indices as an array; raise ConfigError if they are not whole numbers.  # [m] int64"""
     array = np.asarray(values)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(
-            f"partition.path: a list of samples must have whole numbers only, such as [0, 5, 7], got {str(values)[:60]}"
+            f"partition.path: a list of samples must have whole numbers only, such as [0, 5, 7], but one is "
+            f"{str(values)[:60]}: correct the file"
         )
     return array.astype(np.int64)
 
 
 def _read_npz(path: Path) -> Content:
-    """Read the partition.npz of a run, or another npz with an array of sample indices for each client."""
+    """Return the samples and names of the clients in an npz file.
+
+    The file is a run's partition.npz, or has an array of sample indices for each client.  The names of such arrays are
+    the clients' names, unless they are arr_0, arr_1, ... of numpy.savez(path, *arrays).
+    """
     with np.load(path, allow_pickle=False) as file:
         if {*file.files} >= RUN_ARRAYS:
             split = Split.load(path)
@@ -207,24 +231,27 @@ def _read_npz(path: Path) -> Content:
 
 
 def _read_pickle(path: Path) -> Content:
-    """Read a pickle by a reader that builds only arrays and plain values."""
+    """Return the samples of the clients in a pickle; raise NotPlainError if it has more than plain values."""
     return _parse(read_plain(path.read_bytes()))
 
 
 def _read_trusted_pickle(path: Path) -> Content:
-    """Read a pickle that may run code, which the user trusts (partition.trust)."""
+    """Return the samples of the clients in a pickle that may run code, a file that partition.trust names."""
     with path.open("rb") as file:
         return _parse(pickle.load(file))
 
 
 def _read_npy(path: Path) -> Content:
-    """Read the client of each sample of the data set, -1 for samples without a client."""
+    """Return the samples of the clients in a .npy file [n], which has the client of each sample, or -1."""
     client = _indices(np.load(path, allow_pickle=False))  # [n]
     return Content({"": _group_by_client(np.flatnonzero(client >= 0), client[client >= 0])}, None)
 
 
 def _read_csv(path: Path) -> Content:
-    """Read a CSV file with the columns index (of the sample) and client, and optionally part."""
+    """Return the samples and names of the clients in a CSV file with a row for each sample.
+
+    Its columns are index (of the sample), client (a name or number) and, optionally, part (train, val or test).
+    """
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"index", "client"} <= rows[0].keys():
@@ -255,15 +282,17 @@ def _group_by_client(samples: np.ndarray, client: np.ndarray, num_clients: int =
 
 
 def _sorted_names(names: Mapping[str, Any] | Sequence[str]) -> list[Any]:
-    """Return the names of clients in numerical order if all are numbers, else in the given order."""
+    """Return the names of clients, sorted as numbers if all are whole numbers, else in the order of the file."""
     listed = list(names)
     return sorted(listed, key=int) if all(str(name).isdecimal() for name in listed) else listed
 
 
 def _parse(value: Any) -> Content:
-    """Return the content of a .json or .pkl file in one of the forms in this module's docstring.
+    """Return the samples and names of the clients in a .json or .pkl file.
 
-    These are lists by client, by client and part, or by part and client.
+    Args:
+        value: The lists of sample indices, by client (a list, or a dict by name), by client and part, or by part and
+            client.  FL-bench's dict has them under "data_indices".
     """
     if isinstance(value, Mapping) and "data_indices" in value:  # FL-bench
         value = value["data_indices"]
@@ -279,7 +308,15 @@ def _parse(value: Any) -> Content:
 
 
 def _parse_parts(value: Mapping[str, Any]) -> Content:
-    """Return the content of {part: lists of the clients}.  Parts with named clients may have them in any order."""
+    """Return the samples and names of the clients in a file that has lists for each part.
+
+    Args:
+        value: By part ("train", "test" and perhaps "val"), the lists of the clients: a list of them, or a dict by name,
+            whose order may differ between parts.
+
+    Raises:
+        ConfigError: A client is not in all parts.
+    """
     first = next(iter(value.values()))
     names = _sorted_names(first) if isinstance(first, Mapping) else None
     lists = {}

@@ -47,25 +47,27 @@ class Pachinko:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         superclass = self._superclasses(int(labels.max()) + 1)  # [C]
         all_samples = np.concatenate(pools)
         members = [rng.permutation(all_samples[labels[all_samples] == c]) for c in range(len(superclass))]  # by class
-        remaining = np.array([len(m) for m in members])  # [C], the first ones of each class
+        remaining = np.array([len(m) for m in members])  # [C], samples left; those of a class are its first ones
         client_size = len(all_samples) // num_clients
         client_samples = []
         for _ in range(num_clients):
             classes = self._draw_classes(client_size, remaining, superclass, rng)  # [client_size]
             counts = np.bincount(classes, minlength=len(superclass))  # [C]
+            # k samples from the end of the n that are left of each class
             client_samples.append(np.concatenate([m[n - k : n] for m, n, k in zip(members, remaining, counts)]))
             remaining -= counts
+        # All pools were divided together: separate each client's samples by pool.
         pool_of_sample = np.empty(len(labels), np.int64)
         for i, pool in enumerate(pools):
             pool_of_sample[pool] = i
@@ -75,15 +77,16 @@ class Pachinko:
         ]
 
     def _superclasses(self, num_classes: int) -> np.ndarray:
-        """Return the superclass of each of the C classes, from ``coarse`` or for CIFAR-100.  # [C]"""
+        """Return the superclass of each of the C classes: ``coarse``, or CIFAR-100's if it is None.  # [C] int64"""
         coarse = CIFAR100 if self.coarse is None else self.coarse
         found = "null means the 100 classes of CIFAR-100" if self.coarse is None else f"it has {len(coarse)} values"
         require(
             len(coarse) == num_classes,
-            f"partition.coarse must list the superclass of each of the {num_classes} classes, but {found}",
+            f"partition.coarse must list the superclass of each of the {num_classes} classes, but {found}: "
+            "correct the list",
         )
         are_indices = all(type(c) is int and c >= 0 for c in coarse)
-        require(are_indices, f"partition.coarse must be a list of whole numbers >= 0, got {coarse}")
+        require(are_indices, f"partition.coarse={coarse} must be a list of whole numbers >= 0: correct it")
         return np.array(coarse)
 
     def _draw_classes(
@@ -102,7 +105,7 @@ class Pachinko:
         """
         remaining = remaining.copy()
         available = np.unique(superclass[remaining > 0])
-        p_superclass = np.zeros(superclass.max() + 1)  # [superclasses]
+        p_superclass = np.zeros(superclass.max() + 1)  # [superclasses], probabilities
         p_superclass[available] = rng.dirichlet(np.full(len(available), self.alpha))
         p_class = np.zeros(len(superclass))  # [C], within the superclass
         for g in available:
@@ -112,7 +115,7 @@ class Pachinko:
         while count:
             p = _probabilities(p_superclass, p_class, remaining > 0, superclass)
             classes = rng.choice(len(superclass), count, p=p)
-            classes = classes[: _count_until_exhausted(classes, remaining)]
+            classes = classes[: _count_until_exhausted(classes, remaining)]  # then the probabilities change
             remaining -= np.bincount(classes, minlength=len(remaining))
             count -= len(classes)
             classes_of_batches.append(classes)
@@ -152,7 +155,7 @@ def _count_until_exhausted(classes: np.ndarray, remaining: np.ndarray) -> int:
     Returns:
         A number from 1 to count; count if no class is exhausted.
     """
-    order = np.argsort(classes, kind="stable")
+    order = np.argsort(classes, kind="stable")  # draws of a class become neighbours and keep their order
     counts = np.bincount(classes, minlength=len(remaining))
     earlier = np.empty(len(classes), np.int64)  # earlier draws of the same class
     earlier[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)

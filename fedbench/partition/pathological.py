@@ -39,24 +39,24 @@ class Pathological:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         num_classes = len(np.unique(labels))
         require(
             self.classes_per_client <= num_classes,
             f"partition.classes_per_client={self.classes_per_client} must be at most {num_classes}, the number of "
-            "classes of the data set",
+            "classes of the data set: lower it",
         )
         client_classes = self._draw_classes(num_classes, num_clients, rng)  # [N, classes_per_client]
         shares = np.zeros((num_classes, num_clients))
         shares[client_classes, np.arange(num_clients)[:, None]] = 1
-        for row in shares:
+        for row in shares:  # of one class
             clients = np.flatnonzero(row)
             if len(clients):
                 u = rng.random_sample(len(clients))

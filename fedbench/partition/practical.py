@@ -35,13 +35,13 @@ class Practical:
 
         Args:
             labels: Label of each sample of the data set, [n].
-            pools: Sample indices of each pool.
+            pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
             domain: Not used.
 
         Returns:
-            For each pool, the sample indices of each client.
+            For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
         shares = self._client_shares(num_clients)  # [N]
         rows = []
@@ -51,7 +51,11 @@ class Practical:
         return assign_by_shares(labels, pools, np.array(rows), rng)
 
     def _client_shares(self, num_clients: int) -> np.ndarray:
-        """Return the shares of a class before they are permuted over the clients.  # [N]"""
+        """Return the shares of a class before they are permuted over the clients: ``shares``, or those of the papers.
+
+        Returns:
+            N fractions of the samples of a class.
+        """
         if self.shares is None:
             require(
                 num_clients >= 3,
@@ -66,6 +70,6 @@ class Practical:
         )
         require(
             bool((shares > 0).all()) and shares.sum() <= 1 + 1e-9,
-            f"partition.shares must be positive and sum to at most 1, got {list(self.shares)}",
+            f"partition.shares must be positive and sum to at most 1, but is {list(self.shares)}: correct it",
         )
         return shares

@@ -52,14 +52,32 @@ def bounds(
 
 
 def pairwise_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance of each image of a [n, C, H, W] to each image of b [m, C, H, W].  # [n, m]"""
+    """Return the distances between the images of two sets, for each pair of images.
+
+    The distance is the root of the mean squared difference of the pixels.
+
+    Args:
+        a: uint8 [n, C, H, W].
+        b: uint8 [m, C, H, W].
+
+    Returns:
+        Distances, [n, m] float64.
+    """
     x, y = (images.reshape(len(images), -1).astype(np.float64) for images in (a, b))  # [n, pixels], [m, pixels]
     squared = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T  # |x|^2 + |y|^2 - 2 x.y
     return np.sqrt(np.maximum(squared, 0) / x.shape[1])
 
 
 def nearest_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance of each image of a [n, C, H, W] to the nearest of b [m, C, H, W], in batches.  # [n]"""
+    """Return the distance of each image in a set to the nearest image in another set (see `pairwise_distances`).
+
+    Args:
+        a: uint8 [n, C, H, W], computed in batches to save memory.
+        b: uint8 [m, C, H, W].
+
+    Returns:
+        Distances, [n] float64.
+    """
     batches = np.split(a, range(BATCH, len(a), BATCH))
     return np.concatenate([pairwise_distances(batch, b).min(1) for batch in batches])
 
@@ -100,5 +118,5 @@ def diversity(images: np.ndarray, labels: np.ndarray) -> float:
     for label in np.unique(labels):
         x = images[labels == label]
         if len(x) > 1:
-            means.append(pairwise_distances(x, x).sum() / (len(x) * (len(x) - 1)))
+            means.append(pairwise_distances(x, x).sum() / (len(x) * (len(x) - 1)))  # without distances to itself
     return float(np.mean(means)) if means else float("nan")

@@ -173,12 +173,12 @@ class Told(list):
         (
             "lists.json",
             [[0, 1, 2, 2], [3, 4]],
-            r"sample 2 to client 0 \((train|test)\), client 0 \((train|test)\): it must",
+            r"sample 2 to client 0 \((train|test)\), client 0 \((train|test)\): assign each",
         ),
         (
             "lists.json",
             [{"train": [0, 1], "test": [5]}, {"train": [3, 5], "test": [1]}],
-            r"File assigned 2 samples to .*, for example sample 1 to client 0 \(train\), client 1 \(test\): it must",
+            r"File assigned 2 samples to .*, for example sample 1 to client 0 \(train\), client 1 \(test\): assign",
         ),
         ("lists.json", [[0, 1], [2.5]], "must have whole numbers"),
         ("lists.json", [{"train": [0], "holdout": [1]}], "has the parts train, holdout"),

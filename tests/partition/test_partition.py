@@ -605,7 +605,7 @@ def test_other_targets_are_partitioned_by_their_label(kind: str):
         (IID(), None, {}, "set it to a number >= 1"),
         (IID(), 10, {"test_fraction": 0.0}, "test_fraction=0.0"),
         (IID(), 10, {"val_fraction": 1.0}, "val_fraction=1.0"),
-        (IID(), 10, {"split": "official"}, "'official' must be one of"),
+        (IID(), 10, {"split": "official"}, "'official' is unknown: set it to one of"),
         (Dirichlet(0.1, 100), 20, {}, "need 2,000 samples, but there are 1,797"),
         (Dirichlet(0.1, 1, 20), 20, {"split": "published"}, "need 400 samples, but there are 360"),
         (Dirichlet(1e-4), 20, {}, "alpha=0.0001, num_clients=20"),

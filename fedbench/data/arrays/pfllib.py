@@ -85,7 +85,10 @@ class PFLlib:
         ).check()
 
     def _clients(self, folder: Path) -> list[str]:
-        """Return the names of the clients' files, without suffix, in numeric order.
+        """Return the names of the clients' files, without suffix, in numeric order: "0", "1", ...
+
+        Args:
+            folder: The folder with train/ and test/.
 
         Raises:
             ConfigError: train/ has no such files, or test/ has files of other clients.
@@ -107,7 +110,11 @@ class PFLlib:
         return sorted(names["train"], key=int)
 
     def _read(self, path: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs [n, ...] float32 and the classes [n] int64 in one file of a folder.
+        """Return the inputs [n, ...] float32 and the classes [n] int64 of one client in one part.
+
+        Args:
+            path: The file of the client in train/ or test/.
+            folder: The folder with train/ and test/, whose name dataset.trust must be to trust the file.
 
         Raises:
             ConfigError: The file cannot be read, or contains something else.

@@ -75,7 +75,7 @@ class Published:
         Raises:
             ConfigError: The set cannot have these images, classes or numbers of images.
         """
-        (images,) = arrays.parts().values()
+        (images,) = arrays.parts().values()  # the only input
         shapes = [(self.channels, side, side) for side in self.sides]
         self._require(
             images.dtype == np.uint8 and images.shape[1:] in shapes,
@@ -102,14 +102,22 @@ class Published:
         """
         require(
             condition,
-            f"{source} is not {self.name} as published: {reason}; set dataset.path to the published file, or use "
+            f"{source} is not {self.name}: {reason}; set dataset.path to the published file, or use "
             "dataset=npz to read an npz of your own",
         )
 
     def _check_classes(self, arrays: Arrays, source: str) -> None:
-        """Check that there are not more classes than in the set, and that at least half of them are those of the set.
+        """Check the classes of a file: their number, their names, and how many of them have images.
 
-        Half of the names must be published ones, and half of the classes must have images (unless multi-label).
+        At least half of the names must be published ones, and at least half of the classes must have images (unless
+        the labels are multi-label).  Smaller differences are logged as warnings.
+
+        Args:
+            arrays: The data set in the file.
+            source: The file, for messages.
+
+        Raises:
+            ConfigError: The classes are not those of this set.
         """
         names, count = arrays.class_names, len(self.classes)
         self._require(
@@ -136,9 +144,16 @@ class Published:
                 log.warning("%s: only %s of the %s classes of %s occur", source, len(labels), count, self.name)
 
     def _check_counts(self, arrays: Arrays, source: str) -> None:
-        """Check that no part has more images than published; warn if one has fewer.
+        """Check that no part (train, val, test) has more images than published; warn if one has fewer.
 
         A file without a split counts as one part of all images.
+
+        Args:
+            arrays: The data set in the file.
+            source: The file, for messages.
+
+        Raises:
+            ConfigError: A part has too many images.
         """
         # Numbers of images by their description in messages, such as "train images".
         actual = {f"{part} images": int((arrays.split == code).sum()) for part, code in PARTS.items()}

@@ -91,7 +91,7 @@ class CIFAR10(DownloadedImages):
         return arrays
 
     def _published(self, side: int = 32) -> Published:
-        """Return the properties by which files of the set are recognized, for images of side x side pixels."""
+        """Return name, classes and sizes by which a file of the set is recognized; images have side x side pixels."""
         return Published(self.name, 3, [side], self.classes.split(), {"train": 50_000, "test": 10_000})
 
     def _find(self) -> Path:
@@ -126,9 +126,9 @@ class CIFAR10(DownloadedImages):
             ) from error
 
     def _from_binary(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Return the arrays of the binary version (see `_convert`), from its files' contents by name.
+        """Convert the files of the binary version (contents: their bytes by file name) to arrays as in `_convert`.
 
-        Each file consists of records: the label bytes of an image, then its pixels.
+        Each file consists of records: the label bytes of an image, then its pixels.  The last label byte is the class.
         """
         file = {"classes": np.array(contents[self.names_file].decode().split())}
         for part, names in self.members.items():
@@ -139,7 +139,7 @@ class CIFAR10(DownloadedImages):
         return file
 
     def _from_python(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Return the arrays of the Python version (see `_convert`), from its files' contents by name.
+        """Convert the files of the Python version (contents: their bytes by file name) to arrays as in `_convert`.
 
         Each file is a pickled dict of images [n, 3 * 32 * 32] uint8 and a list of labels.
         """
@@ -149,7 +149,9 @@ class CIFAR10(DownloadedImages):
             batches = [read_plain(contents[name]) for name in names]
             images = np.concatenate([batch["data"] for batch in batches])
             if images.dtype != np.uint8:
-                raise ValueError(f"the {part} images have dtype {images.dtype}, but uint8 is published")
+                raise ValueError(
+                    f"the {part} images have dtype {images.dtype}, but uint8 is published; use the published file"
+                )
             file[f"{part}_images"] = images.reshape(-1, 3, 32, 32)
             labels = [label for batch in batches for label in batch[self.python_labels_key]]
             file[f"{part}_labels"] = np.array(labels, np.int64)
@@ -273,7 +275,9 @@ def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
         try:
             with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
                 if image.size != (32, 32):
-                    raise ValueError(f"it has {image.size[0]} x {image.size[1]} pixels, but must have 32 x 32")
+                    raise ValueError(
+                        f"it has {image.size[0]} x {image.size[1]} pixels, but must have 32 x 32; resize it"
+                    )
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except DAMAGE as error:
             raise ConfigError(

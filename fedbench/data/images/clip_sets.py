@@ -243,9 +243,15 @@ class Flowers102(PictureSet):
     template = "a photo of a {}, a type of flower."
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the names in cat_to_name.json, where classes are numbered from 1.
+        """Return the class names by class index: those in cat_to_name.json, where classes are numbered from 1.
 
         Without that file, they are torchvision's names without the question mark at the end of some.
+
+        Args:
+            data: One of torchvision's parts, an object of its class.
+
+        Raises:
+            ConfigError: The file is damaged, or does not name all classes.
         """
         path = self._root.parent / "cat_to_name.json"
         if not path.is_file():
@@ -277,6 +283,7 @@ class OxfordPets(PictureSet):
             parts: The names of torchvision's parts [n], "trainval" or "test".
         """
         split = np.where(parts == "test", TEST, TRAIN).astype(np.int8)  # [n]
+        # Samples with the label -1, here the test part, are skipped.
         for members in shuffled_classes(np.where(split == TRAIN, labels, -1), self.seed):
             split[members[: round(0.2 * len(members))]] = VAL
         return split

@@ -76,7 +76,7 @@ class DigitsCLIP:
     label_pairing: Literal["correct", "official_bug"] = "correct"
 
     def load(self) -> Arrays:
-        """Return the digits of the downstream task, rendered in three colours and in one style or all."""
+        """Return the 897 digits that are not used for pre-training, each in three colours and in one or all styles."""
         grey, label = (part[PRETRAINING:] for part in digits())
         is_test = np.zeros(len(label), bool)
         for kind in range(10):

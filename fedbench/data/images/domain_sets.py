@@ -236,11 +236,11 @@ def images_from_top(
             clients: The samples of each client.
             normalize: Not used.
         """
-        image_of = np.arange(len(group))
+        image_of = np.arange(len(group))  # the image of each sample
         for part in (clients.train, clients.val, clients.test):
             for client in range(len(part)):
                 samples = part[client]
-                for g in np.unique(group[samples]).tolist():
+                for g in np.unique(group[samples]).tolist():  # the client's samples of each domain and part
                     members = samples[group[samples] == g]
                     image_of[members] = lists[g][: len(members)]
         return replace(arrays, shared={"inputs": image_of})

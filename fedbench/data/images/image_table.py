@@ -164,7 +164,13 @@ class ImageTable:
     def _labels(self, table: "Table") -> tuple[list[str], np.ndarray]:
         """Return the class names in the order of their indices, and the targets of all rows.
 
-        Targets are [n] int64, or [n, C] float32 if a picture may have several labels.
+        The labels are in one column, as single labels or as lists, or in a column of 0 and 1 for each class.
+
+        Args:
+            table: The table of n rows.
+
+        Returns:
+            Class names [C], and targets: classes [n] int64, or multi-hot rows [n, C] float32.
         """
         column = table.roles["label"]
         where = str(table.path)
@@ -206,7 +212,7 @@ class Table(CsvTable):
             self._select(silos)
 
     def _select(self, silos: list[str]) -> None:
-        """Keep only the rows of some natural clients; raise ConfigError if one of these names occurs in no row."""
+        """Keep only the rows of the natural clients in `silos`; raise ConfigError if one of them has no rows."""
         silo_of = self.cells("silo")
         absent = sorted(set(silos) - set(silo_of))
         require(
@@ -257,7 +263,7 @@ class Table(CsvTable):
         return [FIELD.sub(lambda match, row=row: row[match[1]], pattern) for row in rows]
 
     def split(self) -> np.ndarray:
-        """Return the published part of each row: TRAIN, VAL or TEST; TRAIN if there is no such column.  # [n] int8"""
+        """Return the published part of each row: TRAIN, VAL or TEST; TRAIN if no column has the role.  # [n] int8"""
         if self.roles["split"] is None:
             return np.full(len(self), TRAIN, np.int8)
         return split_codes(self.cells("split"), f"{self.path}: {self.roles['split']}")

@@ -124,7 +124,9 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             magic = file.read(4)
             if magic[:3] != b"\x00\x00\x08":
-                raise ValueError(f"it begins with {magic[:3]!r}, but an idx file of bytes with 0, 0, 8")
+                raise ValueError(
+                    f"it begins with {magic[:3]!r}, but an idx file of bytes begins with the bytes 0, 0 and 8"
+                )
             shape = np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
             size = math.prod(shape)
             require_memory(size, str(path))

@@ -66,7 +66,7 @@ class Files:
 
     @cached_property
     def _name_by_ending(self) -> dict[str, str]:
-        """The relative path of a file for each path ending.  Of several files, it is the one in the fewest folders."""
+        """The file for each ending of a path, such as "imgs/1.jpg"; of several files, the one in the fewest folders."""
         endings: dict[str, str] = {}
         for name in sorted(self.names, key=lambda name: (name.count("/"), name)):
             parts = name.split("/")
@@ -75,7 +75,7 @@ class Files:
         return endings
 
     def has(self, *endings: str) -> bool:
-        """Return whether there is a file for each of these path endings, such as "imgs/1.jpg"; True if all exist."""
+        """Return whether every one of these path endings, such as "imgs/1.jpg", has a file."""
         return all(ending in self._name_by_ending for ending in endings)
 
     def find(self, *endings: str) -> str:
@@ -220,30 +220,30 @@ class PictureTextOptions:
         path = path / "vocab.txt" if path.is_dir() else path
         return lambda texts: tokenize(texts, path, self.tokens)
 
-    def pictures(self, listed: Sequence[tuple[Files, Sequence[str]]], name: str) -> np.ndarray:
+    def pictures(self, picture_names: Sequence[tuple[Files, Sequence[str]]], name: str) -> np.ndarray:
         """Return the pictures of several data sets, one set after the other.
 
         If they need more than MAX_IN_MEMORY bytes, they are decoded once and mapped from a file in the cache.
 
         Args:
-            listed: For each data set, its files and the names of its pictures.
+            picture_names: For each data set, its files and the names of its pictures.
             name: Name of all data sets together, for messages and for the file in the cache.
 
         Returns:
             All m pictures, [m, channels, side, side] uint8.
         """
-        count = sum(len(names) for _, names in listed)
+        count = sum(len(names) for _, names in picture_names)
         shape = (count, 3 if self.color == "rgb" else 1, self.side, self.side)
 
         def decode_all() -> Iterator[np.ndarray]:
             log.info("%s: decoding %s pictures", name, f"{count:,}")
-            for files, names in listed:
+            for files, names in picture_names:
                 window = window_of(names, None, f"{name} ({files.path})", files.open)
                 yield from decode(names, self.side, self.color, window, files.open)
 
         if np.prod(shape) < MAX_IN_MEMORY:
             return fill(decode_all(), count, shape[1:])
-        stamps = [(str(files.path), names, files.fingerprint(names)) for files, names in listed]
+        stamps = [(str(files.path), names, files.fingerprint(names)) for files, names in picture_names]
         return cached_array(self.data_dir, name, (stamps, self.side, self.color, READER), shape, decode_all)
 
 
@@ -268,7 +268,7 @@ class QuestionOptions(PictureTextOptions):
 
 
 Rows = Sequence[tuple[Files, Sequence[Row]]]  # for each data set, its files and its questions
-Listed = list[tuple[Files, Sequence[str]]]  # for each data set, its files and the names of its pictures
+PictureNames = list[tuple[Files, Sequence[str]]]  # for each data set, its files and the names of its pictures
 
 
 def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, source: str) -> Arrays:
@@ -286,7 +286,9 @@ def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, s
     return question_arrays(questions, pictures, tokens, silos, source, options.rule)
 
 
-def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: AnswerRule) -> tuple[list[Question], Listed]:
+def rows_to_questions(
+    rows: Rows, silos: Sequence[str], source: str, rule: AnswerRule
+) -> tuple[list[Question], PictureNames]:
     """Return the questions that the rule keeps, and the names of the pictures of each data set.
 
     If a question has several correct answers, the first one that is a class of its client is used.
@@ -312,12 +314,12 @@ def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: Answe
                 training_answers[silo_index[row.source]].append(rule.normalize(row.answers[0]))
     classes = [set(rule.classes(answers)) for answers in training_answers]
     questions: list[Question] = []
-    listed: Listed = []
+    picture_names: PictureNames = []
     num_pictures = 0
     for files, rows_of_set in rows:
         names = sorted({row.image for row in rows_of_set})
         image_index = {name: num_pictures + i for i, name in enumerate(names)}
-        listed.append((files, names))
+        picture_names.append((files, names))
         num_pictures += len(names)
         for row in rows_of_set:
             silo = silo_index[row.source]
@@ -330,4 +332,4 @@ def rows_to_questions(rows: Rows, silos: Sequence[str], source: str, rule: Answe
         bool(questions),
         f"{source}: there are no questions: set dataset.path to a data set with questions, or dataset.answers=all",
     )
-    return questions, listed
+    return questions, picture_names

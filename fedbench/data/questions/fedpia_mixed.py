@@ -72,17 +72,17 @@ class FedPIAMixed(QuestionOptions):
 
     def load(self) -> Arrays:
         """Return the questions of the data sets in ``sets``, then the labelled radiographs of those in ``labelled``."""
-        questions, listed = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
+        questions, picture_names = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
         labelled: list[Labelled] = []
-        num_pictures = sum(len(names) for _, names in listed)
+        num_pictures = sum(len(names) for _, names in picture_names)
         for silo, (name, source) in enumerate(self._labelled.items()):
             pairs = source.pairs(self.labelled[name])
             for i, (text, labels, part) in enumerate(zip(pairs.texts, pairs.labels, pairs.split.tolist())):
                 labelled.append(Labelled(num_pictures + i, text, labels, part, silo))
-            listed.append((pairs.files, pairs.pictures))
+            picture_names.append((pairs.files, pairs.pictures))
             num_pictures += len(pairs.pictures)
         training = [question.question for question in questions if question.split == TRAIN]
         training += [sample.text for sample in labelled if sample.split == TRAIN]
-        pictures = self.pictures(listed, "fedpia_mixed")
+        pictures = self.pictures(picture_names, "fedpia_mixed")
         silos = (self.sets, list(self.labelled))
         return mixed_arrays(questions, labelled, pictures, self.tokenizer(training), silos, SOURCE, self.rule)

@@ -54,7 +54,7 @@ class MedViLL(PictureTextOptions):
     tokens: Count = 40
 
     def load(self) -> Arrays:
-        """Return all pairs of a radiograph and a report in the order of the files, split at random by ``test``."""
+        """Return all pairs of a radiograph and a report in file order; a random fraction ``test`` is the test part."""
         pairs = self.pairs()
         tokens = self.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
         pictures = self.pictures([(pairs.files, pairs.pictures)], "medvill")

@@ -44,6 +44,7 @@ class Atlas:
             The fractions of grey and of white matter, and 1 in the brain, else 0, [3, S, S].
         """
         right, front = CENTRE[0] + REACH * points[1], CENTRE[1] - REACH * points[0]
+        # positions [4, pixels], with a 1 for the shift in the matrix
         mm = np.stack([right, front, np.full_like(right, height), np.ones_like(right)]).reshape(4, -1)
         x, y, z = (self.to_voxel @ mm)[:3]  # voxels
         level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))

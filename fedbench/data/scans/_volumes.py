@@ -116,13 +116,16 @@ def _raw(path: Path, size: int, is_packed: bool) -> bytes:
     """
     actual = path.stat().st_size
     if actual != size and not (is_packed and size <= actual * DEFLATED):
-        raise ValueError(f"DimSize and ElementType imply {size:,} bytes, but {path.name} has {actual:,} bytes")
+        raise ValueError(
+            f"DimSize and ElementType imply {size:,} bytes, but {path.name} has {actual:,} bytes; use its own header"
+        )
     raw = path.read_bytes()
     if is_packed:
         raw = zlib.decompressobj().decompress(raw, size + 1)
         if len(raw) != size:
             raise ValueError(
-                f"DimSize and ElementType imply {size:,} bytes, but {path.name} does not unpack to that size"
+                f"DimSize and ElementType imply {size:,} bytes, but {path.name} has another size after "
+                "unpacking; use its own header"
             )
     return raw
 
@@ -202,7 +205,7 @@ def _checked(path: Path, image: Any) -> Any:
     claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
     actual = path.stat().st_size
     if claimed > actual * (DEFLATED if is_packed else 1):
-        raise ValueError(f"its header announces {claimed:,} bytes, but the file has only {actual:,}")
+        raise ValueError(f"its header announces {claimed:,} bytes, but the file has only {actual:,}; download it again")
     if not is_packed:
         return image
     with gzip.open(path) as file:
@@ -226,6 +229,7 @@ def require_one_space(first_path: Path, first: Nifti, second_path: Path, second:
         shapes[0] == shapes[1],
         f"{first_path} has {shapes[0]} voxels and {second_path} {shapes[1]}: resample one of them to the other",
     )
+    # [4, 8]: indices of the eight corner voxels, with a 1 for the shift in the affine matrix
     corners = np.array(np.meshgrid(*[(0, n - 1) for n in shapes[0]], [1], indexing="ij")).reshape(4, 8)
     distance = float(np.linalg.norm(((first.affine - second.affine) @ corners)[:3], axis=0).max())  # mm
     smallest = float(np.linalg.norm(first.affine[:3, :3], axis=0).min())  # smallest distance of voxels, mm

@@ -138,9 +138,15 @@ class BraTS17:
         ).check()
 
     def _cut(self, scans: list[Scan]) -> dict[str, np.ndarray]:
-        """Return "inputs" [n, channels, size, size] float32 and "targets" [n, size, size] uint8 of all scans.
+        """Read all scans and cut their patches.
 
-        A patch is around the rows and columns of the largest tumour areas, in the slice with the largest tumour area.
+        A patch is around the row and the column with the most tumour, in the slice with the largest tumour area.
+
+        Args:
+            scans: The files of each scan.
+
+        Returns:
+            "inputs" [n, channels, size, size] float32 in [-1, 1], and "targets" [n, size, size] uint8, 1 in the tumour.
         """
         patches: list[Patch] = []
         for scan in scans:
@@ -151,8 +157,9 @@ class BraTS17:
                 f"dataset.size={self.size} must be at most the height and width of {scan.mask}, which has "
                 f"{tumour.shape} voxels: lower dataset.size",
             )
+            # Tumour voxels are counted in each plane across an axis: rows, columns, and slices.
             x, y = (self._span(tumour.sum(axes), self.size) for axes in ((1, 2), (0, 2)))
-            z = int(tumour.sum((0, 1)).argmax())
+            z = int(tumour.sum((0, 1)).argmax())  # the slice with the largest tumour area
             require(
                 self.mode != "official" or volume.shape[2] >= 3,
                 f"{scan.mask} has {volume.shape[2]} slices, but dataset.mode=official needs at least three: remove the "

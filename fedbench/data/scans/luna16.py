@@ -150,7 +150,7 @@ class Luna16:
         is_inside = all(0 <= v < n for v, n in zip((z, y, x), volume.values.shape))
         require(
             is_inside,
-            f"{uid}: the candidate at {position.tolist()} mm is outside of its scan: correct its row in the table",
+            f"scan {uid}: the candidate at {position.tolist()} mm is outside of its scan: correct its row in the table",
         )
         half, (low, high) = self.size // 2, self._window
         scaled = ((volume.values[z].astype(np.float32) - low) / (high - low) * 2 - 1).clip(-1, 1)

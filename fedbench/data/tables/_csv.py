@@ -186,7 +186,7 @@ class Column:
             )
 
     def _not_numbers(self, decimal: Decimal) -> list[tuple[int, str]]:
-        """Return (line number, cell) of each value that is not a number if "point" or "comma" is the decimal mark."""
+        """Return (line number, cell) of each value that is no number with the decimal mark "point" or "comma"."""
         pairs = zip(self.lines, self.values, strict=True)
         return [(line, value) for line, value in pairs if value is not None and number_in(value, decimal) is None]
 

@@ -25,6 +25,10 @@ def deviation_ranges(arrays: Arrays, split: Split) -> dict[str, tuple[float, flo
 
     They are computed from a subset of the training samples.  Constant columns are excluded, and so are inputs that
     have no others.
+
+    Args:
+        arrays: The data set.
+        split: The samples of each client, of which the training samples are used.
     """
     ranges = {}
     for name, values in arrays.parts().items():
@@ -60,6 +64,10 @@ def warn_of_scales(arrays: Arrays, split: Split) -> None:
     """Warn if the columns of a float input have very different scales, or if float pictures have large values.
 
     No learning rate suits columns of very different scales.
+
+    Args:
+        arrays: The data set.
+        split: The samples of each client, of which the training samples are used.
     """
     for name, (least, most) in deviation_ranges(arrays, split).items():
         if most > RATIO * least:

@@ -62,7 +62,9 @@ def _clean(text: str) -> str:
 
 # -- indented --------------------------------------------------------------------------------------------
 def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
-    """Return the lines of each play by its title.  Poems are left out.
+    """Divide the lines of a file in the indented layout by play, and return the lines of each play by its title.
+
+    Poems are left out.
 
     A play begins after a line "by William Shakespeare", and its title is in the last line above that is not empty.
     """
@@ -100,9 +102,11 @@ def _indented_speeches(lines: list[str]) -> Speeches:
 
 # -- headed ----------------------------------------------------------------------------------------------
 def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
-    """Return the lines of each play in the table of contents by its title.
+    """Divide the lines of a file in the headed layout by play, and return the lines of each play by its title.
 
-    Without such a table, all lines are one play with the title `name`.
+    Args:
+        lines: The lines of the file.  The titles are those in its table of contents.
+        name: The title of the only play if there is no table of contents.
     """
     stripped = [line.strip() for line in lines]
     contents = stripped.index("Contents") if "Contents" in stripped else len(lines)

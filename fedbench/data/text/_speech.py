@@ -63,6 +63,7 @@ def select_windows(count: int, length: int, stride: int, test: float) -> tuple[n
     """
     start = np.arange(0, count, stride)
     num_train = int((1 - test) * count + 1e-9)  # 1e-9: rounding errors must not turn 9 = 0.9 * 10 into 8
+    # A window between these limits would share characters with windows of both parts.
     start = start[(start < num_train) | (start >= num_train + length - 1)]
     return start, np.where(start < num_train, TRAIN, TEST).astype(np.int8)
 

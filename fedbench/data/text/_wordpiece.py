@@ -49,7 +49,10 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
 
 
 def read_vocab(vocab_file: str | Path) -> dict[str, int]:
-    """Return the index of each piece of words, which is the number of its line, counted from 0.
+    """Return the index of each piece of words (token) in a vocabulary: the number of its line, counted from 0.
+
+    Args:
+        vocab_file: vocab.txt of a BERT tokenizer, one piece per line.
 
     Raises:
         ConfigError: The file does not exist or lacks a special token, or [PAD] is not in the first line.

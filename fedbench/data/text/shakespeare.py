@@ -152,7 +152,10 @@ class Shakespeare:
 
 
 def _find_files(path: Path) -> dict[str, list[Path]]:
-    """Return the files of the first layout in the module that a path has.
+    """Find the text files at a path, and their layout (see the module).
+
+    Args:
+        path: A file, or a folder with files of one of the layouts.
 
     Returns:
         Files by "train" and "test" (LEAF's, split), by "json" (LEAF's, not split), or by "txt" (plays).
@@ -184,9 +187,7 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
             for user in content["users"]:
                 data = content["user_data"][user]
                 if len(data["x"]) != len(data["y"]):
-                    raise ValueError(
-                        f"{user} has {len(data['x']):,} x and {len(data['y']):,} y, but needs one y for each x"
-                    )
+                    raise ValueError(f"{user} has {len(data['x']):,} x and {len(data['y']):,} y, which must be equal")
                 if data["y"]:
                     yield user, data
         except (ValueError, KeyError, TypeError) as error:

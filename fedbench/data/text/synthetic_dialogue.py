@@ -68,7 +68,7 @@ class SyntheticDialogue:
         rng = generator(self.seed, "synthetic_dialogue", role)
         dialect = np.where(rng.random(STEMS) < DIALECT, rng.choice(ENDINGS, STEMS), endings)
         words = [stem + ending for stem, ending in zip(stems, dialect)]
-        frequency = 1 / np.arange(1, STEMS + 1)
+        frequency = 1 / np.arange(1, STEMS + 1)  # Zipf's law
         length, text = int(self.characters * rng.uniform(0.5, 1.5)), ""
         while len(text) < length:
             sentence = rng.choice(words, rng.integers(*WORDS), p=frequency / frequency.sum())

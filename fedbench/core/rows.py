@@ -67,7 +67,7 @@ class Rows:
         return self.default.numel() * self.default.element_size()
 
     def _allocate(self, capacity: int) -> Tensor:
-        """Return an uninitialized store in this location.  # [capacity, ...]"""
+        """Return an uninitialized store for ``capacity`` rows, on the device, in host memory or in a file on disk."""
         shape = (capacity, *self.default.shape)
         if self.location == "disk" and capacity and self.default.numel():
             handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-", dir=scratch_folder())
@@ -185,7 +185,7 @@ class Rows:
         if len(np.unique(numbers)) < len(numbers) or ((numbers < 0) | (numbers >= self.num_clients)).any():
             raise ValueError(
                 f"the rows {self.name!r} of the checkpoint must belong to distinct clients from 0 to "
-                f"{self.num_clients - 1}, but belong to {numbers.tolist()[:12]}: the file is damaged"
+                f"{self.num_clients - 1}, but belong to {numbers.tolist()[:12]}: restore an undamaged checkpoint"
             )
 
 

@@ -32,4 +32,4 @@ def read_weights(path: Path, device: torch.device | str = "cpu", mmap: bool = Fa
         raise ValueError(NO_WEIGHTS) from error
     except Exception as error:  # torch.load may raise any exception on a damaged file
         first = (str(error) or type(error).__name__).splitlines()[0][:160]
-        raise ValueError(first) from error
+        raise ValueError(f"torch.load failed: {first}; replace the file by an intact one") from error

@@ -245,10 +245,10 @@ def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options
 
 
 def _cell_row(table: str, cell: paper.Cell) -> Row:
-    """Return the row of a cell in cells.csv: the cell, and our value if it was run.
+    """Return the row of cells.csv for a cell of a paper's table, with our value if it was run.
 
     Args:
-        table: The name of the printed table.
+        table: The name of the paper's table.
         cell: The cell.
     """
     row = {"table": table, **{key: cell.row[key] for key in ("method", *paper.KEYS)}, "form": "not run"}

@@ -53,7 +53,10 @@ class PageFunctions:
         return groups
 
     def spread(self, key: str, *names: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return mean and standard deviation over seeds of the score ``key``, in the unit of tables (percent or 1)."""
+        """Return mean and standard deviation over seeds of the score ``key`` of a group.
+
+        They are in percent if the page shows this score in percent, else as stored.
+        """
         group = one_group(self._page, part, names, where)
         spread = group.spread(key).scaled(self._columns.get(key, Column(key, key)).scale)
         requested = " ".join([*map(str, names), *(f"{label}={value}" for label, value in where.items())])
@@ -64,7 +67,7 @@ class PageFunctions:
         return spread
 
     def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the mean over seeds of the score ``key`` of a group, in the unit of tables."""
+        """Return the mean over seeds of the score ``key`` of a group, in percent if the page shows it in percent."""
         return self.spread(key, *names, part=part, **where).mean
 
     def std(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
@@ -193,10 +196,10 @@ class PageFunctions:
         return table.iloc[0].to_dict() if len(table) else None
 
     def tau(self, table: str, **where: Any) -> float:
-        """Return Kendall's tau-b between the printed order of methods and ours, in one column of a printed table.
+        """Return Kendall's tau-b between the order of methods in a paper's table and in our runs, for one column.
 
         Args:
-            table: The name of the printed table.
+            table: The name of the paper's table.
             **where: Values that choose the column, such as dataset="CIFAR10".
         """
         ranking = paper.ranking_table(cells_of(self._page, table))
@@ -257,10 +260,10 @@ class PageFunctions:
         return f"\n{' ' * indent}".join(lines)
 
     def paper(self, table: str, columns: str = "", title: str | None = None) -> str:
-        """Return the cells of a printed table that were run as a table in Markdown, printed values beside ours.
+        """Return a table in Markdown with the cells of a paper's table that we ran: printed values beside ours.
 
         Args:
-            table: The printed table.
+            table: The name of the paper's table.
             columns: The keys of columns, separated by spaces; "" for all.
             title: The title; None for the default one.
         """
@@ -268,12 +271,12 @@ class PageFunctions:
         return _markdown(paper.cell_table(table, cells, keys=columns.split() or None, title=title))
 
     def ranking(self, table: str) -> str:
-        """Return a table in Markdown with a row per column of a printed table.
+        """Return a table in Markdown with a row per column of a paper's table.
 
         A row has Kendall's tau-b between the printed values of the column and ours, over the methods that were run.
 
         Args:
-            table: The name of the printed table.
+            table: The name of the paper's table.
         """
         ranking = paper.ranking_table(cells_of(self._page, table))
         require(
@@ -284,7 +287,7 @@ class PageFunctions:
         return _markdown(ranking or Table("", []))
 
     def coverage(self, table: str) -> str:
-        """Return a sentence that says how many cells of the printed table of this name were not run."""
+        """Return a sentence that says how many cells of a paper's table, given by its name, were not run."""
         return paper.commands(table, cells_of(self._page, table), [])[0]
 
     def figure(self, name: str) -> str:
@@ -357,13 +360,13 @@ class PageFunctions:
 
 
 def cells_of(page: Page, table: str) -> list[paper.Cell]:
-    """Return the cells of a printed table whose metric a run can have, with our values from cells.csv.
+    """Return the cells of a paper's table whose metric a run can have, with our values from cells.csv.
 
-    A cell with several values, of different settings, occurs several times.
+    If cells.csv has several values of a cell, from runs of different settings, the cell occurs several times.
 
     Args:
         page: The page.
-        table: The name of the printed table.
+        table: The name of the paper's table.
 
     Raises:
         ConfigError: cells.csv has a cell that the table does not have.
@@ -387,12 +390,12 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
 
 
 def _cell(page: Page, row: dict[str, str], answer: Mapping[str, Any]) -> paper.Cell:
-    """Return a printed cell with our value.
+    """Return a cell of a paper's table with our value.
 
     Args:
         page: The page.
-        row: The row of the CSV file of the printed table.
-        answer: The row of cells.csv.
+        row: The row of the cell in the CSV file of the paper's table, by column.
+        answer: The row of the cell in cells.csv, by column.
     """
     answer = {key: None if pd.isna(value) else value for key, value in answer.items()}
     ours = _ours(answer)

@@ -343,7 +343,11 @@ def _rows(cfg: DictConfig, training: Federation) -> RowStore:
 
 
 def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int]:
-    """Return the numbers of samples that an evaluation computes at once.
+    """Return the numbers of samples that an evaluation computes at once, which eval.batch_size may set.
+
+    Args:
+        cfg: The checked configuration.
+        training: The federation of the training clients.
 
     Returns:
         The number for each client, and the number of all clients together if they share one model.

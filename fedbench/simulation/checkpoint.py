@@ -48,7 +48,11 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
 
 
 def dump(state: dict[str, Any], file: IO[bytes]) -> None:
-    """Write a state into a file by torch.save.
+    """Write a state into an open file by torch.save.
+
+    Args:
+        state: The content of the checkpoint.
+        file: The file, open for writing.
 
     Raises:
         OSError: The disk is full, for example.  torch.save itself raises a RuntimeError instead.
@@ -100,15 +104,18 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
             state = read_weights(path, device, mmap=True)  # mmap: the state may be larger than memory
             _check(path, state)
             damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
-            require(damaged is None, f"{damaged} was shortened or changed after this checkpoint was written")
+            require(
+                damaged is None,
+                f"{damaged} was shortened or changed after this checkpoint was written: restore {damaged}",
+            )
             return {**state, "file": path.name}
         except DAMAGE as error:
-            problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
+            problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:300]}")
             if path != paths[-1]:
                 log.warning("%s cannot be used (%s); trying the previous one", path, problems[-1].partition(": ")[2])
     raise ConfigError(
-        f"resume={run_dir}: no checkpoint can be used ({'; '.join(problems)}): restore these files from a backup, or "
-        "start a new run"
+        f"resume={run_dir}: no checkpoint can be used ({'; '.join(problems)}); without a backup of these files, start "
+        "a new run"
     )
 
 
@@ -123,13 +130,12 @@ def _check(path: Path, state: Any) -> None:
         ConfigError: The content is not a checkpoint, or differs from the digest that was stored with it.
     """
     is_checkpoint = isinstance(state, dict) and state.keys() >= PARTS
-    require(
-        is_checkpoint, f"the file is not a checkpoint of fedbench, which has the entries {', '.join(sorted(PARTS))}"
-    )
+    entries = ", ".join(sorted(PARTS))
+    require(is_checkpoint, f"the file is not a checkpoint of fedbench, which has the entries {entries}: restore it")
     if "digest" in state:
         content = {name: value for name, value in state.items() if name != "digest"}
-        require(digest(_arrays(on_host(content))) == state["digest"], "the file was changed or damaged")
+        require(digest(_arrays(on_host(content))) == state["digest"], "the file was changed or damaged: restore it")
         return
     with zipfile.ZipFile(path) as archive:
-        require(archive.testzip() is None, "the file was changed or damaged")
+        require(archive.testzip() is None, "the file was changed or damaged: restore it")
     log.warning("%s was written by an old version of fedbench without digests: changes cannot be detected", path)

@@ -72,9 +72,15 @@ def require_validation(patience: int, split: Split) -> None:
 
 
 def state_of(algorithm: Algorithm, engine: Engine) -> dict[str, Any]:
-    """Return the state of server and clients: tensors of the method, of the compressor, and the rows of clients.
+    """Return the state of server and clients, without copying tensors.
 
-    Tensors are not copied.
+    Args:
+        algorithm: The method.
+        engine: The engine.
+
+    Returns:
+        "algorithm": the tensors of the method; "compression": those of the compressor; "rows": the written rows of all
+        client states (`RowStore.state_dict`).
     """
     return {
         "algorithm": algorithm.state_dict(),

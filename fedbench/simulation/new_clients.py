@@ -44,6 +44,10 @@ def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
 def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
     """Return the rows from which the M new clients of the run start after training.
 
+    Args:
+        algorithm: The method.
+        engine: The engine of the training clients.
+
     Returns:
         One row per new client [M, P], or one row [P] that all share.
     """
@@ -119,7 +123,11 @@ def _adapt(
 
 
 def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
-    """Train for one epoch from a row [P] or rows [k, P], and return the trained rows [k, P].
+    """Train clients for one epoch, and return their trained rows [k, P].
+
+    Args:
+        cohort: The k clients.
+        row: The row [P] from which all start, or one per client [k, P].
 
     Raises:
         RunError: The training diverged.  The message names new_clients.lr, which is the learning rate here.

@@ -10,7 +10,7 @@ Summary = Mapping[str, Any]
 
 
 def primary_of(summary: Summary) -> str:
-    """Return the name of the primary metric in a summary, such as "accuracy", which is also the default."""
+    """Return the name of the task's primary metric in a summary; "accuracy" if the summary does not have it."""
     return (summary.get("task") or {}).get("primary", "accuracy")
 
 

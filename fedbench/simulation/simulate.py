@@ -175,7 +175,13 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Write to status.json if the block is interrupted, and also to error.txt if it fails, and raise the exception."""
+    """Record in status.json that the block was interrupted or failed, and raise the exception again.
+
+    A failure is also written to error.txt.
+
+    Args:
+        folder: The run folder.
+    """
     try:
         yield
     except KeyboardInterrupt:

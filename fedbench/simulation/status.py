@@ -134,7 +134,7 @@ def started_by() -> str:
 def _try_to_write(path: Path, text: str) -> bool:
     """Replace a text file, and return whether that worked.
 
-    An error is not raised, because a full disk must not hide the run's error.
+    A write error is not raised, because a full disk must not hide the error that ended the run.
     """
     try:
         replace_text(path, [text], durable=False)

@@ -196,6 +196,10 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     """Return useful next commands, each with its purpose.
 
     An option that was replaced by a class (`algorithm._target_=my.Method`) is not suggested.
+
+    Args:
+        summary: The content of summary.json.
+        run_dir: The run folder.
     """
     algorithm, dataset, classes = summary["algorithm"], summary["dataset"], summary.get("classes") or {}
     # by default, the folder of a run is output_dir/ALGORITHM/DATASET/TIME

@@ -46,7 +46,7 @@ class PrintedTable:
 
 
 def printed_tables(root: Path) -> list[PrintedTable]:
-    """Return the tables of fedbench/papers that runs can answer.
+    """Return the tables of fedbench/papers that have a metric of fedbench, with our values from results/.
 
     Args:
         root: The root of the repository.
@@ -70,12 +70,12 @@ def printed_tables(root: Path) -> list[PrintedTable]:
 def _table(
     name: str, reported: Any, answers: Any, experiments: list[paper.Experiment], about: dict[str, Any]
 ) -> PrintedTable:
-    """Return a printed table with our values.
+    """Return a paper's table with our values.
 
     Args:
         name: The name of the table.
-        reported: A DataFrame of its CSV file.
-        answers: A DataFrame of the rows of cells.csv, of all pages, that answer its cells.
+        reported: A DataFrame of its CSV file, with a row per printed cell.
+        answers: A DataFrame with the rows of the cells.csv of all pages that have our values of these cells.
         experiments: The experiments of its rows.
         about: The content of its file in conf/paper.
     """

@@ -90,8 +90,8 @@ def test_a_table_that_is_damaged_at_its_end_is_written_again(
     (copy / name).write_bytes(damage((copy / name).read_bytes()))
     with caplog.at_level(logging.WARNING):
         run(config(whole), copy, resume=True)
-    expected = f"checkpoint.pt cannot be used ({name} was shortened or changed after this checkpoint was written)"
-    assert f"{expected}; trying the previous one" in caplog.text
+    expected = f"{name} was shortened or changed after this checkpoint was written: restore {name}"
+    assert f"checkpoint.pt cannot be used ({expected}); trying the previous one" in caplog.text
     assert as_the_whole(copy, whole) and finished(copy, whole)
 
 
@@ -129,7 +129,7 @@ def test_every_byte_of_a_tensor_counts(copy: Path, whole: Path, caplog: pytest.L
         path.write_bytes(good[:place] + bytes([byte]) + good[place + 1 :])
         with caplog.at_level(logging.WARNING):
             assert checkpoint.load(copy)["round"] == 3
-        assert "checkpoint.pt cannot be used (the file was changed or damaged)" in caplog.text
+        assert "checkpoint.pt cannot be used (the file was changed or damaged: restore it)" in caplog.text
     path.write_bytes(good[:start] + bytes(64) + good[start + 64 :])
     run(config(whole), copy, resume=True)
     assert as_the_whole(copy, whole)

@@ -72,6 +72,10 @@ def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
     """Return the arguments of wandb.init that name a run: project, entity, group, job type, tags and name.
 
     The name of a run of a sweep ends with its folder.
+
+    Args:
+        cfg: The checked configuration.
+        run_dir: The run folder.
     """
     choices, tracking = cfg.choices, cfg.tracking
     dataset, partition, experiment = choices.dataset, choices.partition, choices.get("experiment")

@@ -75,9 +75,9 @@ def _check_kind(group: str, target: Any) -> None:
         target: Its value of ``_target_``.  Functions, and values that are no text, are not checked here.
     """
     name, expected = KINDS[group]
-    found = find_target(target, f"{group}._target_") if isinstance(target, str) else None
-    if isinstance(found, type):
-        fits = hasattr(found, name) or name in {base.__name__ for base in found.__mro__}  # a method, or a base class
+    cls = find_target(target, f"{group}._target_") if isinstance(target, str) else None
+    if isinstance(cls, type):
+        fits = hasattr(cls, name) or name in {base.__name__ for base in cls.__mro__}  # a method, or a base class
         require(
             fits,
             f"{group}._target_={target} is not a {expected}: name such a class, or choose an option by {group}=...",

@@ -42,11 +42,11 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
         cfg.pop("hydra", None)
         cfg.choices = {group: choices.get(group) for group in GROUPS}
         for group in RESERVED:
-            given: dict[str, str] = {}  # key -> all overrides of it
+            overridden: dict[str, str] = {}  # the overrides of each key of the group, joined by spaces
             for text in overrides:
                 if match := re.match(rf"\+*{group}\.(\w+)", text):
-                    given[match[1]] = f"{given.get(match[1], '')} {text}"
-            _name_class(cfg, group, given, folders)
+                    overridden[match[1]] = f"{overridden.get(match[1], '')} {text}"
+            _name_class(cfg, group, overridden, folders)
         _choose_cohort_key(cfg, overrides)
         for old in rename_options(cfg):
             _warn_of_old_name(old)
@@ -63,7 +63,7 @@ def _warn_of_old_name(old: str) -> None:
     log.warning("%s is now called %s; the old name is accepted for one release", old, new_name(old))
 
 
-def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: list[Path]) -> None:
+def _name_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], folders: list[Path]) -> None:
     """Record the class of a group as its choice, if it is not that of the chosen option.
 
     If the class is given on the command line, remove the values of the option's file.
@@ -71,14 +71,14 @@ def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: 
     Args:
         cfg: The configuration with ``choices``; changed in place.
         group: The group.
-        given: The keys of the group that the command line sets, each with its overrides as text.
+        overridden: The keys of the group that the command line sets, each with its overrides as text.
         folders: The folders of options.
     """
     option, target = cfg.choices[group], _target(cfg, group)
     if target is None or option is None or target_of(group, str(option), folders) == target:
         return
-    if "_target_" in given:
-        _drop_values_of_option(cfg, group, {**_set_in_files(cfg, group, folders), **given})
+    if "_target_" in overridden:
+        _drop_values_of_option(cfg, group, {**_set_in_files(cfg, group, folders), **overridden})
         cfg.choices[group] = class_name(group, target, folders)
     else:
         cfg.choices[group] = label_of(group, str(option), target, folders)
@@ -136,8 +136,8 @@ def _choose_cohort_key(cfg: DictConfig, overrides: list[str]) -> None:
     Raises:
         ConfigError: The command line gives both.
     """
-    given = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
-    number, rate = given.get("clients_per_round", "null"), given.get("sample_rate")
+    values = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)  # as text, by key
+    number, rate = values.get("clients_per_round", "null"), values.get("sample_rate")
     require(
         number == "null" or rate is None,
         f"clients_per_round={number} and sample_rate={rate} both set the clients per round: remove one of them",

@@ -49,20 +49,20 @@ def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any
     """
     path = ".".join([module.__name__, *names])
     modules = [name for _, name, _ in pkgutil.iter_modules(getattr(module, "__path__", ()))]
-    found: Any = module
+    member: Any = module
     for name in names:
-        found = getattr(found, name, None)
-    if isinstance(found, ModuleType) or (found is None and names[0] in modules):
+        member = getattr(member, name, None)
+    if isinstance(member, ModuleType) or (member is None and names[0] in modules):
         raise ConfigError(f"{key}={path} is a module: write {path}.Class")
-    if found is None:
+    if member is None:
         members = _defined_in(module) + modules
         hint = nearest(names[0], members) or f" it has {listed(members) or 'no classes'}"
         raise ConfigError(f"{key}: {module.__name__} has no {'.'.join(names)};{hint}")
     require(
-        callable(found),
-        f"{key}={path} is not a class or function, but of type {type(found).__name__}: name a class or function",
+        callable(member),
+        f"{key}={path} is not a class or function, but of type {type(member).__name__}: name a class or function",
     )
-    return found
+    return member
 
 
 def _import(name: str, key: str) -> ModuleType | None:

@@ -110,8 +110,8 @@ def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
     table = read_table(name, folders)
     if table is None or row not in table["rows"]:
         return None
-    given = table["rows"][row]
-    return {**(table.get("common") or {}), **(given if isinstance(given, dict) else {"base": given})}
+    content = table["rows"][row]  # a mapping of keys, or only the value of the key base
+    return {**(table.get("common") or {}), **(content if isinstance(content, dict) else {"base": content})}
 
 
 def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:

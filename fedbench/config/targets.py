@@ -73,8 +73,9 @@ def _is_user_class(target: str, run_dir: Path) -> bool:
     if not modules or not all(modules) or not _defines_class(modules[-1][0], target.split(".")[len(modules) :]):
         return False
     here, run = Path.cwd().resolve(), run_dir.resolve()
-    inside = run.relative_to(here).parts if run.is_relative_to(here) else ()
-    run_tree = here / inside[0] if inside else run  # may be copied from another person, with classes of its own
+    folders = run.relative_to(here).parts if run.is_relative_to(here) else ()
+    # the subfolder with the run, which may be copied from another person, with classes of its own
+    run_tree = here / folders[0] if folders else run
     package = Path(__file__).resolve().parents[1]
     files = [path.resolve() for paths in modules for path in paths]
     excluded = any(folder in path.parents or folder == path for path in files for folder in (run_tree, package))

@@ -25,8 +25,8 @@ def cores(system: Path = SYSTEM) -> int:
 
 def _slurm() -> list[float]:
     """Return a list with the number of CPUs that Slurm assigned to each task; [] outside of Slurm."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return [int(given)] if given.isdecimal() else []
+    count = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return [int(count)] if count.isdecimal() else []
 
 
 def _ray() -> list[float]:

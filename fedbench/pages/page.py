@@ -304,6 +304,7 @@ def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping
     """
     names = list(names)
     groups = groups_of(page, part, where)
+    # each name must be one of the labels of the group
     found = [g for g in groups if all(any(_is_equal(v, name) for v in g.labels.values()) for name in names)]
     requested = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
     candidates = listed([" ".join(map(str, group.labels.values())) for group in found or groups], 40)

@@ -372,14 +372,14 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
         ConfigError: cells.csv has a cell that the table does not have.
     """
     keys = ["method", *paper.KEYS]
-    answers: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    answers: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows of cells.csv by the values of keys
     run = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")]
     for answer in run.to_dict("records"):
         answers.setdefault(tuple(str(answer[key]) for key in keys), []).append(answer)
     cells = []
     for row in (row for row in paper.read_table(table) if paper.is_measured(row["metric"])):
-        found = answers.pop(tuple(row[key] for key in keys), [])
-        cells += [_cell(page, row, answer) for answer in found] or [paper.Cell(row)]
+        answers_of_cell = answers.pop(tuple(row[key] for key in keys), [])
+        cells += [_cell(page, row, answer) for answer in answers_of_cell] or [paper.Cell(row)]
     unknown = ", ".join(map(str, answers))
     require(
         not answers,

@@ -304,6 +304,7 @@ class Trial:
         count = min(TIMED_ON_GPU if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
         if seconds < 4 * best and count > 0:  # several steps, so that the overhead of a training call counts less
             seconds = self._time_warm(count)
+        # a plan with CUDA graphs is useless if recording them failed, so that gradients are computed without
         cannot_record = plan.graphs and getattr(self.engine.executor.gradients, "disabled", False)
         self.seconds[plan] = float("inf") if cannot_record else min(self.seconds[plan], seconds)
 

@@ -91,12 +91,12 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
         None if isinstance(data, Arrays) else data.num_clients,
     )
     arguments = {**vars(spec), "spec": spec}
-    named, takes_any = _parameters(target_of(cfg, "model"))
-    given = {name: value for name, value in arguments.items() if name in named}
-    tried = [n for n in ("input_shape", "num_classes") if n not in named] if takes_any else []
+    parameters, takes_any = _parameters(target_of(cfg, "model"))
+    accepted = {name: value for name, value in arguments.items() if name in parameters}
+    tried = [n for n in ("input_shape", "num_classes") if n not in parameters] if takes_any else []
     while True:
         try:
-            return _draw_module(cfg, given | {name: arguments[name] for name in tried}, *number)
+            return _draw_module(cfg, accepted | {name: arguments[name] for name in tried}, *number)
         except ConfigError as error:
             # a base class may refuse an argument that **kwargs passed on to it: call again without this argument
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
@@ -109,16 +109,16 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
             tried.remove(unknown[1])
 
 
-def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> Any:
+def _draw_module(cfg: DictConfig, arguments: dict[str, Any], *number: str | int) -> Any:
     """Call the constructor of the model, with random numbers that depend on the seed and the number.
 
     Args:
-        cfg: The checked configuration.
-        given: Further arguments of the constructor.
+        cfg: The checked configuration, whose group model has the options.
+        arguments: Further arguments of the constructor, which are not options.
         *number: The number of the random initialization, if there are several.
     """
     with seeded(cfg, "init", *number):
-        return make(cfg.model, RESERVED, key="model", **given)
+        return make(cfg.model, RESERVED, key="model", **arguments)
 
 
 @contextlib.contextmanager

@@ -108,10 +108,10 @@ def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
         rows: The result of `Algorithm.personalized`: a tensor, or a dict of tensors.
         clients: The number of clients.
     """
-    for found in rows.values() if isinstance(rows, dict) else [rows]:
-        if isinstance(found, Tensor) and found.dim() > 1 and len(found) != clients:
+    for tensor in rows.values() if isinstance(rows, dict) else [rows]:
+        if isinstance(tensor, Tensor) and tensor.dim() > 1 and len(tensor) != clients:
             raise RunError(
-                f"{type(algorithm).__name__}.personalized returned shape {[*found.shape]} for {clients} clients: "
+                f"{type(algorithm).__name__}.personalized returned shape {[*tensor.shape]} for {clients} clients: "
                 f"expected one shared row [P], or [{clients}, ...] with one row per client; correct this method"
             )
 

@@ -129,11 +129,13 @@ def config_dir_of(folder: Path) -> str | None:
     path = folder / ".hydra" / "hydra.yaml"
     try:
         sources = yaml.safe_load(path.read_text(encoding="utf-8"))["hydra"]["runtime"]["config_sources"]
-        given = [Path(source["path"]) for source in sources if source["provider"].endswith("command-line")]
+        folders = [Path(source["path"]) for source in sources if source["provider"].endswith("command-line")]
     except (KeyError, TypeError, ValueError, AttributeError, OSError, yaml.YAMLError):  # the file may be damaged
         return None
     here = Path.cwd()
-    return str(given[0].relative_to(here) if given[0].is_relative_to(here) else given[0]) if given else None
+    if not folders:
+        return None
+    return str(folders[0].relative_to(here) if folders[0].is_relative_to(here) else folders[0])
 
 
 def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:

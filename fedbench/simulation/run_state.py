@@ -206,17 +206,22 @@ class Simulation:
         return True
 
     def record_metrics(self, values: dict[str, float]) -> None:
-        """Store the metrics of an evaluation, by name, as the last ones.
+        """Store the metrics of an evaluation as the last ones.
 
-        They are also stored as the best ones by test score or by validation score, if that score is better than all
-        earlier ones.
+        They are also stored as the best ones by test score (`best`) or by validation score (`best_val`), if that score
+        is better than all earlier ones.
+
+        Args:
+            values: The metrics over clients, by name.
         """
         self.last = values
         nan, test, validation = float("nan"), self.primary, f"val/{self.engine.task.primary}"
-        score, best = (v.get(test, nan) for v in (values, self.best["values"] if self.best else {}))
+        earlier = self.best["values"] if self.best else {}
+        score, best = values.get(test, nan), earlier.get(test, nan)
         if scores.is_better(test, score, best) or best != best:  # NaN: there was no score so far
             self.best = {"metric": test, "round": self.done, "values": values}
-        score, best = (v.get(validation, nan) for v in (values, self.best_val["values"] if self.best_val else {}))
+        earlier = self.best_val["values"] if self.best_val else {}
+        score, best = values.get(validation, nan), earlier.get(validation, nan)
         if scores.is_better(validation, score, best):
             self.best_val = {"metric": validation, "round": self.done, "values": values}
 
@@ -264,11 +269,11 @@ def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) 
         KeyError: A tensor is missing.
     """
     for name, tensor in fresh.items():
-        found = stored[name]
-        fits = found.shape == tensor.shape or (found.dim() > 1 and found.shape[1:] == tensor.shape[1:])
-        if found.dtype != tensor.dtype or not fits:
+        saved = stored[name]
+        fits = saved.shape == tensor.shape or (saved.dim() > 1 and saved.shape[1:] == tensor.shape[1:])
+        if saved.dtype != tensor.dtype or not fits:
             expected = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise ValueError(
-                f"the tensor {name!r} of the checkpoint is {found.dtype} {tuple(found.shape)}, but the method now has "
+                f"the tensor {name!r} of the checkpoint is {saved.dtype} {tuple(saved.shape)}, but the method now has "
                 f"{expected}: undo changes of the method or the model"
             )

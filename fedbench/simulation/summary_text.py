@@ -54,32 +54,32 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         summary: The content of summary.json.
         run_dir: The run folder.
     """
-    s, cost = summary, summary["cost"]
-    last, best, name = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}, primary_of(s)
+    cost, last, name = summary["cost"], summary["last"], primary_of(summary)
+    best = summary["best"] or {"round": summary["rounds"], "values": last}
     table = [
         ("", "last", "best"),
-        ("round", str(s["rounds_done"]), str(best["round"])),
+        ("round", str(summary["rounds_done"]), str(best["round"])),
         (f"mean personalized {name}", *last_and_best(last, best, f"personal/{name}")),
-        *_client_row(s, last, best["values"], f"personal/{name}"),
+        *_client_row(summary, last, best["values"], f"personal/{name}"),
         ("  spread over clients (std)", *last_and_best(last, best, f"personal/{name}_std")),
         ("  worst tenth of the clients", *last_and_best(last, best, f"personal/{name}_worst")),
         (f"global {name}", *last_and_best(last, best, f"global/{name}")),
     ]
     width = max(len(row[0]) for row in table)
     shown = [f"  {label:<{width}}  {of_last:>8}  {of_best:>8}" for label, of_last, of_best in table]
-    shown[-1] += global_note(s)
+    shown[-1] += global_note(summary)
     return [
-        f"{s['name']} on {s['dataset']}, {s['partition']} partition: {s['num_clients']} clients, "
-        f"{s['cohort']} per round, {s['rounds']} rounds, model {s['model']}, seed {s['seed']}",
+        "{name} on {dataset}, {partition} partition: {num_clients} clients, {cohort} per round, {rounds} rounds, "
+        "model {model}, seed {seed}".format_map(summary),
         *shown,
-        *new_client_lines(s.get("new_clients"), name),
-        *privacy_lines(s.get("privacy")),
+        *new_client_lines(summary.get("new_clients"), name),
+        *privacy_lines(summary.get("privacy")),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in total; "
         f"{megabytes(cost, 'down')}, {megabytes(cost, 'up')}",
-        f"  mean per client and round: {kib(cost['bytes_down'], s)} down, {kib(cost['bytes_up'], s)} up",
+        f"  mean per client and round: {kib(cost['bytes_down'], summary)} down, {kib(cost['bytes_up'], summary)} up",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
         "next:",
-        *next_lines(s, run_dir),
+        *next_lines(summary, run_dir),
     ]
 
 
@@ -137,14 +137,14 @@ def _client_row(
     return [("  clients in these means", counts[0] or "all", counts[1] or "all")] if any(counts) else []
 
 
-def kib(total: int, s: dict[str, Any]) -> str:
+def kib(total: int, summary: dict[str, Any]) -> str:
     """Return the bytes of a run per sampled client and round as text, in KiB.
 
     Args:
         total: The bytes of all clients and rounds.
-        s: The content of summary.json.
+        summary: The content of summary.json.
     """
-    return f"{total / max(1, s['rounds_done'] * s['cohort']) / 1024:,.1f} KiB"
+    return f"{total / max(1, summary['rounds_done'] * summary['cohort']) / 1024:,.1f} KiB"
 
 
 def global_note(summary: dict[str, Any]) -> str:

@@ -34,8 +34,8 @@ def wandb_mode(setting: str) -> tuple[str, str]:
     """
     mode = setting
     if setting == "auto":
-        given = os.environ.get("WANDB_MODE") or "auto"
-        mode = {"dryrun": "offline", "run": "online"}.get(given, given)
+        variable = os.environ.get("WANDB_MODE") or "auto"
+        mode = {"dryrun": "offline", "run": "online"}.get(variable, variable)  # former names of the modes
     if mode not in MODES:
         name = "tracking.mode" if setting != "auto" else "the variable WANDB_MODE"
         raise ConfigError(f"{name} must be one of {', '.join(MODES)}, got {mode}")
@@ -56,14 +56,14 @@ def wandb_key_is_configured() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     home = Path.home()
-    given = os.environ.get("NETRC")
+    netrc_path = os.environ.get("NETRC")
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
-    for path in [Path(given).expanduser()] if given else [home / ".netrc", home / "_netrc"]:
+    for path in [Path(netrc_path).expanduser()] if netrc_path else [home / ".netrc", home / "_netrc"]:
         try:
             login = netrc.netrc(str(path)).authenticators(host)
         except (OSError, netrc.NetrcParseError):
             continue
-        if login and login[2]:
+        if login and login[2]:  # login, account, password
             return True
     return False
 

@@ -23,10 +23,16 @@ def test_a_matrix_may_have_gained_rows() -> None:
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        (torch.zeros(4), r"w is torch\.float32 \(4,\), expected torch\.float32 \(3,\)"),
-        (torch.zeros(3, dtype=torch.float64), r"w is torch\.float64 \(3,\), expected torch\.float32 \(3,\)"),
-        (torch.zeros(3, 1), r"w is torch\.float32 \(3, 1\), expected"),
-        (torch.zeros(()), r"w is torch\.float32 \(\), expected"),
+        (
+            torch.zeros(4),
+            r"'w' of the checkpoint is torch\.float32 \(4,\), but the method now has torch\.float32 \(3,\)",
+        ),
+        (
+            torch.zeros(3, dtype=torch.float64),
+            r"'w' of the checkpoint is torch\.float64 \(3,\), but the method now has torch\.float32",
+        ),
+        (torch.zeros(3, 1), r"'w' of the checkpoint is torch\.float32 \(3, 1\), but"),
+        (torch.zeros(()), r"'w' of the checkpoint is torch\.float32 \(\), but"),
     ],
 )
 def test_another_vector_is_refused(stored: torch.Tensor, words: str) -> None:
@@ -37,7 +43,9 @@ def test_another_vector_is_refused(stored: torch.Tensor, words: str) -> None:
 
 @pytest.mark.parametrize("stored", [torch.zeros(5, 4), torch.zeros(5, 3, 1), torch.zeros(5, 3, dtype=torch.int64)])
 def test_another_matrix_is_refused_whatever_its_rows(stored: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"A is .*, expected torch\.float32 \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"'A' of the checkpoint is .*, but the method now has torch\.float32 \(2, 3\)"
+    ):
         check_like({"A": torch.zeros(2, 3)}, {"A": stored})
 
 

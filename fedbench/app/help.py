@@ -27,6 +27,7 @@ SUBCOMMANDS = {  # name: (module with main(argv), description)
     "figures": ("report.figures_command", "the figures that papers draw of a method"),
     "export": ("tools.export_command", "a client's model, or all predictions, from a run"),
     "partition": ("tools.partitions", "the samples that each client would have"),
+    "options": ("app.options_command", "all keys of a run: types, ranges, defaults, meanings"),
     "check": ("testing.command", "test your own method, model, data set, ..."),
     "synthesize": ("tools.synthesize", "training images from diffusion models"),
     "fid": ("tools.fid", "Frechet distance between real and extra images"),
@@ -66,7 +67,7 @@ Examples
 
 --cfg job prints all keys of a run; --info defaults shows the files that they come from;
 --config-dir <folder> adds your own options; -q prints only warnings and the final table;
--m hydra/launcher=joblib runs a sweep in parallel."""
+--json prints the results as JSON; -m hydra/launcher=joblib runs a sweep in parallel."""
 NO_KEYS = ("defaults", "_target_", "_recursive_")  # entries of an option's file that users do not set
 
 
@@ -97,8 +98,6 @@ def _config_dir(arguments: list[str]) -> str | None:
 def _option(group: str, option: str, folders: list[Path]) -> str:
     """Return the help of an option: the comments at the top of its file, and its keys with defaults and descriptions.
 
-    A description is the comment of the key in the file, or else that in the docstring of the option's class.
-
     Args:
         group: The group.
         option: The option.
@@ -109,21 +108,33 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
         return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files.items())
     head = [f"{group}={option}"]
     for name, text in reversed(files.items()):
-        head += [f"  {line}" if name == option else f"  from {group}={name}: {line}" for line in _header(text)]
-    keys: dict[str, tuple[str, str]] = {}
-    for text in files.values():
-        for key, (default, meaning) in _keys(text).items():
-            keys[key] = (default, meaning or keys.get(key, ("", ""))[1])
-    target = keys.pop("_target_", ("", ""))[0]
-    documented = {**_of_every_option(group), **meanings.of_target(target)}
+        head += [f"  {line}" if name == option else f"  from {group}={name}: {line}" for line in header(text)]
+    target, keys = described_keys(group, files)
     head += [f"  class {target}"] if target else []
-    keys = {key: (default, meaning or documented.get(key, "")) for key, (default, meaning) in keys.items()}
     shown = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
     width = max((len(entry) for entry in shown if len(entry) <= LONG), default=0)
     return "\n".join([*head, *(_key_line(entry, meaning, width) for entry, meaning in shown.items())])
 
 
-def _of_every_option(group: str) -> dict[str, str]:
+def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Return the class of an option, and its keys with their defaults as text and their descriptions.
+
+    A description is the comment of the key in the file, or else that in the docstring of the option's class.
+
+    Args:
+        group: The group.
+        files: The texts of the option's files, from `option_files`.
+    """
+    keys: dict[str, tuple[str, str]] = {}
+    for text in files.values():
+        for key, (default, meaning) in commented_keys(text).items():
+            keys[key] = (default, meaning or keys.get(key, ("", ""))[1])
+    target = keys.pop("_target_", ("", ""))[0]
+    documented = {**of_every_option(group), **meanings.of_target(target)}
+    return target, {key: (default, meaning or documented.get(key, "")) for key, (default, meaning) in keys.items()}
+
+
+def of_every_option(group: str) -> dict[str, str]:
     """Return descriptions of the keys that all options of a group have, by key."""
     from fedbench.config.run_keys import KEYS
 
@@ -147,21 +158,21 @@ def _key_line(entry: str, meaning: str, width: int) -> str:
     return label + _filled(" " * (width + 4), [meaning], width + 4).lstrip()
 
 
-def _header(text: str) -> list[str]:
+def header(text: str) -> list[str]:
     """Return the comments above the first key: name, reference and remarks."""
     lines = [line for line in text.splitlines() if line.strip()]
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return [line.removeprefix("#").strip() for line in lines[:end]]
 
 
-def _keys(text: str) -> dict[str, tuple[str, str]]:
+def commented_keys(text: str) -> dict[str, tuple[str, str]]:
     """Return the top-level keys of a YAML file, with their values as text and the comments next to and below them."""
     import yaml
 
     root, lines = yaml.compose(text, yaml.SafeLoader), text.splitlines()
     pairs: list[Any] = root.value if isinstance(root, yaml.MappingNode) else []
     values = yaml.safe_load(text) or {}
-    ends = [*(key.start_mark.line for key, _ in pairs[1:]), len(lines)]
+    ends = [*(key.start_mark.line for key, _ in pairs[1:]), len(lines)] if pairs else []
     keys = {}
     for (key, node), end in zip(pairs, ends, strict=True):
         comments = (re.search(r"(?:^|\s)#\s*(.*)", line) for line in lines[key.start_mark.line : end])

@@ -17,13 +17,15 @@ from omegaconf import DictConfig
 
 from fedbench.app import resume
 from fedbench.app.compose import CONFIG_NAME, Composer, explain
+from fedbench.app.json_result import print_result
 from fedbench.app.loader import COMPLAINTS, VERSION_BASE, restore_hydra
 from fedbench.app.paper_source import PaperSource, source_path
 from fedbench.app.private_hydra import get_args_parser
-from fedbench.app.single import FAILED, MISTAKE, OK, attempt, check_processes, checked, new_folder
-from fedbench.app.sweep import sweep
+from fedbench.app.single import FAILED, MISTAKE, OK, Attempt, attempt, check_processes, checked, new_folder
+from fedbench.app.sweep import Swept, sweep
 from fedbench.config.conf_tree import conf_dirs, find_conf_dir
 from fedbench.config.override_text import quoted
+from fedbench.core.json_output import FLAG, output_on_stderr
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
 from fedbench.simulation.log import Output, notice
@@ -40,8 +42,8 @@ class Command:
     """A parsed command line.
 
     Attributes:
-        args: The values of Hydra's flags and of --quiet.
-        flags: The flags and their values as typed, for Hydra, which does not know --quiet.
+        args: The values of Hydra's flags, of --quiet and of --json.
+        flags: The flags and their values as typed, for Hydra, which does not know --quiet and --json.
         overrides: The arguments that are not flags, without resume=.
         resume: The run folder of resume=; None without it.
         typed: The whole command as typed.
@@ -81,34 +83,61 @@ def run_command(argv: list[str]) -> int:
         "--cfg and --info show the configuration of one run: remove -m, and give each key one value",
     )
     require(not args.package or args.cfg == "job", "--package selects a part of the output of --cfg job: add --cfg job")
+    require(
+        not (args.json and (shows_config or args.hydra_help)),
+        "--json prints the results of a run as JSON, and --cfg, --info and --hydra-help start no run: remove --json",
+    )
     if os.getcwd() not in sys.path:  # so that the console script finds modules in the working directory
         sys.path.append(os.getcwd())
     if args.shell_completion or args.hydra_help:
         return ask_hydra(command)
-    if command.resume:
-        require(not args.multirun, "resume= is for one run; repeat the command of a sweep to resume its runs")
-        require(
-            not shows_config,
-            "resume= resumes a run, --cfg and --info show the configuration of a new one: remove one of them",
-        )
-        return resume_run(Path(command.resume), command)
-    composer = Composer(args.config_dir)
-    command.overrides = composer.expand(command.overrides)
-    composer.refuse_repeated(command.overrides)
-    if args.multirun:
-        return sweep(composer, command.overrides, command.typed, args.quiet).status
-    full = composer.compose(command.overrides)
     if shows_config:
-        checked(full, full.hydra)
-        command.overrides = composer.for_hydra(command.overrides)
-        return MISTAKE if ask_hydra(command) else OK
+        return show_config(command)
+    if not args.json:
+        return execute(command).status
+    with output_on_stderr():
+        result = execute(command)
+    print_result(result)
+    return result.status
+
+
+def execute(command: Command) -> Attempt | Swept:
+    """Run, resume or sweep, and return the result."""
+    if command.resume:
+        require(not command.args.multirun, "resume= is for one run; repeat the command of a sweep to resume its runs")
+        return resume_run(Path(command.resume), command)
+    composer = _expanded(command)
+    if command.args.multirun:
+        return sweep(composer, command.overrides, command.typed, command.args.quiet)
+    full = composer.compose(command.overrides)
     if str(full.hydra.mode).endswith("MULTIRUN"):  # set in an experiment file
-        return sweep(composer, command.overrides, command.typed, args.quiet).status
+        return sweep(composer, command.overrides, command.typed, command.args.quiet)
     return run_single(full, command)
 
 
-def run_single(full: DictConfig, command: Command) -> int:
-    """Run a composed configuration in its folder, print the results, and return the exit status.
+def show_config(command: Command) -> int:
+    """Print the configuration of a run that --cfg or --info shows, and return the exit status."""
+    require(
+        not command.resume,
+        "resume= resumes a run, --cfg and --info show the configuration of a new one: remove one of them",
+    )
+    composer = _expanded(command)
+    full = composer.compose(command.overrides)
+    checked(full, full.hydra)
+    command.overrides = composer.for_hydra(command.overrides)
+    return MISTAKE if ask_hydra(command) else OK
+
+
+def _expanded(command: Command) -> Composer:
+    """Return the composer of a command, and replace the command's overrides by their long form."""
+    composer = Composer(command.args.config_dir)
+    command.overrides = composer.expand(command.overrides)
+    composer.refuse_repeated(command.overrides)
+    return composer
+
+
+def run_single(full: DictConfig, command: Command) -> Attempt:
+    """Run a composed configuration in its folder, print the results, and return them.
 
     Args:
         full: The composed configuration, with Hydra's node.
@@ -117,18 +146,16 @@ def run_single(full: DictConfig, command: Command) -> int:
     config = checked(full, full.hydra)
     check_processes(full, [*command.flags, *command.overrides])
     folder = new_folder(full, config)
-    status, ended = attempt(
-        folder.path, lambda: start(config, folder.path, full.hydra, command.typed, _output(command))
-    )
-    if status == MISTAKE:
+    result = attempt(folder.path, lambda: start(config, folder.path, full.hydra, command.typed, _output(command)))
+    if result.status == MISTAKE:
         folder.remove_if_never_begun()
-    if ended is not None and not ended.already:
-        ending(ended.summary, folder.path)
-    return status
+    if result.ended is not None and not result.ended.already:
+        ending(result.ended.summary, folder.path)
+    return result
 
 
-def resume_run(folder: Path, command: Command) -> int:
-    """Resume the run in a folder, print the results, and return the exit status.
+def resume_run(folder: Path, command: Command) -> Attempt:
+    """Resume the run in a folder, print the results, and return them.
 
     Args:
         folder: The run folder.
@@ -137,13 +164,13 @@ def resume_run(folder: Path, command: Command) -> int:
     resume.require_run(folder)
     try:
         with writing(folder):
-            status, ended = attempt(folder, lambda: _resumed(folder, command))
+            result = attempt(folder, lambda: _resumed(folder, command))
     except Busy as busy:
         notice(str(busy))
-        return FAILED
-    if ended is not None and not ended.already:
-        ending(ended.summary, folder)
-    return status
+        return Attempt(FAILED, folder, error=busy, reason=str(busy))
+    if result.ended is not None and not result.ended.already:
+        ending(result.ended.summary, folder)
+    return result
 
 
 def _resumed(folder: Path, command: Command) -> Ended:
@@ -180,11 +207,12 @@ def parse_command(argv: list[str]) -> Command:
     parser = get_args_parser()
     parser.error = _raise_config_error  # type: ignore[method-assign]
     parser.add_argument("--quiet", "-q", action="store_true")
+    parser.add_argument(FLAG, action="store_true")
     args = parser.parse_intermixed_args(argv)
     for name in UNSUPPORTED:
         given = getattr(args, name[2:].replace("-", "_"))
         require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
-    flags = [argument for argument in argv if argument not in ("--quiet", "-q")]
+    flags = [argument for argument in argv if argument not in ("--quiet", "-q", FLAG)]
     for text in args.overrides:
         flags.remove(text)
     args.config_dir = args.config_dir and os.path.expanduser(args.config_dir)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
@@ -119,30 +119,47 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     return RunFolder(make_folder(path, fresh).absolute(), existing)
 
 
-def attempt(folder: Path, work: Callable[[], Ended]) -> tuple[int, Ended | None]:
+class Attempt(NamedTuple):
+    """The result of an attempt to run an experiment.
+
+    Attributes:
+        status: The exit status.
+        folder: The run folder.
+        ended: The result of the run; None after a failure.
+        error: The exception of a failed run.
+        reason: One sentence about it.
+    """
+
+    status: int
+    folder: Path
+    ended: Ended | None = None
+    error: BaseException | None = None
+    reason: str = ""
+
+
+def attempt(folder: Path, work: Callable[[], Ended]) -> Attempt:
     """Call a function that runs an experiment, and print one sentence if it fails.
 
     Args:
         folder: The run folder.
         work: The function.
 
-    Returns:
-        The exit status, and the result of the function; None after a failure.
-
     Raises:
-        KeyboardInterrupt: The run was interrupted.
+        KeyboardInterrupt: The run was interrupted; with a sentence that names the command to resume it.
         SystemExit: A signal handler of the launcher ended the process.
     """
     with interruptible():
         try:
-            return OK, work()
-        except KeyboardInterrupt:
-            notice(interrupted(folder))
-            raise
+            return Attempt(OK, folder, work())
+        except KeyboardInterrupt as interrupt:
+            sentence = interrupted(folder)
+            notice(sentence)
+            raise KeyboardInterrupt(sentence) from interrupt
         except (Exception, SystemExit) as error:
-            notice(reason_of(error, folder))
+            reason = reason_of(error, folder)
+            notice(reason)
             # A ConfigError itself is a mistake in the command; its subclasses are failures of a run.
-            return MISTAKE if type(error) is ConfigError else FAILED, None
+            return Attempt(MISTAKE if type(error) is ConfigError else FAILED, folder, error=error, reason=reason)
 
 
 def make_folder(folder: Path, fresh: bool) -> Path:

@@ -46,11 +46,18 @@ class Swept(NamedTuple):
 
     Attributes:
         status: The exit status.
-        folders: The folders of its runs.
+        folder: Its folder.
+        rows: The status of each run, from `outcomes`.
     """
 
     status: int
-    folders: tuple[Path, ...]
+    folder: Path
+    rows: list[dict[str, Any]]
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of its runs."""
+        return [self.folder / row["run"] for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class RunTask:
         """Run a composed configuration, and return its score for the sweeper; NaN after a failure."""
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
-        _, ended = attempt(folder, lambda: self._run(cfg, hydra, folder))
+        ended = attempt(folder, lambda: self._run(cfg, hydra, folder)).ended
         if ended is None:
             return math.nan
         if not ended.already and not self.quiet:
@@ -112,7 +119,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         quiet: Whether to print only warnings and the final table.
 
     Returns:
-        The exit status and the run folders.
+        The exit status, the folder, and the status of each run.
 
     Raises:
         ConfigError: The command has a mistake, and no run has begun.
@@ -146,7 +153,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
     print(f"tables with mean and spread over seeds: {report}", flush=True)
     failed = not rows or any(row["status"] not in DONE for row in rows)
     status = INTERRUPTED if interrupted else FAILED if failed else OK
-    return Swept(status, tuple(folder / row["run"] for row in rows))
+    return Swept(status, folder, rows)
 
 
 def _one_by_one(hydra: Any) -> bool:

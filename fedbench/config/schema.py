@@ -12,11 +12,11 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import DocInfo
+from annotated_types import DocInfo, Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, create_model
 from pydantic.fields import FieldInfo
 
@@ -80,10 +80,24 @@ def check_target(
             f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}",
         )
     refuse_removed(key, values)
-    model = options_of(find_target(str(target), f"{key}._target_"))
-    if hidden or reserved:
-        model = _adjusted(model, tuple(hidden), reserved)
+    model = model_of(key, str(target), hidden, reserved)
     check_options(key, values, model, owner or str(target).rsplit(".")[-1])
+
+
+def model_of(key: str, target: str, hidden: Collection[str] = (), reserved: type | None = None) -> type[BaseModel]:
+    """Return a pydantic model of the options of a mapping with ``_target_``.
+
+    Args:
+        key: The dotted key of the mapping.
+        target: Its value of ``_target_``.
+        hidden: Parameters that are not options, because code passes them.
+        reserved: A dataclass of more keys of the mapping.
+
+    Raises:
+        ConfigError: The target cannot be imported.
+    """
+    model = options_of(find_target(target, f"{key}._target_"))
+    return _adjusted(model, tuple(hidden), reserved) if hidden or reserved else model
 
 
 def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], owner: str) -> None:
@@ -136,6 +150,12 @@ def _check_inner(key: str, value: Any) -> None:
         _check_inner(f"{key}.{name}", item)
 
 
+def nested_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of the keys inside the values of a field; None if they are not mappings of declared keys."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
 def _misfit(key: str, value: Any, field: FieldInfo) -> str:
     """Return the error message for an invalid value.
 
@@ -146,10 +166,10 @@ def _misfit(key: str, value: Any, field: FieldInfo) -> str:
         value: The value.
         field: The field with the allowed type and its description.
     """
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
-            check_options(key, value, kind, key)
-    hint = nearest(value, _choices(field.annotation)) if isinstance(value, str) else ""
+    inner = nested_model(field)
+    if inner is not None and isinstance(value, Mapping):
+        check_options(key, value, inner, key)
+    hint = nearest(value, choices_of(field.annotation)) if isinstance(value, str) else ""
     excess = ""
     if isinstance(value, float) and math.isinf(value):
         excess = ", which is not finite"
@@ -170,13 +190,28 @@ def _takes(name: str, options: list[str], prefix: str, owner: str) -> str:
     return f"{nearest(name, options, prefix)} {owner} takes {', '.join(sorted(options)) or 'no options'}"
 
 
-def _choices(annotation: Any) -> Iterator[str]:
+def choices_of(annotation: Any) -> Iterator[str]:
     """Yield the values of all Literals in an annotation as text: "a", "b" for Literal["a", "b"] | None."""
     for arg in get_args(annotation):
         if get_origin(annotation) is Literal:
             yield str(arg)
         else:
-            yield from _choices(arg)
+            yield from choices_of(arg)
+
+
+def bounds_of(field: FieldInfo) -> dict[str, float]:
+    """Return the bounds of the numbers that a field allows: "ge", "gt", "le" and "lt"; {} if there are none.
+
+    The bounds that every number has, infinity and the largest int64, are left out.
+    """
+    bounds: dict[str, float] = {}
+    kinds: list[Any] = [*field.metadata, field.annotation]
+    while kinds:
+        kind = kinds.pop()
+        kinds += [*getattr(kind, "__metadata__", ()), *(() if get_origin(kind) is Literal else get_args(kind))]
+        if isinstance(kind, Ge | Gt | Le | Lt):
+            bounds |= {name: value for name, value in asdict(kind).items() if value not in (math.inf, LARGEST)}
+    return bounds
 
 
 def _is_target(value: Any) -> bool:
@@ -201,7 +236,7 @@ def options_of(target: Callable[..., Any]) -> type[BaseModel]:
         target: The class or function.
     """
     fields, is_open = _of_class(target) if isinstance(target, type) else _of_function(target)
-    return _model(fields, is_open)
+    return _model(fields, is_open, target.__doc__)
 
 
 @cache
@@ -219,7 +254,7 @@ def _adjusted(model: type[BaseModel], hidden: tuple[str, ...], reserved: type | 
     return _model(fields, model.model_config.get("extra") == "allow")
 
 
-def _model(fields: Mapping[str, FieldInfo], is_open: bool) -> type[BaseModel]:
+def _model(fields: Mapping[str, FieldInfo], is_open: bool, docstring: str | None = None) -> type[BaseModel]:
     """Return a pydantic model of options.
 
     Its fields are named option_<name>, with the options as aliases, because an option may have a name that pydantic
@@ -228,10 +263,11 @@ def _model(fields: Mapping[str, FieldInfo], is_open: bool) -> type[BaseModel]:
     Args:
         fields: The fields by option.
         is_open: Whether other options are allowed.
+        docstring: The docstring of the class with these options.
     """
     config = ConfigDict(strict=True, extra="allow" if is_open else "forbid")
     named: dict[str, Any] = {f"option_{name}": (field.annotation, field) for name, field in fields.items()}
-    return create_model("Options", __config__=config, **named)
+    return create_model("Options", __config__=config, __doc__=docstring, **named)
 
 
 def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:

@@ -39,7 +39,7 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
                 return 2
             except KeyboardInterrupt as interrupt:
                 if FLAG in typed:
-                    print_error(interrupt, "interrupted", 130)
+                    print_error(interrupt, str(interrupt) or "interrupted", 130)
                 return 130
 
     return entry

@@ -18,7 +18,7 @@ VERSION = 1  # of all kinds; it changes when a key is removed or gets another me
 
 
 def json_text(kind: str, data: Mapping[str, Any]) -> str:
-    """Return data as the text of one JSON object that ends in a newline.
+    """Return data as one line of text, a JSON object and a newline.
 
     Args:
         kind: The kind of the object, such as "report": the name of its schema in ``fedbench/schemas``.
@@ -27,7 +27,7 @@ def json_text(kind: str, data: Mapping[str, Any]) -> str:
     from pydantic_core import to_json
 
     values = {"schema": f"fedbench/{kind}/{VERSION}", **data}
-    return to_json(values, indent=1, inf_nan_mode="null", fallback=_from_numpy).decode() + "\n"
+    return to_json(values, inf_nan_mode="null", fallback=_from_numpy).decode() + "\n"
 
 
 def print_json(kind: str, data: Mapping[str, Any]) -> None:

@@ -9,10 +9,10 @@ from fedbench.core.command import Arguments, arguments, command
 from fedbench.core.options import require
 from fedbench.report import scores
 from fedbench.report.display import for_readers
-from fedbench.report.output import add_output, check_output, format_of, report_damage, runs_of, write_output
+from fedbench.report.output import add_output, as_output, check_output, format_of, report_damage, runs_of, write_output
 from fedbench.report.scores import Options
 from fedbench.report.summary import group_runs, notes, results, sent_table, unfinished
-from fedbench.report.table import MACHINE_FORMATS, Table, render
+from fedbench.report.table import MACHINE_FORMATS, OBJECT, Table
 
 EXAMPLES = """examples:
   python -m fedbench report runs sweeps
@@ -82,7 +82,7 @@ def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
         tables, figures = compare_command(args, table_format)
     else:
         tables, figures = overview(args, table_format)
-    return render(tables, table_format), figures
+    return as_output(tables, table_format, figures), figures
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -142,7 +142,9 @@ def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], 
         if groups:
             labels = list(groups[0].labels)
             communication = sent_table(groups, tables[0], options)
-            tables = [for_readers(table, labels) for table in (tables[0], communication) if table is not None]
+            tables += [communication] if communication is not None else []
+            if table_format != OBJECT:
+                tables = [for_readers(table, labels) for table in tables]
             shown = {column.key for table in tables for column in table.columns}
             tables.append(Table("", [], notes=notes(groups, repeated, options, shown)))
         open_runs = unfinished(runs)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedbench.core.command import add_config_dir
+from fedbench.core.command import add_config_dir, add_json
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
+from fedbench.core.json_output import json_text
 from fedbench.core.options import require
 from fedbench.report.runs import Run, find_runs, readable
 from fedbench.report.summary import damage_notes
-from fedbench.report.table import FORMATS, MACHINE_FORMATS, Table, escape_control
+from fedbench.report.table import FORMATS, MACHINE_FORMATS, OBJECT, Table, as_object, escape_control, render
 
 SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json", ".html": "html"}
 
@@ -22,6 +23,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the flags that ``fedbench report`` and ``fedbench paper`` have in common."""
     parser.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
     parser.add_argument("--format", choices=[*FORMATS], help="default: by the suffix of --out, else text")
+    add_json(parser)
     parser.add_argument("--out", type=typed_path, help="file to write the tables to, instead of printing them")
     parser.add_argument("--figures", type=typed_path, metavar="DIR[/NAME.pdf]",
                         help="folder for figures (.png); with NAME.pdf or NAME.svg: figures of that format, "
@@ -40,6 +42,15 @@ def check_output(args: argparse.Namespace) -> None:
         args.format is not None or args.out is None or args.out.suffix in ("", *SUFFIXES),  # devices have no suffix
         f"--out {args.out}: the name of the file must end in {', '.join(SUFFIXES)}; or choose a --format",
     )
+    require(
+        not args.json or args.format is None,
+        f"--json prints all tables and notes as one object, and --format {args.format} selects another output: leave "
+        "out one of them",
+    )
+    require(
+        not args.json or args.out is None or args.out.suffix in ("", ".json"),
+        f"--json --out {args.out}: the name of the file must end in .json",
+    )
     check_file("--out", args.out)
     if args.figures is not None:
         from fedbench.report.drawing import figure_files  # matplotlib is not imported until a figure is drawn
@@ -48,7 +59,9 @@ def check_output(args: argparse.Namespace) -> None:
 
 
 def format_of(args: argparse.Namespace) -> str:
-    """Return the format of the tables: ``--format``, else by the suffix of ``--out``, else "text"."""
+    """Return the format of the tables: that of ``--json``, ``--format`` or the suffix of ``--out``, else "text"."""
+    if args.json:
+        return OBJECT
     return args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
 
 
@@ -77,6 +90,19 @@ def report_damage(damaged: Mapping[Path, str], runs: list[Run], tables: list[Tab
             print(escape_control(line), file=sys.stderr)
     elif lines:
         tables.append(Table("", [], notes=lines))
+
+
+def as_output(tables: list[Table], table_format: str, figures: list[Path]) -> str:
+    """Return the tables as text.
+
+    Args:
+        tables: The tables.
+        table_format: A key of `FORMATS`, or `OBJECT`.
+        figures: The paths of the figures, for the JSON object.
+    """
+    if table_format == OBJECT:
+        return json_text("report", {**as_object(tables), "figures": figures})
+    return render(tables, table_format)
 
 
 def write_output(args: argparse.Namespace, text: str, figures: list[Path]) -> None:

@@ -376,7 +376,7 @@ def cell_table(
     unknown = [key for key in keys or () if key not in columns]
     require(not unknown, f"a table of {name} has no column {', '.join(unknown)}; there are {', '.join(columns)}")
     shown = [*labels, *numbers] if keys is None else [columns[key] for key in keys]
-    table = Table(title, shown, rows)
+    table = Table(title, shown, rows, name="cells")
     return table if complete else for_readers(table, [c.key for c in shown if c not in numbers])
 
 
@@ -405,7 +405,8 @@ def ranking_table(cells: list[Cell]) -> Table | None:
     if any(row["overrides"] for row in rows):
         columns.append(Column("overrides", "run with", missing=""))
     columns += [Column("tau", "tau"), Column("kept", "order kept"), Column("methods", "methods compared")]
-    return Table("ranking of the methods, Kendall's tau-b between printed and ours (1: the same order)", columns, rows)
+    title = "ranking of the methods, Kendall's tau-b between printed and ours (1: the same order)"
+    return Table(title, columns, rows, name="ranking")
 
 
 def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[str]:

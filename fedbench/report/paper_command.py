@@ -8,13 +8,22 @@ from pathlib import Path
 from fedbench.config.conf_tree import conf_dirs, group_options, nearest
 from fedbench.config.paper_tables import read_tables
 from fedbench.core.command import Arguments, arguments, command
+from fedbench.core.json_output import FLAG
 from fedbench.core.options import require
 from fedbench.core.suggest import suggested
 from fedbench.report import paper
-from fedbench.report.output import add_output, check_output, default_folders, format_of, report_damage, write_output
+from fedbench.report.output import (
+    add_output,
+    as_output,
+    check_output,
+    default_folders,
+    format_of,
+    report_damage,
+    write_output,
+)
 from fedbench.report.runs import Run, find_runs, readable
 from fedbench.report.summary import unfinished
-from fedbench.report.table import MACHINE_FORMATS, Column, Table, render
+from fedbench.report.table import MACHINE_FORMATS, OBJECT, Column, Table
 
 EXAMPLES = """examples:
   python -m fedbench paper                          the tables
@@ -57,7 +66,7 @@ def main(argv: list[str]) -> int:
     require(not misplaced, f"{', '.join(misplaced)} is for runs of a table's rows: add --run")
     table_format = format_of(args)
     tables, figures = compare_command(args, table_format) if args.paper else ([list_tables(args.config_dir)], [])
-    write_output(args, render(tables, table_format), figures)
+    write_output(args, as_output(tables, table_format, figures), figures)
     return 0
 
 
@@ -78,7 +87,7 @@ def run_rows(args: argparse.Namespace) -> int:
     from fedbench.app.launch import launch  # slow to import
 
     config_dir = ["--config-dir", args.config_dir] if args.config_dir else []
-    return launch([*config_dir, "-m", f"+experiment={','.join(names)}", *args.folders])
+    return launch([*config_dir, *([FLAG] if args.json else []), "-m", f"+experiment={','.join(names)}", *args.folders])
 
 
 def chosen_rows(table: str, rows: str | None, config_dir: str | None) -> list[str]:
@@ -135,7 +144,7 @@ def list_tables(config_dir: str | None) -> Table:
             row["cells"] = f"{len(done)} of {len({cell.position for cell in cells})}"
         columns.append(Column("cells", "cells run"))
     note = "python -m fedbench paper TABLE: its printed values, yours beside them, and the commands of its rows."
-    return Table("printed tables", columns, rows, [note])
+    return Table("printed tables", columns, rows, [note], "tables")
 
 
 def _runs(folders: list[Path], config_dir: str | None) -> tuple[list[Run], dict[Path, str]]:
@@ -159,11 +168,12 @@ def compare_command(args: argparse.Namespace, table_format: str) -> tuple[list[T
     runs, damaged = _runs(args.folders or default_folders(), args.config_dir)
     available = paper.experiments(conf_dirs(args.config_dir))
     cells = paper.compare(name, runs, available, args.target)
-    if table_format in MACHINE_FORMATS:
+    if table_format in (*MACHINE_FORMATS, OBJECT):
         tables = [paper.cell_table(name, cells, complete=True)]
     else:
         all_cells = not cells or getattr(args, "all", False)  # fedbench report has no flag --all
         tables = [paper.cell_table(name, cells)] if all_cells else _compact_tables(name, cells, available)
+    if table_format not in MACHINE_FORMATS:
         if cells:
             ranking = paper.ranking_table(cells)
             notes = [*paper.paper_notes(cells, args.target), *paper.unmatched_runs(name, runs)]

@@ -256,7 +256,8 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
     columns = score_columns(percent, options.target)
     keys = [key for key in RESULT_KEYS if key != "counted" or any(row["counted"] for row in rows)]
     title = f"{options.metric}{' (%)' if percent else ''}: {common_facts(groups)}"
-    return Table(title, [*label_columns(groups[0].labels, groups[0].conf), *(columns[key] for key in keys)], rows)
+    labels = label_columns(groups[0].labels, groups[0].conf)
+    return Table(title, [*labels, *(columns[key] for key in keys)], rows, name="results")
 
 
 def sort_key(value: Any) -> tuple[bool, float, str]:
@@ -293,7 +294,8 @@ def sent_table(groups: list[Group], table: Table, options: Options) -> Table | N
         return None
     columns = score_columns(scores.is_fraction(options.metric), options.target)
     labels = label_columns(groups[0].labels, groups[0].conf)
-    return Table("what was sent, by all clients together", [*labels, *(columns[key] for key in SENT_KEYS)], table.rows)
+    title = "what was sent, by all clients together"
+    return Table(title, [*labels, *(columns[key] for key in SENT_KEYS)], table.rows, name="communication")
 
 
 def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[str] | None = None) -> list[str]:
@@ -364,7 +366,8 @@ def unfinished(runs: list[Run]) -> Table | None:
         return None
     titles = {"run": "run", "status": "status", "rounds": "rounds", "command": "to finish it"} if rows else {}
     columns = [Column(key, title) for key, title in titles.items()]
-    return Table("not finished" if rows else "", columns, rows, [_failed_starts(failed)] if failed else [])
+    notes = [_failed_starts(failed)] if failed else []
+    return Table("not finished" if rows else "", columns, rows, notes, "unfinished")
 
 
 def _failed_starts(failed: list[tuple[Path, str]]) -> str:

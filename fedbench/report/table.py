@@ -15,6 +15,7 @@ from fedbench.core.options import ConfigError
 DataFrame = Series = Any  # pandas is imported when it is first used; its type hints reject correct calls
 DAGGER = "†"
 MACHINE_FORMATS = ("csv", "json")  # unrounded numbers, without notes
+OBJECT = "object"  # the format of --json: all tables and notes, unrounded
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX |= {DAGGER: r"$^\dagger$"} | {c: rf"\{c}" for c in "&%$#_{}"}
 
@@ -72,12 +73,14 @@ class Table:
         columns: The columns; may be empty for a table of notes only.
         rows: One dict per row, from the key of a column to text, a number, a Spread or None.
         notes: The lines below the table.
+        name: The name of the table in the JSON object of ``--json``, such as "results".
     """
 
     title: str
     columns: list[Column]
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    name: str = ""
 
 
 def render(tables: list[Table], table_format: str) -> str:
@@ -203,6 +206,35 @@ def to_frame(table: Table, quote: Callable[[str], str] = str) -> DataFrame:
         else:
             columns[key] = [quote(escape_control(cell)) if isinstance(cell, str) else cell for cell in cells]
     return pandas().DataFrame(columns, dtype=object)
+
+
+def as_object(tables: list[Table]) -> dict[str, Any]:
+    """Return the unrounded tables and their notes as the JSON object of ``--json`` has them.
+
+    Args:
+        tables: The tables.
+
+    Returns:
+        "tables": a dict per table with columns; and "notes": the lines below and between the tables.  A cell with a
+        Spread is a dict with mean, std, n (number of defined values) and total.
+    """
+    return {
+        "tables": [_table_object(table) for table in tables if table.columns],
+        "notes": [line for table in tables for line in ([] if table.columns else [table.title]) + table.notes if line],
+    }
+
+
+def _table_object(table: Table) -> dict[str, Any]:
+    """Return a table with columns as a dict: name, title, columns and rows."""
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, Spread):
+            return {"mean": value.mean, "std": value.std, "n": value.count, "total": value.total}
+        return value
+
+    columns = [{"key": column.key, "title": column.title} for column in table.columns]
+    rows = [{column.key: cell(row.get(column.key)) for column in table.columns} for row in table.rows]
+    return {"name": table.name, "title": table.title, "columns": columns, "rows": rows}
 
 
 def _text_frame(table: Table, escape: Callable[[str], str]) -> DataFrame:

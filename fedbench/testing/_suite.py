@@ -6,7 +6,6 @@ A check is a function of a case, written like a pytest test: it fails by ``asser
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from typing import Generic, Literal, TypeVar
 from unittest import SkipTest
 
 from fedbench.core.error_text import describe_error, is_raised_here
+from fedbench.core.json_output import json_text
 from fedbench.core.options import ConfigError, require
 
 Status = Literal["passed", "failed", "skipped"]
@@ -85,10 +85,10 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def as_json(self) -> str:
-        """Return the report as JSON."""
+        """Return the report as the JSON object of ``fedbench check --json``."""
         head = {"kind": self.kind, "target": self.target, "setting": self.setting, "ok": self.ok}
         counts = {"passed": len(self.passed), "failed": len(self.failed), "skipped": len(self.skipped)}
-        return json.dumps({**head, **counts, "checks": [asdict(o) for o in self.outcomes]}, indent=2)
+        return json_text("check", {**head, **counts, "checks": [asdict(o) for o in self.outcomes]})
 
     def __str__(self) -> str:
         """Return a table with one line per check, followed by its message."""

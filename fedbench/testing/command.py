@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 from fedbench.config.conf_tree import GROUPS, conf_dirs, group_options, option_files
-from fedbench.core.command import Arguments, add_config_dir, arguments, command
+from fedbench.core.command import Arguments, add_config_dir, add_json, arguments, command
+from fedbench.core.json_output import output_on_stderr, print_json
 from fedbench.core.options import require
 
 EXAMPLES = """examples:
@@ -30,7 +32,7 @@ def parser() -> Arguments:
     p = arguments("check", "Check a method, model, task, partition, compressor, adapter or callback.", EXAMPLES)
     p.add_argument("target", nargs="?", help="the dotted path of a class, or group=option")
     p.add_argument("options", nargs="*", metavar="key=value", help="arguments of its constructor")
-    p.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_json(p)
     p.add_argument("--only", metavar="NAMES", help="run only these checks, separated by commas")
     p.add_argument("--model", help="for a method: the option of conf/model")
     p.add_argument(
@@ -49,16 +51,20 @@ def main(argv: list[str]) -> int:
     """Run the command line and return the exit status: 1 if a check failed."""
     args = parser().parse_intermixed_args(argv)
     if args.list:
-        print(_list_of_checks(), flush=True)
+        if args.json:
+            print_json("checks", {"checks": _all_checks()})
+        else:
+            print(_list_of_checks(), flush=True)
         return 0
     require(args.target is not None, "name what to check, such as my_package.MyMethod or algorithm=pgfed")
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # methods and models log each time they are built
     try:
-        report = _report(args)
+        with output_on_stderr() if args.json else nullcontext():  # classes of users may print
+            report = _report(args)
     finally:
         logging.disable(disabled)
-    print(report.as_json() if args.json else report, flush=True)
+    print(report.as_json().rstrip() if args.json else report, flush=True)
     return 0 if report.ok else 1
 
 
@@ -130,6 +136,18 @@ def _shape(text: str) -> tuple[int, ...]:
         f"--input {text} is not the shape of a sample, which is integers >= 1 separated by commas, such as 3,32,32",
     )
     return tuple(map(int, sizes))
+
+
+def _all_checks() -> list[dict[str, str]]:
+    """Return kind, name and description of each check."""
+    from fedbench.testing._kinds import KINDS
+
+    suites = {name: kind.suite for name, kind in KINDS.items()}
+    return [
+        {"kind": kind, "name": name, "description": suite.description(name)}
+        for kind, suite in suites.items()
+        for name in suite.checks
+    ]
 
 
 def _list_of_checks() -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.core.command import Arguments, add_config_dir, arguments, command
+from fedbench.core.command import Arguments, add_config_dir, add_json, arguments, command
 from fedbench.core.destination import check_file
 from fedbench.core.files import typed_path
+from fedbench.core.json_output import print_json
 from fedbench.core.options import ConfigError, require
 from fedbench.core.split import Split
 from fedbench.partition._extra import count_extra
@@ -34,6 +36,7 @@ def parser() -> Arguments:
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., partition=..., keys")
     p.add_argument("--figure", type=typed_path, metavar="FILE", help="draw clients x classes (.png, .pdf, .svg)")
     p.add_argument("--out", type=typed_path, metavar="FILE", help="save the partition (.npz)")
+    add_json(p)
     add_config_dir(p)
     return p
 
@@ -52,7 +55,10 @@ def main(argv: list[str]) -> int:
     )
     require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}: name two")
     arrays, split, title = build(args.overrides, args.config_dir)
-    show(arrays, split, title)
+    if args.json:
+        print_json("partition", {"title": title, **as_object(arrays, split)})
+    else:
+        show(arrays, split, title)
     if args.out is not None:
         _write(args.out, split.save)
     if args.figure is not None:
@@ -96,6 +102,29 @@ def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
     table = np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
     names = list(arrays.class_names or map(str, range(arrays.num_classes)))
     return table, names + ["none"] * (width - len(names))
+
+
+def as_object(arrays: Arrays, split: Split) -> dict[str, Any]:
+    """Return the hash of a partition, and the samples of each client, as the JSON object of ``--json`` has them.
+
+    Args:
+        arrays: The data set.
+        split: The partition.
+    """
+    table, names = counts(arrays, split)
+    extra = count_extra(split, arrays)
+    train = split.train.sizes - extra
+    clients = [
+        {
+            "client": i,
+            "name": str(i) if split.names is None else split.names[i],
+            **{"train": train[i], "extra": extra[i], "val": split.val.sizes[i], "test": split.test.sizes[i]},
+            "label_counts": table[i],
+        }
+        for i in range(split.num_clients)
+    ]
+    left_out = len(arrays) - int(table.sum())
+    return {"hash": split.hash, "samples": table.sum(), "left_out": left_out, "class_names": names, "clients": clients}
 
 
 def show(arrays: Arrays, split: Split, title: str) -> None:
@@ -166,7 +195,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
         write(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} could not be written ({error}): choose another file") from error
-    print(f"written: {path}")
+    print(f"written: {path}", file=sys.stderr)
 
 
 def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:

@@ -54,7 +54,8 @@ def attempt(folder: Path, work: Callable[[], Any]) -> tuple[int, Any]:
         with recorded(folder):
             return work()
 
-    return single.attempt(folder, run)
+    result = single.attempt(folder, run)
+    return result.status, result.ended
 
 
 @pytest.mark.parametrize("name", signals.STOP_SIGNALS)

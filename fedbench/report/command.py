@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   python -m fedbench report sweeps --figures figures --against partition.alpha
   python -m fedbench report sweeps --paper pgfed_table1_cifar --figures figures
   python -m fedbench report sweeps/mu --choose algorithm.mu
+  python -m fedbench report sweeps --compare pgfed fedavg
 """
 
 
@@ -49,6 +50,12 @@ def parser() -> Arguments:
     )
     p.add_argument("--choose", metavar="KEY", help="the value of this config key (algorithm.mu) with the best "
                                                    "validation score of each client, as a list to paste")  # fmt: skip
+    p.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="METHOD",
+        help="differences of these methods, paired over seeds, with tests; one method: against every other one",
+    )
     add_output(p)
     return p
 
@@ -76,6 +83,10 @@ def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
         from fedbench.report.choose import choose_command
 
         tables, figures = choose_command(args), []
+    elif args.compare:
+        from fedbench.report.compare import compare_methods
+
+        tables, figures = compare_methods(args, table_format)
     elif args.paper:
         from fedbench.report.paper_command import compare_command
 
@@ -98,7 +109,14 @@ def check_flags(args: argparse.Namespace) -> None:
         f"--group {args.group} must be config keys separated by commas, such as algorithm,partition.alpha",
     )
     if args.choose:
-        refuse_flags(args, "choose", ("paper", "select", "target", "group", "figures", "against"))
+        refuse_flags(args, "choose", ("paper", "compare", "select", "target", "group", "figures", "against"))
+    elif args.compare:
+        refuse_flags(args, "compare", ("paper", "target", "against"))
+        require(
+            args.select != "best",
+            "--compare cannot be combined with --select best, which chooses the round by test scores: choose last or "
+            "best_val",
+        )
     elif args.paper:
         refuse_flags(args, "paper", ("metric", "select", "group", "against"))
     require(
@@ -117,9 +135,9 @@ def refuse_flags(args: argparse.Namespace, flag: str, names: tuple[str, ...]) ->
         names: The flags without effect, without dashes.
     """
     given = [f"--{name}" for name in names if getattr(args, name) != parser().get_default(name)]
-    require(
-        not given, f"--{flag} {getattr(args, flag)} cannot be combined with {', '.join(given)}: leave out these flags"
-    )
+    value = getattr(args, flag)
+    text = " ".join(value) if isinstance(value, list) else value
+    require(not given, f"--{flag} {text} cannot be combined with {', '.join(given)}: leave out these flags")
 
 
 def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], list[Path]]:

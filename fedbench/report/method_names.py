@@ -1,0 +1,117 @@
+"""Names of the methods that ``fedbench report --compare`` compares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from difflib import get_close_matches
+from pathlib import Path
+
+from fedbench.core.options import ConfigError, require
+from fedbench.report.display import METHOD_KEYS, legend_name
+from fedbench.report.summary import METHOD_PREFIXES, Group, differing
+
+
+def set_settings(groups: list[Group], keys: list[str]) -> None:
+    """Set the settings of groups that ``--group`` made: the values of all keys that are not of the method.
+
+    Args:
+        groups: The groups; changed in place.
+        keys: The config keys of ``--group``.
+
+    Raises:
+        ConfigError: No key is of the method, or a group has two runs of the same seed.
+    """
+    flag = f"--group {','.join(keys)}"
+    require("seed" not in keys, f"{flag}: --compare pairs runs by seed: leave out seed")
+    method_keys = [key for key in keys if key in METHOD_KEYS or key.startswith(METHOD_PREFIXES)]
+    require(bool(method_keys), f"{flag} has no key of the methods to compare: add algorithm")
+    for group in groups:
+        group.setting = {key: value for key, value in group.labels.items() if key not in method_keys}
+        seed, count = Counter(run.seed for run in group.runs).most_common(1)[0]
+        if count > 1:
+            others = ", ".join(key for key in differing(group.runs) if key not in keys)
+            raise ConfigError(
+                f"{flag}: {group.name} has {count} runs of seed {seed}, which differ in {others}: add these keys"
+            )
+
+
+def name_methods(settings: dict[str, list[Group]]) -> dict[str, dict[str, Group]]:
+    """Return the groups by the name of the method and the description of the setting.
+
+    Args:
+        settings: The groups by setting.
+
+    Returns:
+        The groups.  The name is that of the column method if it occurs once in each setting, such as "pgfed"; else
+        other labels follow, as in "pgfed mu=0.1".
+
+    Raises:
+        ConfigError: Two groups of a setting have the same name.
+    """
+    several = {name for groups in settings.values() for name, n in Counter(map(option_of, groups)).items() if n > 1}
+    methods: dict[str, dict[str, Group]] = {}
+    for description, groups in settings.items():
+        for group in groups:
+            option = option_of(group)
+            name = option if option and option not in several else full_name(group)
+            by_description = methods.setdefault(name, {})
+            require(
+                description not in by_description,
+                f"--compare: several groups of runs have the name {name} in {description}; group runs by keys that "
+                "distinguish them, as in --group algorithm,algorithm.mu",
+            )
+            by_description[description] = group
+    return methods
+
+
+def option_of(group: Group) -> str:
+    """Return the name of a group's method without other labels; "" if it is not a label."""
+    return next((str(value) for key, value in group.labels.items() if key in METHOD_KEYS), "")
+
+
+def full_name(group: Group) -> str:
+    """Return the name of a group's method with the labels that are not part of the setting."""
+    labels = {key: value for key, value in group.method_labels.items() if value is not None}
+    return " ".join(str(value) if key in METHOD_KEYS else f"{key}={value}" for key, value in labels.items())
+
+
+def display_name(name: str, group: Group) -> str:
+    """Return the name of a method for readers, without dagger: "PGFed mu=0.1" for "pgfed mu=0.1".
+
+    Args:
+        name: A key of `name_methods`.
+        group: A group of this method.
+    """
+    labels = group.method_labels
+    if name == option_of(group):
+        labels = {key: value for key, value in labels.items() if key in METHOD_KEYS}
+    return legend_name(labels, conf=group.conf)
+
+
+def find_method(text: str, methods: dict[str, dict[str, Group]]) -> str:
+    """Return the name of a method that the user typed, either as in CSV files or as in tables.
+
+    Args:
+        text: A word of ``--compare``.
+        methods: The groups by the name of the method.
+
+    Raises:
+        ConfigError: There is no such method, or several.
+    """
+    displayed = {name: display_name(name, next(iter(groups.values()))) for name, groups in methods.items()}
+    for name, shown in displayed.items():
+        if text in (name, shown):
+            return name
+    same = [name for name, groups in methods.items() if text == option_of(next(iter(groups.values())))]
+    require(
+        not same,
+        f"--compare {text}: several groups of runs have this method: name one of "
+        f"{', '.join(repr(name) for name in same[:6])}",
+    )
+    require(
+        not Path(text).is_dir(),
+        f"--compare {text}: this is a folder; folders come first, as in: report {text} --compare pgfed fedavg",
+    )
+    nearest = get_close_matches(text, methods, 4, 0.4) or [*methods][:8]
+    runs = f"the runs have {', '.join(nearest)}" if nearest else "no run has finished yet"
+    raise ConfigError(f"--compare {text}: no finished run has this method; {runs}")

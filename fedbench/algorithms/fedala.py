@@ -62,7 +62,7 @@ class FedALA(Algorithm):
         self.eta_A, self.fraction, self.tensors, self.who = eta_A, fraction, tensors, who
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server and client models with the same initial values, and weights A_i = 1."""
+        """Create the state: server and client models with the same initial values, and mixing weights A_i = 1."""
         # columns (start, stop), without running statistics
         trained = [span for name, span in model.spans.items() if name not in model.buffer_names]
         self.h = Columns(trained[-self.tensors :])  # columns of the last layers, for which A is learned

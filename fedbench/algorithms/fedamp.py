@@ -163,7 +163,7 @@ class FedAMP(Algorithm):
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, w_i as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
 

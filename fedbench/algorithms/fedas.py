@@ -160,7 +160,7 @@ class FedAS(Algorithm):
         return cohort.train(theta, step=step, how=how, t=theta.new_zeros(len(cohort))).t
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

@@ -57,7 +57,10 @@ class FedBABU(Algorithm):
         self.w = self.base.put(self.w, cohort.mean(up.u, updates="u"))  # or the option server's step to it
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return what the cohort deploys: [u, h] [P]; after the last round, fine-tuned by each client [K, P]."""
+        """Return what the cohort deploys: the server model [P], or at the end each client's fine-tuned copy.
+
+        # [P] or [K, P]
+        """
         w = self.base.put(self.w, cohort.broadcast(u=self.base.take(self.w)).u)
         if not final:
             return w

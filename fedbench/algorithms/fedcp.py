@@ -119,11 +119,11 @@ class FedCP(Algorithm):
         return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
 
     def contexts(self, cohort: Cohort, rows: Tensor) -> Tensor:
-        """Return the unit vectors v_i / |v_i| of the clients' personal heads in rows [K, P].  # [K, F]"""
+        """Return the unit vectors that condition the policy, from the clients' heads in rows [K, P].  # [K, F]"""
         return context(cohort.model, rows)
 
     def noise(self, s: Step, z: Tensor) -> Tensor:
-        """Return standard Gumbel noise for both shares of every feature in z [k, B, F].  # [k, B, 2, F]"""
+        """Return standard Gumbel noise for the two shares of every feature in z [k, B, F].  # [k, B, 2, F]"""
         u = s.rng.uniform(z.shape[1], 2, z.shape[2]).clamp_min(2**-25)
         return -(-u.log()).log()
 
@@ -164,7 +164,15 @@ def policy(size: int) -> nn.Module:
 
 
 def context(model: FlatModel, rows: Tensor) -> Tensor:
-    """Return v_i / |v_i|, where v_i sums the weights of client i's head over classes, of rows [k, P].  # [k, F]"""
+    """Return the unit vector that conditions the policy: the personal head's weights, summed over classes.
+
+    Args:
+        model: The model.
+        rows: Rows with the heads h_i.  # [k, P]
+
+    Returns:
+        v_i / |v_i|, where v_i is the sum.  # [k, F]
+    """
     return F.normalize(model.named(rows)["head.weight"].sum(1), dim=1)
 
 

@@ -52,7 +52,7 @@ class FedFomo(Algorithm):
         self.uploaded: Rows | None = None  # before the first private or compressed upload
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state (client models, Pref = I), and hold out training samples of every client for its loss L."""
+        """Create the state: client models, and preferences Pref = I.  Hold out training samples for the loss L."""
         w, self.rows = model.init_row(), rows
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
@@ -144,7 +144,7 @@ class FedFomo(Algorithm):
         return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
 

@@ -127,7 +127,7 @@ class FedKD(Algorithm):
         return self.loss(s, of_theta, of_g, batch, stores_slope=True)
 
     def student_loss(self, s: Step, g: Tensor, batch: Batch) -> Tensor:
-        """Return L of each client as a function of its student g [k, P], with the teacher fixed.  # [k]"""
+        """Return the loss L of each client as a function of its student g [k, P], with the teacher fixed.  # [k]"""
         of_g = features_and_logits(s, g, batch)
         with torch.no_grad():
             of_theta = features_and_logits(s, s.state.teacher, batch)

@@ -80,7 +80,16 @@ class FedOTP(Algorithm):
         return s.task_loss(self.predict(s.model, rows, batch.x), batch)  # [k, B]
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits s <T*, sim> of inputs [k, B, ...] under the prompts in rows [k, P].  # [k, B, C]"""
+        """Return the logits: similarities of image tokens and class texts, weighted by optimal transport.
+
+        Args:
+            model: The model.
+            rows: Rows with both prompts.  # [k, P]
+            inputs: Inputs of B samples of each client.  # [k, B, ...]
+
+        Returns:
+            s <T*, sim>, with CLIP's scale s.  # [k, B, C]
+        """
         clip: Any = model.module  # a model with text, tokens and prompts
         named = model.named(rows)
         # text features under both prompts

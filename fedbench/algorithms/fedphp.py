@@ -63,7 +63,13 @@ class FedPHP(FedAvg):
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return (1 - lam) CE + lam MMD(z, z_p) of each sample; each gets the MMD of its batch.  # [k, B]"""
+        """Return (1 - lam) times the task's loss plus lam times the discrepancy to the average model theta_p.
+
+        The discrepancy is the MMD of the batch's features under theta and theta_p.  Every sample gets that of its
+        batch.
+
+        # [k, B]
+        """
         z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
         z_p = frozen_features(s, s.state.theta_p, batch)  # [k, B, F]
         lam, discrepancy = s.value(self.lam), mmd(z.flatten(2).float(), z_p.flatten(2).float(), batch.weight)  # [k]

@@ -103,7 +103,7 @@ class FPFC(Algorithm):
         columns, rho = self.columns, self.rho
 
         def pull(s: Step) -> Tensor:
-            """Return rho (w - zeta_i).  # [k, P]"""
+            """Return the gradient of rho/2 ||w - zeta_i||^2, which is 0 for running statistics.  # [k, P]"""
             return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.state.zeta))
 
         out = cohort.train(self.personal[cohort.ids], extra_grad=pull, zeta=zeta)
@@ -172,11 +172,11 @@ class FPFC(Algorithm):
 
     @property
     def one_s(self) -> bool:
-        """Whether all pairs have the same s, so `delta` stores D [N, p], from which delta_ij = D_i - D_j follows."""
+        """Whether all pairs have the same factor s, so `delta` stores one vector per client instead of per pair."""
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """Return delta of all M pairs of clients, also if only D is stored.  # [M, p]"""
+        """Return the vectors delta of all M pairs of clients, computed from D [N, p] if only D is stored.  # [M, p]"""
         if not self.one_s:
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])

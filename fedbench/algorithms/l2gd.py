@@ -91,5 +91,5 @@ class L2GD(Algorithm):
         return min(num_steps, cohort.max_local_steps)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, x_i.  # [K, P]"""
+        """Return the deployed models of the cohort, the client models x_i.  # [K, P]"""
         return self.x[cohort.ids]

@@ -72,7 +72,7 @@ class LCFed(Algorithm):
         self.head_iter, self.place, self.calibrate_head = head_iter, place, calibrate_head
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model has a linear head or 1x1 convolution, and a layer for PCS."""
+        """Raise ConfigError unless the model has a linear head, and a layer whose outputs PCS can calibrate."""
         super().check(federation, model, optimizer)
         require_linear_head(model, self._name)
         names = {name for name, _ in model.module.named_modules()}
@@ -206,7 +206,7 @@ class LCFed(Algorithm):
         return logits[..., 0, 0] if is_vector else logits
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """Return V, a 3x3 convolution from 2 x classes x features channels to one channel per class."""
+        """Return the layers of HC: V, a 3x3 convolution from 2 x classes x features channels to `classes`."""
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:

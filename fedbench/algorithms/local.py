@@ -34,5 +34,5 @@ class Local(Algorithm):
         return self.theta[cohort.ids]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of all new clients: the initial model, because there is no common one."""
+        """Return the model of all new clients: the initial one, as there is no common model.  # [P]"""
         return self.theta.default

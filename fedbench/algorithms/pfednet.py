@@ -154,7 +154,7 @@ class PFedNet(Algorithm):
         )
 
     def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:
-        """Return the columns of z, and those of them that are trained and therefore fused (not running statistics)."""
+        """Return the columns of the personal parameters z, and the trained ones among them, which are fused."""
         personal = model.all if self.personal == ALL_COLUMNS else model.columns[self.personal]
         return personal, personal & model.trained
 
@@ -374,7 +374,14 @@ class PFedNet(Algorithm):
         return self.row_of_new_client(self.Z[near].mean(1))
 
     def row_of_new_client(self, z: Tensor) -> Tensor:
-        """Join x, trained personal parameters z [..., d2] and initial running statistics.  # [..., P]"""
+        """Return the row of a new client: shared parameters x, the given z, and initial running statistics.
+
+        Args:
+            z: Trained personal parameters.  # [..., d2]
+
+        Returns:
+            The row.  # [..., P]
+        """
         row = self.join(self.x, self.z.default[None])[0]
         return self.fused.put(row, z)
 

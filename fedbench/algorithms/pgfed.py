@@ -99,7 +99,7 @@ class PGFed(Algorithm):
         server = cohort.broadcast(gbar=self.gbar, c=self.c, uncompressed=["c"])  # [P], [K']
 
         def step(s: Step, batch: Batch) -> None:
-            """Record gbar . theta_i, then theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i)."""
+            """Take one local step of theta_i along grad f_i + aux_i; record gbar . theta_i before it."""
             g = s.grad(batch)  # [k, P]
             s.record("gbar_theta", dot(s.theta, server.gbar))
             s.descend(g.add_(s.state.aux))
@@ -147,7 +147,7 @@ class PGFed(Algorithm):
         return cohort.download(aux=aux).aux
 
     def coefficients(self, cohort: Cohort) -> Tensor:
-        """Return a_ij for the clients i of this cohort and the K' clients j of the last one.  # [K, K']"""
+        """Return a_ij, the weight of the last cohort's client j in client i's objective.  # [K, K']"""
         return self.A[cohort.ids][:, self.prev]
 
     def coefficient_rate(self, cohort: Cohort) -> Any:
@@ -176,7 +176,7 @@ class PGFed(Algorithm):
         self.A[cohort.ids] = A
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

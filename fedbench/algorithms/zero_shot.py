@@ -42,7 +42,7 @@ class ZeroShot(Algorithm):
         return self.w
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits s <g(x), text> of inputs [k, b, ...]; rows is unused.  # [k, b, C]"""
+        """Return the scaled cosines of images [k, b, ...] and class texts as logits; rows is unused.  # [k, b, C]"""
         clip: Any = model.module  # a CLIP model
         return clip.scale * clip.image(inputs) @ self.text.T
 

@@ -31,8 +31,8 @@ def delta_of(epsilon: float, ratio: float) -> float:
         ratio: sigma / Delta, > 0.
 
     By Balle and Wang, Theorem 8, it is Phi(a) - e^epsilon Phi(-b), with a = 1/(2 ratio) - epsilon ratio and
-    b = 1/(2 ratio) + epsilon ratio.  The second term is computed as phi(a) times Mills' ratio of b, which cannot
-    overflow: e^epsilon = phi(a) / phi(b).
+    b = 1/(2 ratio) + epsilon ratio.  Phi is the normal distribution function, and phi the density.  The second term is
+    computed as phi(a) times Mills' ratio of b, which cannot overflow: e^epsilon = phi(a) / phi(b).
     """
     a, b = 1 / (2 * ratio) - epsilon * ratio, 1 / (2 * ratio) + epsilon * ratio
     density = 0.5 * math.exp(-a * a / 2)  # Phi(-x) = exp(-x^2 / 2) erfcx(x / sqrt(2)) / 2, for either term

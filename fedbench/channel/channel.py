@@ -239,7 +239,7 @@ class Channel:
         )
 
     def _payload(self, handle: str | None, context: RoundContext, name: str) -> Payload | None:
-        """Return the last payload named `handle` that these clients received.
+        """Return the last tensor named `handle` that these clients received, to which their upload is relative.
 
         Args:
             handle: The name of a broadcast or download; None if the upload is relative to none.
@@ -273,6 +273,7 @@ class Channel:
             size: Bytes that are sent to them.
             dense: Bytes that would be sent without compression.
         """
+        # if all clients of the federation download, none dropped out
         factor = 1.0 if len(context) == context.num_clients else self.download_factor
         self.cost.bytes_down += round(factor * size)
         self.cost.dense_down += round(factor * dense)

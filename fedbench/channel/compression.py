@@ -83,7 +83,7 @@ class Compression:
     def upload(
         self, context: RoundContext, name: str, value: Tensor, reference: Tensor | None, call: int, accumulates: bool
     ) -> Received:
-        """Compress an upload.
+        """Compress an upload: its difference to the reference, plus what earlier uploads of the client omitted.
 
         Args:
             context: The clients.
@@ -115,7 +115,9 @@ class Compression:
         return Received(self._with_running_statistics(base + decompressed, x).view(value.shape), in_bytes(bits))
 
     def broadcast(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
-        """Compress one tensor for all clients.  Only in a round does the state change, and are bytes counted.
+        """Compress one tensor for all clients.
+
+        In an evaluation (context.changes_state is False) the state does not change, and no bytes are counted.
 
         Args:
             context: The clients.
@@ -165,7 +167,7 @@ class Compression:
         return missed.minimum(uncompressed)
 
     def download(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
-        """Compress a row for each client.  Only in a round does the state change.
+        """Compress a row for each client.  In an evaluation (context.changes_state is False) the state does not change.
 
         Args:
             context: The clients.
@@ -276,6 +278,9 @@ class Compression:
             context: The clients; None for a row that is the same for all.
             weighted: Whether the server takes a mean of the rows, so that the message has the clients' weights.
 
+        Returns:
+            The description that a compressor needs.  Its size is that of the parameters, without running statistics.
+
         Raises:
             RunError: Running statistics may be anywhere in the message.
         """
@@ -317,7 +322,7 @@ class Compression:
             raise RunError(
                 f"compression: the message {path.split('/')[1]!r} has {default.numel():,} values, but earlier ones of "
                 f"this name had {rows.default.numel():,}, as have the residuals or versions stored for it. In the "
-                "method, use another name for messages of another length; an upload may pass previous="
+                "method, use another name for messages of another length, or pass previous=... to upload"
             )
         return rows
 

@@ -80,7 +80,7 @@ class Privacy:
         """Standard deviation of the noise, equal for all clients; 0 without noise, None if it differs by client."""
         if self.ratio == 0:
             return 0.0
-        # Delta; None for lr_over_n
+        # the sensitivity Delta, how far a client's data can move an upload; None for lr_over_n
         sensitivity = {"clip": self.clip, "2 clip": 2 * (self.clip or 0)}.get(self.sensitivity)
         return None if sensitivity is None else sensitivity * self.ratio
 
@@ -153,6 +153,7 @@ class Privacy:
         # largest number of releases of a client
         most = int(self.releases.store[: self.releases.used].max()) if self.releases.used else 0
         has_bound = self.calibration == "analytic" and self.ratio > 0
+        # rho of one release is Delta^2 / (2 sigma^2) = 1 / (2 ratio^2)
         return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
 
     def guarantee(self) -> str:

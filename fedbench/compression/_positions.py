@@ -75,7 +75,7 @@ def write(positions: Tensor, n: int, out: Writer) -> None:
     is_bitmap = n < sum((gap >> width) + 1 + width for gap in gaps)
     out.fixed(int(is_bitmap), 1)  # the first bit names the code
     if is_bitmap:
-        out.fixed(sum(1 << (n - 1 - p) for p in ascending), n)
+        out.fixed(sum(1 << (n - 1 - p) for p in ascending), n)  # bit p is 1 for a selected position
         return
     for gap in gaps:
         out.rice(gap, width)

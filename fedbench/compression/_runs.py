@@ -44,7 +44,10 @@ def count(levels: Tensor) -> Tensor:
 
 
 def write(levels: Tensor, out: Writer) -> None:
-    """Write one row of integers, levels [n], as runs of zeros and nonzero integers."""
+    """Write one row of integers, levels [n], as runs of zeros and nonzero integers.
+
+    Before each nonzero integer, 1 + the number of zeros is written, because Elias omega codes are for integers >= 1.
+    """
     zeros = 0
     for level in levels.tolist():
         if level == 0:

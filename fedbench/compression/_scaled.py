@@ -39,7 +39,8 @@ class Scaled(Compressor):
         encoded = self.inner.compress(x, draws, message)
         received = self.inner.decompress(encoded, message).double()  # C(x)  [k, n]
         along, square = total(received * x.double()), total(received.square())  # <x, C(x)> and <C(x), C(x)>  [k] each
-        a = (along / torch.where(square > 0, square, 1)).float()[:, None]  # module docstring; 0 if C(x) = 0
+        # the multiple a C(x) that is nearest to x; 0 if C(x) = 0
+        a = (along / torch.where(square > 0, square, 1)).float()[:, None]
         return Encoded(encoded.values, {**encoded.codes, FACTOR: a})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:

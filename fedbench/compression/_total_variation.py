@@ -57,7 +57,10 @@ def _compiled_solve() -> Callable[..., None]:
 
 # compiled by numba; without numba, Python runs it
 def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[no-untyped-def]
-    """Run Johnson's dynamic program (module docstring), and write the minimizer to v.
+    """Minimize 0.5 ||v - g||^2 plus gamma times the total variation, by Johnson's dynamic program, and write v.
+
+    f_k(b) is the minimal cost of v_1 .. v_k with v_k = b.  Its derivative f_k' is piecewise linear, with knots where
+    its slope changes.  It is -gamma at b = low[k] and gamma at high[k].  Then v_k is v_{k+1}, clipped to these bounds.
 
     Args:
         g: The row.  # [d]
@@ -95,9 +98,10 @@ def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[
 
 
 def smoothed(g: Row, k: float, times: int) -> Row:
-    """Return (I + k L^T L)^-times g, clipped to the range of g.
+    """Smooth a row linearly: return (I + k L^T L)^-times g, clipped to the range of g.
 
-    This is the linear smoothing of pFedNet's released code, which makes no values equal.
+    L v are the differences v_k - v_{k+1} of neighbours, and v_d.  pFedNet's released code smooths so, which makes no
+    values equal.
 
     Args:
         g: The row.  # [d]
@@ -109,7 +113,7 @@ def smoothed(g: Row, k: float, times: int) -> Row:
     """
     from scipy.linalg import cho_solve_banded, cholesky_banded
 
-    bands = np.empty((2, len(g)))
+    bands = np.empty((2, len(g)))  # I + k L^T L is tridiagonal: the entries above the diagonal, and the diagonal
     bands[0], bands[1] = -k, 1 + 2 * k
     bands[1, 0] = 1 + k
     factor, v = cholesky_banded(bands), g

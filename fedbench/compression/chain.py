@@ -95,7 +95,16 @@ class Chain(Compressor):
         return links
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Encode rows x [k, n] by all compressors: values of the last one, and codes of all, with prefixes."""
+        """Encode rows x [k, n]: each compressor encodes the float32 values that the one before it transmits.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers, one key per row.
+            message: Properties of the message.
+
+        Returns:
+            The values of the last compressor, and the codes of all, whose names begin with "0/", "1/" and so on.
+        """
         codes = {}
         for prefix, compressor, part in self._links(message):
             encoded = compressor.compress(x, draws, part)

@@ -77,7 +77,10 @@ class DAdaQuant(QSGD):
         self.q = torch.where(stalls & (2 * self.q <= self.q_max), 2 * self.q, self.q)
 
     def levels_of(self, message: Message, rows: Tensor) -> Tensor:
-        """Return the number of levels q_{t,i} of each client; q_t for all if the message has no client weights.
+        """Return the number of levels q_i of each client, more for clients with a larger weight w_i in the mean.
+
+        q_i = round(sqrt(a / b) w_i^(2/3)) with a = sum_j w_j^(2/3) and b = sum_j w_j^2 / q^2 preserves the variance of
+        the mean.  If the message has no client weights, all have q.
 
         Args:
             message: The message, with the weights of its clients in the server's mean.
@@ -103,7 +106,7 @@ class DAdaQuant(QSGD):
         # up with probability exact - below, so the mean is exact
         level = below + (draws.uniform(message.size) < exact - below)
         level = torch.where(x < 0, -level, level).int()
-        return Encoded(x[:, :0], {"scale": scale, "q": q.int(), "level": level})
+        return Encoded(x[:, :0], {"scale": scale, "q": q.int(), "level": level})  # x[:, :0]: no float32 values
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the quantized rows, norm * level / q.  # [k, n]"""

@@ -188,11 +188,11 @@ def _factors(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         P [k, a, r] with orthonormal columns, and Q [k, b, r].
     """
     scale = matrices.abs().amax((1, 2))[:, None, None]  # [k, 1, 1]
-    scale = torch.where(scale > 0, scale, 1)
+    scale = torch.where(scale > 0, scale, 1)  # matrices are scaled to entries of at most 1, against overflow
     unit = matrices / scale
-    p = torch.stack([total(unit * v[:, None], 2) for v in start.unbind(2)], 2)  # [k, a, r]
+    p = torch.stack([total(unit * v[:, None], 2) for v in start.unbind(2)], 2)  # matrix times start  [k, a, r]
     p = _orthonormal(p)
-    q = torch.stack([total(unit * u[:, :, None], 1) for u in p.unbind(2)], 2)  # [k, b, r]
+    q = torch.stack([total(unit * u[:, :, None], 1) for u in p.unbind(2)], 2)  # transposed matrix times P  [k, b, r]
     return p, (q * scale).clamp(-LIMIT, LIMIT)
 
 

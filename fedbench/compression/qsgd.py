@@ -58,6 +58,7 @@ class QSGD(Compressor):
         below = exact.floor()  # the level below
         # up with probability exact - below, so the mean is exact
         level = below + (draws.uniform(message.size) < exact - below)
+        # x[:, :0]: no float32 values
         return Encoded(x[:, :0], {"scale": scale, "level": torch.where(x < 0, -level, level).int()})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:

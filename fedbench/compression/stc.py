@@ -48,15 +48,16 @@ class STC(Compressor):
         self.share, self.variant = share, variant
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return the codes of rows x [k, n].
+        """Select the values of largest magnitude of rows x [k, n], and encode their signs and mean magnitude.
 
-        sattler: mu [k, 1], positions [k, m] and which values are negative [k, m].  pfednet: the means of both signs
-        [k, 2], and -1, 0 or 1 for each value [k, n] int8.
+        Codes with variant="sattler": "mean" [k, 1], "positions" [k, m] and "negative" [k, m] bool.  With "pfednet":
+        "mean" of both signs [k, 2], and "trit", -1, 0 or 1 for each value [k, n] int8.
         """
         if self.variant == "pfednet":
             return self._by_sign(x)
         where = positions.largest(x.abs(), self._num_selected(message))  # [k, m]
         selected = x.gather(1, where)
+        # x[:, :0]: no float32 values
         return Encoded(x[:, :0], {"mean": mean_magnitude(selected), "positions": where, "negative": selected < 0})
 
     def _num_selected(self, message: Message) -> int:
@@ -82,10 +83,10 @@ class STC(Compressor):
             sums = total(torch.where(selected, magnitudes, 0).double())[:, None]
             means.append(torch.where(count > 0, sums / count.clamp_min(1), 0).float())
             trit += sign * selected.to(torch.int8)
-        return Encoded(x[:, :0], {"mean": torch.cat(means, 1), "trit": trit})
+        return Encoded(x[:, :0], {"mean": torch.cat(means, 1), "trit": trit})  # x[:, :0]: no float32 values
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with mu or -mu at the selected positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with the mean magnitude or minus it at the selected positions, and zeros elsewhere.  # [k, n]"""
         mean = encoded.codes["mean"]
         if self.variant == "pfednet":
             trit = encoded.codes["trit"]

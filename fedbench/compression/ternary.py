@@ -51,7 +51,7 @@ class Ternary(Compressor):
         """Write one row: the scale, and one byte per five values, as digits of base 3, the first value highest."""
         out.floats(encoded.codes["scale"][0])
         digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]  # 0, 1 or 2
-        digits += [1] * (-len(digits) % TRITS)  # zeros fill the last byte
+        digits += [1] * (-len(digits) % TRITS)  # zeros, whose digit is 1, fill the last byte
         for a in range(0, len(digits), TRITS):
             byte = 0
             for digit in digits[a : a + TRITS]:
@@ -61,7 +61,7 @@ class Ternary(Compressor):
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read one row that `write` wrote: the scale, and the values -1, 0 or 1."""
         scale, trits = stream.floats(1)[None], []
-        for _ in range(-(-message.size // TRITS)):
+        for _ in range(-(-message.size // TRITS)):  # ceil(n / 5) bytes
             byte = stream.fixed(BYTE)
             trits += [byte // 3**power % 3 - 1 for power in reversed(range(TRITS))]
         return {"scale": scale, "trit": torch.tensor([trits[: message.size]], dtype=torch.int8)}

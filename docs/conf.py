@@ -22,6 +22,7 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_title = "fedbench"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]  # an overview for language models
 html_css_files = ["site.css"]
 html_js_files = ["sort.js"]
 html_additional_pages = {"index": "index.html"}

@@ -12,12 +12,13 @@ from tiny import close, deployed, play
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedrep import FedRep
+from fedbench.app.help import SUBCOMMANDS
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.optim import SGD
 from fedbench.engine.step import Step
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def examples(text: str) -> list[str]:
@@ -92,3 +93,11 @@ def test_examples_in_the_table_of_calls_call_it() -> None:
         source = (ROOT / "fedbench" / "algorithms" / file).read_text()
         names = [c.split(".")[1] for c in re.findall(r"`([^`]+)`", calls)]
         assert any(re.search(rf"\.{name}\b", source) for name in names), (calls, file)
+
+
+def test_the_overview_for_language_models_names_pages_and_commands_that_exist() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    pages = re.findall(r"\]\(([\w/]+)\.html\)", text)
+    assert len(pages) > 8 and all((ROOT / f"{page}.md").is_file() for page in pages)
+    named = re.findall(r"`python -m fedbench ([a-z]+)(?= |`)", text)
+    assert {"report", "options", "check"} <= set(named) <= set(SUBCOMMANDS)

@@ -132,8 +132,8 @@ class Adapter:
             Lists of patterns (fnmatch) by entry, such as {"optional:mlp": ["mlp", "*.mlp"]}.
         """
         sublayers = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
-        words = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
-        return {entry: [word, *sublayers.get(word, ())] for entry, word in words.items()}
+        names = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
+        return {entry: [name, *sublayers.get(name, ())] for entry, name in names.items()}
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
         """Adapt every matching layer in place, unless it is part of an adapted layer or named by `train`.

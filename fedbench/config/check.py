@@ -93,11 +93,11 @@ def _check_clients(values: Mapping[str, Any]) -> None:
     num_clients = values["partition"]["num_clients"]
     if num_clients is None:
         return
-    n = clients_to_train(num_clients, values["new_clients"]["count"])
-    check_cohort(values["clients_per_round"], n)
-    check_each("local.epochs", values["local"]["epochs"], n, "numbers")
-    check_each("optimizer.lr", values["optimizer"].get("lr"), n)
-    check_each("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, n)
+    num_trained = clients_to_train(num_clients, values["new_clients"]["count"])
+    check_cohort(values["clients_per_round"], num_trained)
+    check_each("local.epochs", values["local"]["epochs"], num_trained, "numbers")
+    check_each("optimizer.lr", values["optimizer"].get("lr"), num_trained)
+    check_each("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, num_trained)
 
 
 def _check_top(values: dict[str, Any]) -> None:
@@ -121,9 +121,9 @@ def _check_top(values: dict[str, Any]) -> None:
         )
     check_options("", {**values, **{group: {} for group in RESERVED}}, options_of(RunConfig), "a run")
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
-    of_clients = epochs if isinstance(epochs, list) else [epochs]
+    each = epochs if isinstance(epochs, list) else [epochs]  # of each client
     require(
-        fewest is None or (fewest <= min(of_clients, default=0) and all(float(e).is_integer() for e in of_clients)),
+        fewest is None or (fewest <= min(each, default=0) and all(float(number).is_integer() for number in each)),
         f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}, which must be whole numbers: "
         "lower it, or change local.epochs",
     )

@@ -98,6 +98,7 @@ def _modules(target: str) -> list[list[Path]]:
         first = importlib.util.find_spec(head)
     except (ImportError, ValueError):
         return []
+    # specs: what Python knows of the modules of the current name; several if folders of a namespace package have it
     specs, found = [first] if first else [], []
     while specs:
         folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
@@ -107,7 +108,7 @@ def _modules(target: str) -> list[list[Path]]:
             break
         importers = [importer for folder in folders if (importer := get_importer(folder)) is not None]
         below = [spec for importer in importers if (spec := importer.find_spec(rest[len(found) - 1])) is not None]
-        specs = next(([spec] for spec in below if spec.loader is not None), below)
+        specs = next(([spec] for spec in below if spec.loader is not None), below)  # a file precedes folders
     return found
 
 

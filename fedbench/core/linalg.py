@@ -14,10 +14,10 @@ PIECE = 1 << 20  # columns of a matrix-vector product in float32
 
 
 def dot(rows: Tensor, other: Tensor) -> Tensor:
-    """Return inner products of rows.
+    """Return inner products of rows, accurate for rows of millions of numbers.
 
-    Sums over blocks of columns are in float32, and the blocks are added in float64.  A product with one short vector is
-    a single matrix-vector product in float32.
+    Blocks of columns are summed in float32, and the sums of the blocks are added in float64.  The product with a single
+    vector of at most PIECE (1 million) numbers is one matrix-vector product in float32.
 
     Args:
         rows: Contiguous rows [k, P].

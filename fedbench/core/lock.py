@@ -93,9 +93,7 @@ def _acquire(folder: Path) -> BaseFileLock:
     try:
         lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False)
         lock.acquire()
-    except Timeout:
-        raise
-    except PermissionError:
+    except (Timeout, PermissionError):  # both are OSErrors too
         raise
     except (OSError, NotImplementedError) as error:  # the file system has no locks
         path.unlink(missing_ok=True)

@@ -40,10 +40,12 @@ def release(array: np.ndarray) -> None:
 
 
 def blocks(array: np.ndarray, size: int = BLOCK_BYTES) -> Iterator[np.ndarray]:
-    """Yield consecutive parts of an array along its first axis, and release each before the next.
+    """Yield consecutive parts of an array along its first axis, and free the memory of each before the next.
+
+    Memory is freed only if the array is mapped from a file (`release`).  An array of one part is yielded whole.
 
     Args:
-        array: The array [n, ...].  A scalar array is yielded whole.
+        array: The array [n, ...], or a scalar array.
         size: The approximate bytes per part.
     """
     count = len(array) if array.ndim else 0
@@ -132,6 +134,6 @@ def _position_in_file(array: np.ndarray) -> tuple[str, int]:
     """Return the file of a mapped array, and the byte at which the array begins."""
     memmap, file = _memmap(array), file_of(array)
     assert memmap is not None and file is not None
-    mapped_from = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY  # the map begins at a page
-    map_address = np.frombuffer(file, np.uint8, 1).ctypes.data  # in memory
+    mapped_from = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY  # the byte of the file: a page's first
+    map_address = np.frombuffer(file, np.uint8, 1).ctypes.data  # the address of that byte in memory
     return os.fspath(memmap.filename), mapped_from + array.ctypes.data - map_address  # type: ignore[arg-type]

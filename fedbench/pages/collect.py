@@ -270,17 +270,20 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
         part: The part.
         title: The title of the table of results.
         explanations: The lines below the tables.
+
+    Returns:
+        Markdown with calls of `PageFunctions`, such as {{ ran("main") }}, with an empty line after each block.
     """
     about = page.about
     runs = page.runs[page.runs["part"] == part]
     suffix = "" if part == MAIN else f"_{part}"
-    sign = "" if scores.lower_is_better(about["metric"]) else "-"
+    sign = "" if scores.lower_is_better(about["metric"]) else "-"  # the best group is first
     arguments = f'part="{part}", order="{sign}{about["select"]}"'
     extra = [key for key in ("counted", "best_val") if key in runs and runs[key].notna().any()]
     blocks = [] if part == MAIN else [f"## {part}"]
     blocks += [f'{{{{ commands("{part}") }}}}', f'{{{{ ran("{part}") }}}}.']
     blocks.append(f'{{{{ table("{" ".join([RESULTS, *extra])}", {arguments}, title="{title}") }}}}')
-    if runs["part_up"].notna().any():
+    if runs["part_up"].notna().any():  # some run compressed its messages
         keys = " ".join(SENT_KEYS)
         blocks.append(f'{{{{ table("{keys}", {arguments}, title="what was sent, by all clients together") }}}}')
     blocks += [f'{{{{ paper("{table}") }}}}' for table in about["papers"]]

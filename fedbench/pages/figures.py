@@ -102,6 +102,7 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     )
     groups = [(group, _rounds(page, group, metric)) for group in groups_of(page, spec.get("part"), spec.get("where"))]
     groups = [(group, rounds) for group, rounds in groups if rounds]
+    # labels that all groups share are in the title instead of the legend
     names, common = legend_names([group.labels for group, _ in groups], [group.tuned for group, _ in groups])
     series = []
     for name, (group, rounds) in zip(names, groups):
@@ -110,9 +111,15 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
         series.append(_series(f"{name} (n={group.n})", x, spreads, scale, group.tuned))
     target = page.about["target"] * scale
     is_near = metric == page.about["metric"] and any(y > target / 2 for line in series for y in line.y)
-    title = ", ".join(filter(None, (spec.get("title", ""), common)))
-    level = target if is_near else None
-    return Drawing("lines", title, X_AXES[x_key], metric_axis_label(metric), series, level, x_key.startswith("mb_"))
+    return Drawing(
+        "lines",
+        title=", ".join(filter(None, (spec.get("title", ""), common))),
+        xlabel=X_AXES[x_key],
+        ylabel=metric_axis_label(metric),
+        series=series,
+        level=target if is_near else None,
+        logarithmic=x_key.startswith("mb_"),
+    )
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
@@ -147,7 +154,7 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
     positive = [x for line in series for x in line.x if x > 0]
     is_wide = bool(positive) and max(positive) > 100 * min(positive)
     xlabel, ylabel = spec.get("xlabel", key_title(key)), metric_axis_label(page.about["metric"])
-    return Drawing("points", spec.get("title", ""), xlabel, ylabel, series, None, is_wide)
+    return Drawing("points", spec.get("title", ""), xlabel, ylabel, series, logarithmic=is_wide)
 
 
 def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:

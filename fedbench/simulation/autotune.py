@@ -293,11 +293,11 @@ class Trial:
             self.budget -= now() - began
 
     def _time(self, plan: Plan, best: float, max_seconds: float) -> None:
-        """Record the time of a local step by the plan that the engine now has.
+        """Record the time of a local step by the executor plan that the engine now has.
 
         Args:
-            plan: The plan.
-            best: The shortest time so far.
+            plan: The plan: clients in a chunk, threads, and whether to use CUDA graphs.
+            best: The shortest time of a plan so far.
             max_seconds: The approximate budget of this plan.
         """
         seconds = self._time_warm(1)

@@ -75,7 +75,7 @@ def personal_and_global(
 def deployed(
     algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
 ) -> Iterator[tuple[Cohort, Any]]:
-    """Yield slices of the clients as cohorts, with the rows that they deploy.
+    """Yield slices of the clients as cohorts, with the rows (model parameters) that they deploy.
 
     Args:
         algorithm: The method.
@@ -117,10 +117,10 @@ def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
 
 
 def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, split: str = "test") -> dict[str, np.ndarray]:
-    """Return the metrics of one row that all clients share.
+    """Return the metrics of one model that all clients share.
 
     Args:
-        row: The parameters [P].
+        row: Its parameters [P].
         engine: The engine of the run.
         ids: The clients to evaluate [n].
         round: The round after which to evaluate, from 0.
@@ -140,7 +140,7 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
 
     Args:
         cohort: The clients.
-        rows: One row per client [K, ...], one row that all share [P], or a dict of these.
+        rows: Their model parameters: one row per client [K, ...], one row that all share [P], or a dict of these.
         predict: The prediction function, as `Algorithm.predict`.  None: the forward pass of the model.
         split: "train", "val" or "test".
 

@@ -36,13 +36,13 @@ FILE = "new_clients.csv"
 
 
 def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """Return the row [P] from which any new client starts after training, if nothing is known about that client."""
+    """Return the model parameters [P] from which every new client starts after training, whatever its data are."""
     with torch.no_grad():
         return algorithm.initial_row_for_new_clients(_trained_clients(engine))
 
 
 def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """Return the rows from which the M new clients of the run start after training.
+    """Return the model parameters from which the M new clients of the run start after training.
 
     Args:
         algorithm: The method.
@@ -77,7 +77,7 @@ def adapt(
 
     Args:
         engine: The engine of the run.
-        row: The row [P] from which all start, or one per client [M, P].
+        row: The model parameters [P] from which all start, or one row per client [M, P].
         epochs: The number of local epochs.
         lr: The learning rate of SGD.
         momentum: The momentum of SGD, reset every epoch.
@@ -105,7 +105,7 @@ def _adapt(
     Args:
         engine: The engine, with the optimizer of the adaptation.
         ids: The clients [k].
-        row: The row [P] from which all start, or one per client [k, P].
+        row: The model parameters [P] from which all start, or one row per client [k, P].
         epochs: The number of local epochs.
         pause: Called before each epoch.  It may raise to stop.
 
@@ -127,7 +127,7 @@ def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
 
     Args:
         cohort: The k clients.
-        row: The row [P] from which all start, or one per client [k, P].
+        row: The model parameters [P] from which all start, or one row per client [k, P].
 
     Raises:
         RunError: The training diverged.  The message names new_clients.lr, which is the learning rate here.

@@ -24,7 +24,7 @@ def cohort_size(cfg: DictConfig, num_clients: int) -> int:
         ConfigError: clients_per_round is larger than N.
     """
     if cfg.clients_per_round is None:
-        return max(1, int(num_clients * cfg.sample_rate + 1e-9))
+        return max(1, int(num_clients * cfg.sample_rate + 1e-9))  # 1e-9: a product may be too small by rounding
     check_cohort(cfg.clients_per_round, num_clients)
     return int(cfg.clients_per_round)
 
@@ -81,7 +81,7 @@ def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
     slow_share = cfg.system.slow
     if not slow_share:
         return None
-    count = int(num_clients * slow_share + 0.5 + 1e-9)  # to the nearest integer, halves up
+    count = int(num_clients * slow_share + 0.5 + 1e-9)  # the nearest integer, halves up despite rounding errors
     require(
         count > 0,
         f"system.slow={slow_share:g} of {num_clients} clients rounds to no client: use 0, or at least "

@@ -98,14 +98,17 @@ def option_of(label: str, names: Mapping[str, str]) -> str | None:
 
 
 def _result(page: Page, part: str, group: Group, label: str, option: str) -> dict[str, Any]:
-    """Return a row of a method's table of results.
+    """Return a row of a method's table of results, about a group of runs with the same setting.
 
     Args:
-        page: The page of the runs.
-        part: Their part of the page, which is named unless it is the first one.
+        page: The page of results/ with the runs.
+        part: The part of the page with the runs.  The row names it unless it is the first part.
         group: The runs.
-        label: The name of their method, which is named unless it is the option.
+        label: The name of the method on the page.  The row names it unless it is the option's name.
         option: The option of ``algorithm=``.
+
+    Returns:
+        The cells of the row as text by column, but "n", the number of runs, as a number.
     """
     setting = [] if part == page.parts[0] else [part]
     setting += [] if normalized(label) == normalized(option) else [method_name(label)]

@@ -228,10 +228,10 @@ class _Builder:
             if isinstance(content, list) and _code(dtype).startswith("O"):
                 return self._objects(content, shape)
             return self._array(content, dtype, shape, "F" if fortran else "C")
-        if call.name in SCALAR:
+        if call.name in SCALAR:  # a single number of NumPy
             dtype, content = call.args
             return self._array(content, dtype, (), "C")[()]
-        if call.name in BUFFER:
+        if call.name in BUFFER:  # an array as pickle protocol 5 stores it
             content, dtype, shape, order = call.args
             return self._array(content, dtype, shape, order)
         if call.name == ENCODE:

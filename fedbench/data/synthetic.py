@@ -65,7 +65,8 @@ class Synthetic:
         """Return the generated samples, all in the training part.  Equal options give equal samples."""
         rng = np.random.default_rng(self.seed)
         domain = np.arange(self.n) % self.num_domains if self.num_domains else None
-        arrays: Arrays = getattr(self, f"_{self.kind}")(rng, domain)
+        generate = getattr(self, f"_{self.kind}")  # the method of the kind, such as _linear
+        arrays: Arrays = generate(rng, domain)
         arrays.domain = domain
         return arrays.check()
 
@@ -171,8 +172,9 @@ class Synthetic:
         images = np.empty((self.n, *self._shape), np.uint8)
         for start in range(0, self.n, BLOCK):  # float64 arrays of all images would be large
             block = slice(start, start + BLOCK)
+            # distances of the pixels from the top left corner of the rectangle
             down, right = rows - top[block, None, None], cols - left[block, None, None]
-            # b: images of the block.  Pixels within half the height and width from the top left corner are inside.
+            # b: images of the block
             inside = (down >= 0) & (down < height // 2) & (right >= 0) & (right < width // 2)  # [b, H, W]
             mask = inside * label[block, None, None]
             grey = mask / self.num_classes + NOISE / 4 * rng.standard_normal(mask.shape)

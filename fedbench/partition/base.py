@@ -448,7 +448,8 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
         partition: The partition, for messages.
 
     Raises:
-        ConfigError: The split does not fit.
+        ConfigError: A part has not N lists, a client has no training or test samples, or a sample is assigned twice or
+            is not in the data set.
     """
     partition_name = type(partition).__name__
     for part in ("train", "test", "val"):

@@ -322,7 +322,7 @@ def _parse_parts(value: Mapping[str, Any]) -> Content:
     lists = {}
     for part, clients in value.items():
         if names is not None and isinstance(clients, Mapping):
-            different = sorted(map(str, {*clients} ^ {*names}))
+            different = sorted(map(str, {*clients} ^ {*names}))  # clients that only one of the two parts has
             if different:
                 raise ConfigError(
                     f"partition.path: client {different[0]} is not in all parts: give each client a list in each part"

@@ -94,6 +94,8 @@ class Pachinko:
     ) -> np.ndarray:
         """Draw the classes of a client's samples.
 
+        Samples are drawn in batches.  A batch ends when a class has no samples left, which changes the probabilities.
+
         Args:
             count: Number of samples of the client.
             remaining: Samples of each class that no earlier client got, [C].  Not changed.
@@ -108,14 +110,14 @@ class Pachinko:
         p_superclass = np.zeros(superclass.max() + 1)  # [superclasses], probabilities
         p_superclass[available] = rng.dirichlet(np.full(len(available), self.alpha))
         p_class = np.zeros(len(superclass))  # [C], within the superclass
-        for g in available:
+        for g in available:  # superclasses
             members = (superclass == g) & (remaining > 0)
             p_class[members] = rng.dirichlet(np.full(members.sum(), self.beta))
         classes_of_batches: list[np.ndarray] = []
         while count:
             p = _probabilities(p_superclass, p_class, remaining > 0, superclass)
             classes = rng.choice(len(superclass), count, p=p)
-            classes = classes[: _count_until_exhausted(classes, remaining)]  # then the probabilities change
+            classes = classes[: _count_until_exhausted(classes, remaining)]
             remaining -= np.bincount(classes, minlength=len(remaining))
             count -= len(classes)
             classes_of_batches.append(classes)

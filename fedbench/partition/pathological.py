@@ -55,7 +55,7 @@ class Pathological:
         )
         client_classes = self._draw_classes(num_classes, num_clients, rng)  # [N, classes_per_client]
         shares = np.zeros((num_classes, num_clients))
-        shares[client_classes, np.arange(num_clients)[:, None]] = 1
+        shares[client_classes, np.arange(num_clients)[:, None]] = 1  # mark the clients of each class
         for row in shares:  # of one class
             clients = np.flatnonzero(row)
             if len(clients):

@@ -46,7 +46,7 @@ class Practical:
         shares = self._client_shares(num_clients)  # [N]
         rows = []
         for _ in np.unique(labels):
-            rng.shuffle(shares)
+            rng.shuffle(shares)  # in place: another client gets the largest share
             rows.append(shares.copy())
         return assign_by_shares(labels, pools, np.array(rows), rng)
 

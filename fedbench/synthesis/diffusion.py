@@ -39,7 +39,7 @@ def ddim(
         Images [B, C, H, W].
     """
     times = torch.linspace(len(schedule.alpha_bar) - 1, 0, steps).round().long()
-    x = start
+    x = start  # the noisy images, from pure noise to images without noise
     for i, t in enumerate(times):
         alpha_bar = schedule.alpha_bar[t]
         velocity = predict({"image": x, "step": t.expand(len(x)), "label": label})

@@ -88,7 +88,7 @@ def check_labels_occur(arrays: Arrays, name: str) -> Arrays:
     if arrays.task not in ("classification", "segmentation") or arrays.class_names is not None:
         return arrays
     labels, classes = np.unique(arrays.targets), arrays.num_classes
-    labels = labels[(labels >= 0) & (labels < classes)]
+    labels = labels[(labels >= 0) & (labels < classes)]  # without that of pixels without a class
     shown = ", ".join(map(str, labels[:4])) + (", ..." if len(labels) > 4 else "")
     advice = "number the classes from 0, or name all of them, from 0 on, in an array `classes`"
     require(
@@ -129,13 +129,16 @@ def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path, window:
 
 
 def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", window: Window | None = None) -> Arrays:
-    """Return the checked arrays of a file in the MedMNIST or the flat layout.
+    """Return the checked data set of the arrays in a file.
 
     Args:
-        file: The arrays by their names.
+        file: The arrays by their names: train_images, train_labels, ... (MedMNIST layout), or X, y, ... (flat layout).
         name: The file, for messages.
         task: The option dataset.task (see `Npz`).
         window: The option dataset.window, values of black and white (see `Npz`).
+
+    Raises:
+        ConfigError: An array is absent, or does not fit the others or the options.
     """
     flat = _join_parts(file, name) if "train_images" in file else file
     missing = [key for key in ("X", "y") if key not in flat]
@@ -149,7 +152,7 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", wind
 
 
 def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, task: str = "auto") -> Arrays:
-    """Return the checked data set of inputs and the other arrays of the flat layout (see the module).
+    """Return the checked data set of inputs and the other arrays in a file.
 
     Args:
         flat: y, and optionally client, split and classes, by name.
@@ -158,7 +161,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
         task: The option dataset.task (see `Npz`).
     """
     labels = flat["y"]
-    num_columns = 0
+    num_columns = 0  # of one-hot labels
     if task in ("auto", "classification") and _is_one_hot(labels):
         num_columns = labels.shape[1]
         log.info("%s: each row of labels has a single 1, so it is one of %s classes", name, num_columns)
@@ -167,7 +170,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
     kind = KINDS[y.ndim] if task == "auto" else task
     if "classes" in flat:
         class_names = [str(c) for c in _as_text(flat["classes"])]
-    at_least = max(len(class_names or ()), num_columns)
+    at_least = max(len(class_names or ()), num_columns)  # classes, even if the last ones do not occur
     if y.dtype == np.float32:
         num_classes = 1 if y.ndim == 1 else y.shape[1]
     else:
@@ -224,14 +227,17 @@ def _highest_class(y: np.ndarray, num_named: int, name: str) -> int:
 
 
 def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a file in the MedMNIST layout in the flat one: train, then val, then test.
+    """Join the arrays of the training, validation and test part in this order: train_images, ... become X, and so on.
 
     Args:
-        file: The arrays by their names.
+        file: The arrays by their names in the MedMNIST layout, such as train_images and train_labels.
         name: The file, for messages.
 
     Returns:
-        X, y, split, and client and classes if the file has them, by name.
+        X, y, split, and client and classes if the file has them, by name (flat layout).
+
+    Raises:
+        ConfigError: The arrays of a part are incomplete, or do not fit those of the others.
     """
     columns: dict[str, list[np.ndarray]] = {"X": [], "y": [], "split": [], "client": []}
     for part, code in PARTS.items():
@@ -331,7 +337,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
         Labels [n] int64, multi-hot rows [n, C] float32, masks [n, H, W] int64 or numbers [n, ...] float32.  And the
         class names in the order of their indices, None unless the labels in the file are text.
     """
-    if y.ndim == 2 and y.shape[1] == 1 and task != "multilabel":
+    if y.ndim == 2 and y.shape[1] == 1 and task != "multilabel":  # MedMNIST stores labels as [n, 1]
         y = y[:, 0]
     require(
         y.ndim in DIMENSIONS[task],

@@ -82,7 +82,7 @@ class CIFAR10(DownloadedImages):
         else:
             file = self._convert(source)
             arrays = self._published().check(from_layout(file, str(source), "classification"), str(source))
-            if self.path is None:
+            if self.path is None:  # store the converted arrays, so that the next start finds them
                 store(Path(self.data_dir) / f"{self.name}.npz", file)
             arrays = resized(arrays, self.resize, self.data_dir, source)
         arrays.published_scaling = self.train_statistics

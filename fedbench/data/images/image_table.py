@@ -117,7 +117,7 @@ class ImageTable:
         if path.is_dir():
             folder = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, window=self._window)
             return folder.read(is_extra=True)
-        columns: dict[str, str | list[str] | None] = {"patient": None}
+        columns: dict[str, str | list[str] | None] = {"patient": None}  # the other columns have their default names
         table = ImageTable(self.data_dir, columns=columns, resize=self.resize, color=self.color, window=self.window)
         return table._read(path, path.parent, is_extra=True)
 
@@ -225,7 +225,7 @@ class Table(CsvTable):
         self.columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
 
     def cells(self, role: str) -> list[str]:
-        """Return the cells of a role, [n].
+        """Return the cells of the column that dataset.columns names for a role, [n].
 
         If dataset.columns has no column for the role, each picture is of another patient, and all are of one natural
         client.
@@ -284,7 +284,7 @@ def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
     matches: dict[str, list[Path]] = {name: [] for name in absent}
     for file in visible_files(folder) if absent else ():
         parts = file.relative_to(folder).parts
-        for start in range(len(parts)):
+        for start in range(len(parts)):  # the path below each of the folders around the file
             name = "/".join(parts[start:])
             if name in absent:
                 matches[name].append(file)

@@ -58,7 +58,9 @@ class AnswerRule:
         return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
 
     def classes(self, answers: Iterable[str]) -> list[str]:
-        """Return the sorted classes of a client.
+        """Return the answers that are classes of a natural client, sorted.
+
+        They occur at least ``min_count`` times.  With top100_drop, only the 100 most frequent ones are classes.
 
         Args:
             answers: The normalized training answers, with repetitions.
@@ -94,7 +96,7 @@ def normalize_vqa(answer: object) -> str:
 
 
 def is_closed(answer: str, answer_type: str | None = None) -> bool:
-    """Return whether a question is closed.
+    """Return whether a question is closed: it asks for one of a few given answers, mostly yes or no.
 
     Args:
         answer: The normalized answer.

@@ -84,7 +84,7 @@ class MedViLL(PictureTextOptions):
             len(rows) > 1,
             f"{files.key}: {', '.join(PARTS)} have {len(rows)} pair(s), too few to split: use files with at least 2",
         )
-        order = generator(self.seed, "medvill").permutation(len(rows))[:limit]
+        order = generator(self.seed, "medvill").permutation(len(rows))[:limit]  # the first ones are training pairs
         split = np.full(len(rows), TEST, np.int8)
         split[order[: num_train(len(order), self.test)]] = TRAIN
         used = np.sort(order)

@@ -149,9 +149,10 @@ class SyntheticMedVQA:
         for silo, site in enumerate(sites):
             rng = generator(self.seed, "synthetic_medvqa reports", site)
             for split, _ in self._samples():
-                quadrants = rng.permutation(4)[: rng.integers(4)]
+                quadrants = rng.permutation(4)[: rng.integers(4)]  # of up to three lesions
                 lesions = [(str(rng.choice(TEXTURES)), int(q), str(rng.choice(USUAL))) for q in quadrants]
                 pictures.append(apply_style(draw_scan(lesions, rng), site, rng))
+                # A tenth of the lesions is not named in the report.
                 named = [SENTENCE.format(s, t) for t, _, s in lesions if rng.random() >= 0.1]
                 text = " and ".join(named) or "the scan shows nothing"
                 properties = {name for t, _, s in lesions for name in (t, s)} or {"others"}
@@ -236,7 +237,7 @@ def answer_of(topic: str, lesion: Lesion | None, site: int) -> str:
         "yes" or "no" for a closed question.  For an open one, the lesion's property, or "none" without a lesion.
     """
     if topic in CLOSED:
-        is_true = lesion is not None and (topic == "present" or lesion[1] < 2)
+        is_true = lesion is not None and (topic == "present" or lesion[1] < 2)  # quadrants 0 and 1 are on the left
         return "yes" if is_true else "no"
     if lesion is None:
         return "none"

@@ -56,7 +56,9 @@ class MissingChannel:
 
 
 def missing_channel(lack: str | None, channels: Sequence[str], clients: int | None) -> MissingChannel | None:
-    """Return the `fit` for the options dataset.lack and dataset.lack_clients; None if no channel is missing.
+    """Return the function for `Arrays.fit` that sets a missing channel to 0; None if no channel is missing.
+
+    The arguments are the options dataset.lack and dataset.lack_clients.
 
     Args:
         lack: The name of the channel.  None: no channel is missing.

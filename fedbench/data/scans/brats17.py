@@ -208,7 +208,7 @@ class BraTS17:
         """
         z = min(max(z, 1), volume.shape[2] - 2)
         slices = volume[:, :, z - 1 : z + 2].transpose(3, 2, 0, 1)  # [channels, 3, size, size]
-        everywhere = np.ones(slices.shape[1:], bool)
+        everywhere = np.ones(slices.shape[1:], bool)  # standardize over all voxels of the patch
         return [(self._standardize(modality, everywhere), tumour[:, :, z - 1]) for modality in slices]
 
     def _standardize(self, patch: np.ndarray, where: np.ndarray) -> np.ndarray:

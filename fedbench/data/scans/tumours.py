@@ -120,7 +120,7 @@ class Tumours:
             tissue[:, where] += factor * (value[:, None] - tissue[:, where])
         white_noise = rng.standard_normal((4, self.size, self.size))
         bias = np.stack([smooth(field, self.size / 4) for field in white_noise])  # [4, S, S], of unit deviation
-        blurred = gaussian_filter(tissue, (0, 0.6, 0.6)).clip(0)
+        blurred = gaussian_filter(tissue, (0, 0.6, 0.6)).clip(0)  # by 0.6 pixels in both directions
         scan = scanner.gain[:, None, None] * blurred**scanner.gamma * np.exp(0.12 * bias)
         scan = scan + scanner.noise * NOISE * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]

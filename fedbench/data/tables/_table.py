@@ -153,13 +153,14 @@ class TableFit:
             flagged: Indices of the columns that get an indicator feature.
 
         Returns:
-            Features, [samples, F], without the constant.
+            Features, [samples, F], without the feature that is 1 everywhere.
         """
-        fills = np.empty(len(self.categories))
+        fills = np.empty(len(self.categories))  # the value that fills each column, from all clients
         for name, columns in (("numbers", self._numeric), ("categories", self._categorical)):
             if len(columns):
                 fills[columns] = pooled.named_transformers_[name]["fill"].statistics_
-        listed = self._listed(raw[train])
+        listed = self._listed(raw[train])  # [client's training samples, columns]
+        # Columns without values in this client's training part are fitted on the pooled fill value.
         local = self._transformer(normalize, flagged).fit(np.where(np.isnan(listed).all(0), fills, listed))
         if normalize and self.scale == "max_abs" and len(self._numeric):
             # scikit-learn does not scale columns whose largest value is about 0: use the pooled scale for them.

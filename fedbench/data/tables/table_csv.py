@@ -166,6 +166,9 @@ class TableCsv:
     def _categories(self, column: Column) -> list[str] | None:
         """Return the categories of a feature column, in the order of their indices.
 
+        Args:
+            column: The column.
+
         Returns:
             The values that dataset.categorical lists for the column, or else its distinct values, sorted.  None: the
             column is numeric.

@@ -120,7 +120,7 @@ def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
     if not starts:
         return {name: lines}
     parts = {lines[i].strip(): lines[i + 1 : stop] for i, stop in zip(starts, [*starts[1:], len(lines)])}
-    return {title: part for title, part in parts.items() if any(ACT.match(line) for line in part)}
+    return {title: part for title, part in parts.items() if any(ACT.match(line) for line in part)}  # no poems
 
 
 def _headed_speeches(lines: list[str]) -> Speeches:

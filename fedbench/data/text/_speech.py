@@ -124,8 +124,12 @@ def baselines(arrays: Arrays) -> tuple[float, float]:
 
     The first one always predicts the most frequent character.  The second one predicts the character that most often
     follows the last one of the window.
+
+    Args:
+        arrays: Windows "text" [n, T] and next characters as targets [n].
     """
-    last, train, test = arrays.parts()["text"][:, -1], arrays.split == TRAIN, arrays.split == TEST
+    last = arrays.parts()["text"][:, -1]  # [n], the last character of each window
+    train, test = arrays.split == TRAIN, arrays.split == TEST  # [n] bool
     pairs = np.zeros((arrays.num_classes, arrays.num_classes), np.int64)  # [C, C], by last and next character
     np.add.at(pairs, (last[train], arrays.targets[train]), 1)
     most_frequent = pairs.sum(0).argmax()

@@ -121,6 +121,7 @@ class Shakespeare:
                 continue
             parts = [self._read(user, data), self._read(user, test_data[user])]
             count = sum(len(target) for _, target in parts)
+            # Each part keeps every stride-th window.
             text = np.concatenate([text[:: self.stride] for text, _ in parts])
             targets = [target[:: self.stride] for _, target in parts]
             split = np.repeat(np.array([TRAIN, TEST], np.int8), [len(target) for target in targets])

@@ -55,6 +55,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     if "callbacks" in {override.key_or_group for override in parsed}:
         stored["callbacks"] = {}  # the callbacks of the command replace them
     _check_repeated(folder, stored, parsed, config_dir)
+    stored.get("checkpoint", {})["pause_after"] = None  # a pause of the first command does not pause this one
     config = _checked(folder, stored)
     before = config["rounds"] = max([config["rounds"], *requested_rounds(folder)])
     requested = _requested(composer, parsed)

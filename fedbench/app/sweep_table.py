@@ -13,7 +13,7 @@ from fedbench.simulation.result import primary_of, value_in
 from fedbench.simulation.status import FILE as STATUS
 from fedbench.simulation.summary_text import clients_of
 
-DONE = ("finished", "finished already")
+DONE = ("finished", "finished already", "paused")  # not failures
 SCORES = {  # columns of the table, and their meaning
     "last": "mean personalized test score of the last round",
     "best by val": "mean personalized test score of the round with the best validation score",

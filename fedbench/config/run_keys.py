@@ -148,9 +148,12 @@ class CheckpointConfig:
 
     Attributes:
         every: Rounds between checkpoints; null: as often as takes less than 5% of the run time; 0: only at the end.
+        pause_after: Round after which the run is saved and the process ends; null: run all rounds.  Commands without
+            this option resume the run.
     """
 
     every: NonNegativeInt | None
+    pause_after: Count | None = None
 
 
 @dataclass

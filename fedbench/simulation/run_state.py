@@ -179,6 +179,12 @@ class Simulation:
         """Whether stop.patience ended the run before its last round, because validation scores did not improve."""
         return self.early_stopping is not None and self.early_stopping.stopped_at is not None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run pauses now, because of checkpoint.pause_after, before its last round."""
+        pause_after = self.cfg.checkpoint.pause_after
+        return pause_after is not None and pause_after <= self.done < self.cfg.rounds and not self.is_stopped_early
+
     def keep_best_state(self) -> None:
         """Store a copy of the states of server and clients, if this round has the best validation score so far.
 

@@ -32,12 +32,12 @@ from fedbench.simulation.run_folder import (
     set_aside,
     stored_config,
 )
-from fedbench.simulation.status import ERROR, record_failure, record_interruption, write_status
+from fedbench.simulation.status import ERROR, paused, record_failure, record_interruption, write_status
 from fedbench.simulation.status import FILE as STATUS
 
 
 class Ended(NamedTuple):
-    """The result of a finished run.
+    """The result of a finished or paused run.
 
     Attributes:
         summary: The content of summary.json.
@@ -120,7 +120,7 @@ def skip(folder: Path) -> Ended:
 def simulate(
     config: Mapping[str, Any], folder: Path, resume: bool = False, command: str = "", output: Output = "lines"
 ) -> dict[str, Any]:
-    """Run all rounds of a checked configuration, and return the summary.
+    """Run the rounds of a checked configuration up to the last one or a pause, and return the summary.
 
     The outcome is recorded in status.json, and an error also in error.txt.  The caller must hold the folder's lock.
 
@@ -152,7 +152,8 @@ def simulate(
         broadcast_run((config, folder, resume))
         command_entries = {"command": command, "classes": named_classes(config)}
         summary = run(cfg, folder, resume, command_entries, output)
-    write_status(folder, "finished", score_of(summary))
+    sentence = paused(folder, summary) if summary["status"] == "paused" else ""
+    write_status(folder, summary["status"], score_of(summary), sentence)
     return summary
 
 

@@ -102,7 +102,7 @@ def _run(
             with suppress(OSError):  # if the disk is full, the error above is the one to report
                 end(sim, started, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
             raise
-        return end(sim, callbacks, "finished")
+        return end(sim, callbacks, "paused" if sim.is_paused else "finished")
 
 
 def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[
     Args:
         sim: The run.
         callbacks: The callbacks that were started, in calling order.
-        status: finished, failed or interrupted.
+        status: finished, paused, failed or interrupted.
     """
     result = summary(sim, status)
     with ExitStack() as stack:
@@ -162,7 +162,7 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
 
 # -- rounds ----------------------------------------------------------------------------------------------
 def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals, began: float) -> None:
-    """Run the remaining rounds, and adapt new clients after the last one.
+    """Run the remaining rounds up to a pause, and adapt new clients after the last one.
 
     Args:
         sim: The run.
@@ -174,15 +174,17 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
         KeyboardInterrupt: A stop signal arrived.
     """
     cfg, earlier = sim.cfg, sim.cost["total_s"]
-    while sim.done < cfg.rounds and not sim.is_stopped_early:
+    while sim.done < cfg.rounds and not sim.is_stopped_early and not sim.is_paused:
         costs = run_round(sim, callbacks)
         sim.cost["total_s"] = earlier + time.monotonic() - began
         stop_requested = stop.requested()
-        sim.is_last_round = stop_requested or sim.done == cfg.rounds or sim.is_stopped_early
+        sim.is_last_round = stop_requested or sim.done == cfg.rounds or sim.is_stopped_early or sim.is_paused
         for callback in callbacks:
             callback.on_round_end(sim, costs)
         if stop_requested and sim.done < cfg.rounds and not sim.is_stopped_early:
             raise KeyboardInterrupt
+    if sim.is_paused:
+        return
     write_measured(sim.run_dir, sim.algorithm, sim.engine, _evaluated(sim))
     if cfg.new_clients.count:
         adapt_new_clients(sim, stop.raise_if_requested)

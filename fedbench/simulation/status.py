@@ -9,7 +9,9 @@ import math
 import os
 import shlex
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -32,7 +34,7 @@ def write_status(folder: Path, status: str, score: float = math.nan, sentence: s
 
     Args:
         folder: The run folder.
-        status: running, finished, failed or interrupted.
+        status: running, finished, paused, failed or interrupted.
         score: The score of the run (result.py).  NaN: none.
         sentence: One sentence about an error or an interruption.
     """
@@ -71,6 +73,16 @@ def record_interruption(folder: Path) -> None:
 def interrupted(folder: Path) -> str:
     """Return a sentence about an interrupted run, with the command that resumes it."""
     return f"interrupted; it is {how_to_resume(folder)}"
+
+
+def paused(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Return a sentence about a run that checkpoint.pause_after ended, with the command that resumes it.
+
+    Args:
+        folder: The run folder.
+        summary: The content of summary.json.
+    """
+    return f"paused after round {summary['rounds_done']} of {summary['rounds']}; it is {how_to_resume(folder)}"
 
 
 def sentence_of(error: BaseException, folder: Path) -> str:

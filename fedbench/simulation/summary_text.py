@@ -17,7 +17,7 @@ from fedbench.core.suggest import suggested
 from fedbench.simulation.result import primary_of
 from fedbench.simulation.run_folder import config_dir_of
 
-COMPARED_KEYS = ("algorithm", "seed", "hydra", "name")  # keys in which compared runs differ
+COMPARED_KEYS = ("algorithm", "seed", "hydra", "name", "checkpoint")  # keys in which compared runs differ
 
 
 def ending(summary: dict[str, Any], run_dir: Path) -> None:
@@ -78,9 +78,18 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{megabytes(cost, 'down')}, {megabytes(cost, 'up')}",
         f"  mean per client and round: {kib(cost['bytes_down'], summary)} down, {kib(cost['bytes_up'], summary)} up",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
+        *pause_lines(s, run_dir),
         "next:",
         *next_lines(summary, run_dir),
     ]
+
+
+def pause_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
+    """Return a line with the command that resumes a run paused by checkpoint.pause_after; [] for a finished run."""
+    if summary.get("status") != "paused":
+        return []
+    command = suggested(f"python -m fedbench resume={shlex.quote(str(run_dir))}")
+    return [f"paused after round {summary['rounds_done']} of {summary['rounds']}; to go on: {command}"]
 
 
 def megabytes(cost: dict[str, float], direction: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation
 
-Status = Literal["finished", "failed", "interrupted"]
+Status = Literal["finished", "paused", "failed", "interrupted"]
 
 
 class Callback:
@@ -62,6 +62,6 @@ class Callback:
 
         Args:
             run: The run.
-            status: finished, failed or interrupted.
+            status: finished, paused (checkpoint.pause_after), failed or interrupted.
             summary: The content of summary.json.
         """

@@ -110,7 +110,7 @@ class Tables(Callback):
             if status == "finished":
                 files = {**self.on_checkpoint(run), **output_marks(run.run_dir)}
                 write_summary(run.run_dir, seal({**summary, "files": files}))
-            elif status == "failed":
+            elif status in ("paused", "failed"):
                 write_summary(run.run_dir, summary)
         finally:
             self.close(status)

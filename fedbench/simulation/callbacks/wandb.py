@@ -65,15 +65,15 @@ class Wandb(Callback):
         self._send(run.done, {f"cost/{name}": value for name, value in costs.items()})
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Finish the record in W&B.  An offline run is recorded now, unless it was interrupted.
+        """Finish the record in W&B.  An offline run is recorded now, unless it was paused or interrupted.
 
         Args:
             run: The run.
-            status: finished, failed or interrupted.
+            status: finished, paused, failed or interrupted.
             summary: The content of summary.json.
         """
         values = json_values(dict(summary))
-        if self.mode == "offline" and status != "interrupted":
+        if self.mode == "offline" and status not in ("paused", "interrupted"):
             # A thread has its own short stack.  With a deep stack, CPython 3.11 may map and unmap memory at each call.
             recording = threading.Thread(target=self._record, args=(status, values), daemon=True)
             recording.start()

@@ -23,6 +23,7 @@ WIDTH = 110  # columns of the help
 LONG = 40  # if key=default has more characters, its description is on the next line
 SUBCOMMANDS = {  # name: (module with main(argv), description)
     "report": ("report.command", "tables and figures of run folders"),
+    "tune": ("tune.command", "choose options by validation, with equal numbers of trials"),
     "paper": ("report.paper_command", "a paper's table beside your runs of it"),
     "figures": ("report.figures_command", "the figures that papers draw of a method"),
     "export": ("tools.export_command", "a client's model, or all predictions, from a run"),

@@ -134,7 +134,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         scored = not sweeper.endswith(BASIC)
         runs = [] if scored else composer.run_overrides(_with_params(master, overrides))
         naming = composer.parse(_with_params(master, overrides))
-        _name_run_folders(master, [override.key_or_group for override in naming if override.is_sweep_override()])
+        name_run_folders(master, [override.key_or_group for override in naming if override.is_sweep_override()])
         planned = check_runs(composer, master, runs, overrides)
         folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
         with open_dict(master.hydra):
@@ -194,7 +194,7 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 
 
-def _name_run_folders(master: DictConfig, swept: list[str]) -> None:
+def name_run_folders(master: DictConfig, swept: list[str]) -> None:
     """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded.
 
     Args:

@@ -20,9 +20,11 @@ EXAMPLES = """examples:
   python -m fedbench report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
   python -m fedbench report sweeps --figures figures --against partition.alpha
   python -m fedbench report sweeps --paper pgfed_table1_cifar --figures figures
+  python -m fedbench report sweeps --choose
   python -m fedbench report sweeps/mu --choose algorithm.mu
   python -m fedbench report sweeps --compare pgfed fedavg
 """
+EACH_METHOD = "each method"  # --choose without a key
 
 
 def parser() -> Arguments:
@@ -48,8 +50,14 @@ def parser() -> Arguments:
         help="also draw the metric over this config key (partition.shots), or over communication (bytes, bytes_up, "
         "bytes_down)",
     )
-    p.add_argument("--choose", metavar="KEY", help="the value of this config key (algorithm.mu) with the best "
-                                                   "validation score of each client, as a list to paste")  # fmt: skip
+    p.add_argument(
+        "--choose",
+        metavar="KEY",
+        nargs="?",
+        const=EACH_METHOD,
+        help="for each method, the options with the best mean validation score; with KEY (algorithm.mu): for each "
+        "client, the value of this config key with its best validation score, as a list to paste",
+    )
     p.add_argument(
         "--compare",
         nargs="+",
@@ -79,7 +87,9 @@ def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
     """
     check_flags(args)
     table_format = format_of(args)
-    if args.choose:
+    if args.choose == EACH_METHOD:
+        tables, figures = tuning_tables(args, table_format), []
+    elif args.choose:
         from fedbench.report.choose import choose_command
 
         tables, figures = choose_command(args), []
@@ -108,7 +118,19 @@ def check_flags(args: argparse.Namespace) -> None:
         args.group is None or all(args.group.split(",")),
         f"--group {args.group} must be config keys separated by commas, such as algorithm,partition.alpha",
     )
-    if args.choose:
+    if args.choose == EACH_METHOD:
+        require(
+            args.select != "best",
+            "--select best chooses a round by its test score, and --choose must not read test scores: use last or "
+            "best_val",
+        )
+        refuse_flags(args, "choose", ("paper", "compare", "target", "group", "figures", "against"))
+    elif args.choose:
+        require(
+            not Path(args.choose).is_dir(),
+            f"--choose {args.choose}: this is a folder, and --choose may be followed by a config key; give the folders "
+            "first: report FOLDER --choose",
+        )
         refuse_flags(args, "choose", ("paper", "compare", "select", "target", "group", "figures", "against"))
     elif args.compare:
         refuse_flags(args, "compare", ("paper", "target", "against"))
@@ -135,9 +157,33 @@ def refuse_flags(args: argparse.Namespace, flag: str, names: tuple[str, ...]) ->
         names: The flags without effect, without dashes.
     """
     given = [f"--{name}" for name in names if getattr(args, name) != parser().get_default(name)]
+    require(not given, f"{given_flag(args, flag)} cannot be combined with {', '.join(given)}: leave out these flags")
+
+
+def given_flag(args: argparse.Namespace, flag: str) -> str:
+    """Return a flag with its value as the user typed it.
+
+    Args:
+        args: The parsed command line.
+        flag: The flag, without dashes.
+    """
     value = getattr(args, flag)
-    text = " ".join(value) if isinstance(value, list) else value
-    require(not given, f"--{flag} {text} cannot be combined with {', '.join(given)}: leave out these flags")
+    if value == EACH_METHOD:
+        return f"--{flag}"
+    return f"--{flag} {' '.join(value) if isinstance(value, list) else value}"
+
+
+def tuning_tables(args: argparse.Namespace, table_format: str) -> list[Table]:
+    """Return the tables of ``fedbench report --choose`` without a key: the chosen options of each method."""
+    from fedbench.report.tuning import choice_table
+
+    runs, damaged = runs_of(args)
+    labels = ["method"]
+    tables = [choice_table(runs, args.metric or scores.primary_metric(runs), args.select)]
+    if table_format not in MACHINE_FORMATS:
+        tables = [for_readers(tables[0], labels)]
+    report_damage(damaged, [], tables, table_format)
+    return tables
 
 
 def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], list[Path]]:

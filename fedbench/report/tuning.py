@@ -1,0 +1,332 @@
+"""``fedbench report --choose``: for each method, the options with the best mean validation score.
+
+    python -m fedbench -m algorithm=fedavg,fedper optimizer.lr=0.01,0.1 dataset.val_fraction=0.2 seed=0,1,2
+    python -m fedbench report sweeps --choose
+
+A trial is one choice of options of a method, run with several seeds.  The trial with the best validation score, as a
+mean over seeds, is chosen.  Test scores are read after that, so they cannot influence the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbench.config.override_text import value_text
+from fedbench.core.options import require
+from fedbench.core.settings import is_matched
+from fedbench.report import scores
+from fedbench.report.display import label_columns
+from fedbench.report.runs import Run
+from fedbench.report.summary import SETTING, differing, identity, over_seeds, sort_key
+from fedbench.report.table import Column, Spread, Table
+
+# Config keys that a search may change.  All other keys are the setting in which methods are compared.
+TUNABLE = (
+    *("algorithm.*", "optimizer.*", "local.*", "finetune.*", "server.*", "adapter.*", "compression.*", "stop.*"),
+    *("choices.optimizer", "choices.server", "choices.adapter", "choices.compression", "client_weights"),
+)
+SELECTIONS = ("last", "best_val")
+
+
+@dataclass
+class Trial:
+    """Runs of a method with equal options.
+
+    Attributes:
+        options: The values of the options in which the trials of the method differ, by config key.
+        runs: The finished runs by seed and fold of cross-validation (None without).
+        begun: The seeds and folds of all its runs, also of paused and failed ones.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    runs: dict[tuple[Any, Any], Run] = field(default_factory=dict)
+    begun: set[tuple[Any, Any]] = field(default_factory=set)
+
+
+@dataclass
+class Study:
+    """The trials of one method in one setting.
+
+    Attributes:
+        method: The name of the method.
+        setting: The values of the other config keys in which settings differ, by title of their columns.
+        trials: The trials, in the order of their options.
+        conf: The folders of options in which the method is looked up; None for those of fedbench.
+    """
+
+    method: str
+    setting: dict[str, Any]
+    trials: list[Trial]
+    conf: tuple[Path, ...] | None = None
+
+
+@dataclass
+class Choice:
+    """The chosen trial of a study.
+
+    Attributes:
+        study: The study.
+        trial: The chosen trial.
+        validation: Its validation score over the seeds (and folds) that all trials have in common.
+        compared: These seeds and folds.
+        tested: The seeds and folds of its test scores: those of the trial that are not in `compared`, or else all.
+        warnings: Sentences about values at the edge of their range, failed trials and left-out seeds.
+    """
+
+    study: Study
+    trial: Trial
+    validation: Spread
+    compared: list[tuple[Any, Any]]
+    tested: list[tuple[Any, Any]]
+    warnings: list[str]
+
+
+def choice_table(runs: list[Run], metric: str, select: str) -> Table:
+    """Return the table of ``report --choose``: the chosen options of each method, with validation and test scores.
+
+    Args:
+        runs: The runs of one or several searches.
+        metric: A metric of test samples, personal/...  The same metric of validation samples decides.
+        select: The round at which validation scores are compared: "last", or "best_val" for the best one of each run.
+
+    Raises:
+        ConfigError: No run is finished, the metric does not begin with personal/, or there are no validation scores.
+    """
+    scores.check_metric(metric, 0, runs)
+    require(
+        metric.startswith("personal/"),
+        f"--choose compares validation scores, which exist for personal metrics only: --metric is {metric}, and must "
+        "begin with personal/",
+    )
+    choices = [choice for study in studies(runs) if (choice := choose(study, metric, select)) is not None]
+    require(bool(choices), "--choose: no run in these folders is finished; run the sweep to its end first")
+    return _table(choices, metric, select)
+
+
+def studies(runs: list[Run]) -> list[Study]:
+    """Group runs by setting and method, and the runs of a method by their options.
+
+    Of several runs with equal options, seed and fold, the one that finished last is used.
+
+    Args:
+        runs: The runs.  Unfinished ones count as trials, but only finished ones can be chosen.
+    """
+    by_study: dict[Hashable, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: str(run.summary.get("finished"))):
+        by_study.setdefault((_setting_of(run), run.method), []).append(run)
+    titles = _setting_titles([members[0] for members in by_study.values()])
+    found = []
+    for (_, method), members in by_study.items():
+        if any(run.finished for run in members):
+            values = {**identity(members[0]), **{name: members[0].choice(name) for name in SETTING}}
+            setting = {title: values.get(key) for key, title in titles.items()}
+            found.append(Study(method, setting, _trials(members), members[0].conf))
+    return sorted(found, key=lambda study: (*map(sort_key, study.setting.values()), study.method))
+
+
+def _setting_of(run: Run) -> Hashable:
+    """Return the options of a run that a search does not change, as sorted pairs of key and text."""
+    entries = identity(run)
+    return tuple(sorted((key, repr(value)) for key, value in entries.items() if _is_setting(key)))
+
+
+def _is_setting(key: str) -> bool:
+    """Return whether a config key belongs to the setting: neither to the method, nor the fold of cross-validation."""
+    return not is_matched(key, TUNABLE) and key not in ("choices.algorithm", "fold")
+
+
+def _setting_titles(runs: list[Run]) -> dict[str, str]:
+    """Return titles of columns by config key, for the keys of the setting in which the runs differ.
+
+    Data set, partition and model come first.  A difference in one of them hides the differences in its options.
+    """
+    varying = [name for name in SETTING if len({run.choice(name) for run in runs}) > 1]
+    keys = [key for key in differing(runs) if _is_setting(key) and not key.startswith("choices.") and key != "data"]
+    keys = [key for key in keys if key.partition(".")[0] not in varying]
+    return {name: name for name in varying} | {key: key for key in keys}
+
+
+def _trials(runs: list[Run]) -> list[Trial]:
+    """Return the trials of a method in one setting."""
+    keys = [key for key in differing(runs) if not _is_setting(key) and key != "fold" and not key.endswith("_target_")]
+    trials: dict[tuple[str, ...], Trial] = {}
+    for run in runs:
+        entries = identity(run)
+        options = {key: entries.get(key) for key in keys}
+        trial = trials.setdefault(tuple(map(repr, options.values())), Trial(options))
+        key = (run.config.get("seed"), run.config.get("fold"))
+        trial.begun.add(key)
+        if run.finished:
+            trial.runs[key] = run
+    return sorted(trials.values(), key=lambda trial: [sort_key(value) for value in trial.options.values()])
+
+
+def choose(study: Study, metric: str, select: str) -> Choice | None:
+    """Choose the trial with the best mean validation score.
+
+    Trials are compared over the seeds and folds that they have in common.  Trials with an unfinished run among these
+    are left out.  A trial with a score that is not a number is worse than any other.  Of equal trials the first is
+    chosen.
+
+    Args:
+        study: The trials of a method.
+        metric: A metric of test samples, personal/...
+        select: The round of the validation score: "last" or "best_val".
+
+    Returns:
+        The choice; None if no trial is finished with all seeds.
+
+    Raises:
+        ConfigError: A run has no validation scores, or the trials have no seed in common.
+    """
+    common = set.intersection(*(trial.begun for trial in study.trials))
+    require(
+        bool(common),
+        f"--choose: the trials of {study.method} have no seed in common, so their scores cannot be compared; run every "
+        "value with the same seeds",
+    )
+    compared = sorted(common, key=str)
+    finished = [trial for trial in study.trials if common <= set(trial.runs)]
+    if not finished:
+        return None
+    sign = -1 if scores.lower_is_better(metric) else 1
+    spreads = [over_seeds(validation_score(trial.runs[key], metric, select) for key in compared) for trial in finished]
+    values = [sign * spread.mean if spread.count == spread.total else -math.inf for spread in spreads]
+    best = max(range(len(finished)), key=lambda i: values[i])
+    trial = finished[best]
+    fresh = [key for key in sorted(trial.runs, key=str) if key not in common]
+    warnings = _edges(study, trial, finished) + _incomplete(study, finished, spreads)
+    return Choice(study, trial, spreads[best], compared, fresh or compared, warnings)
+
+
+def validation_score(run: Run, metric: str, select: str, until: int | None = None) -> float:
+    """Return a validation score of a run.  Test scores are not read.
+
+    Args:
+        run: The run.
+        metric: A metric of test samples, personal/...  The same metric of validation samples is returned.
+        select: "last" for the last evaluated round, or "best_val" for the best one.
+        until: The last round to consider; None for all.
+
+    Raises:
+        ConfigError: The run has no validation scores.
+    """
+    name = metric.replace("personal/", "val/", 1)
+    values = scores.curve(run, name).loc[:until]
+    require(
+        len(values) > 0,
+        f"--choose: {run.path} has no validation score {name}; set dataset.val_fraction, for example to 0.2, and run "
+        "it again",
+    )
+    if select == "last":
+        return float(values.iloc[-1])
+    return float(values.min() if scores.lower_is_better(metric) else values.max())
+
+
+def _edges(study: Study, chosen: Trial, trials: Sequence[Trial]) -> list[str]:
+    """Return a sentence for each chosen number that is the smallest or largest of the values that were tried."""
+    sentences = []
+    for key, value in chosen.options.items():
+        tried = {trial.options[key] for trial in trials if _is_number(trial.options[key])}
+        if _is_number(value) and len(tried) > 1 and value in (min(tried), max(tried)):
+            side, direction = ("largest", "larger") if value == max(tried) else ("smallest", "smaller")
+            sentences.append(
+                f"warning: {_name(study)}: {key}={value!r} is the {side} value that was tried; try {direction} ones"
+            )
+    return sentences
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _incomplete(study: Study, finished: Sequence[Trial], spreads: Sequence[Spread]) -> list[str]:
+    """Return sentences about trials without a finished run, and about trials with undefined scores."""
+    sentences = []
+    if unfinished := len(study.trials) - len(finished):
+        sentences.append(f"{_name(study)}: {unfinished} of {len(study.trials)} trials did not finish all rounds.")
+    if undefined := sum(spread.count < spread.total for spread in spreads):
+        sentences.append(f"warning: {_name(study)}: the validation score of {undefined} trials is not a number")
+    return sentences
+
+
+def _name(study: Study) -> str:
+    """Return the method and its setting as text, such as "fedper on mnist, dirichlet"."""
+    setting = ", ".join(str(value) for value in study.setting.values())
+    return f"{study.method} on {setting}" if setting else study.method
+
+
+def _table(choices: list[Choice], metric: str, select: str) -> Table:
+    """Return the table of the choices.  Its rows are sorted by setting, and then by the selected test score."""
+    sign = 1 if scores.lower_is_better(metric) else -1
+    rows = [_row(choice, metric) for choice in choices]
+    titles = list(choices[0].study.setting)
+    rows.sort(key=lambda row: (*(sort_key(row[t]) for t in titles), not row[select].count, sign * row[select].mean))
+    percent = scores.is_fraction(metric)
+    digits, scale = (2, 100) if percent else (4, 1)
+    conf = choices[0].study.conf
+    columns = [
+        *label_columns({"method": "", **dict.fromkeys(titles, "")}, conf),
+        Column("chosen", "chosen values"),
+        Column("trials", "trials"),
+        Column("n_val", "seeds"),
+        Column("val", "validation", digits, scale),
+        Column("n_test", "test seeds"),
+        Column("last", "test, last round", digits, scale),
+        Column("best_val", "test, best by val", digits, scale),
+    ]
+    title = f"{metric}{' (%)' if percent else ''}: options chosen by the mean validation score"
+    return Table(title, columns, rows, _notes(choices, select))
+
+
+def _row(choice: Choice, metric: str) -> dict[str, Any]:
+    """Return a row of the table.  This reads the test scores."""
+    runs = [choice.trial.runs[key] for key in choice.tested]
+    test = {
+        name: over_seeds(scores.value_at(run, metric, scores.selected_round(run, metric, name)) for run in runs)
+        for name in SELECTIONS
+    }
+    return {
+        "method": choice.study.method,
+        **choice.study.setting,
+        "chosen": " ".join(map(override, choice.trial.options.items())),
+        "trials": len(choice.study.trials),
+        "n_val": len(choice.compared),
+        "val": choice.validation,
+        "n_test": len(choice.tested),
+        **test,
+    }
+
+
+def override(option: tuple[str, Any]) -> str:
+    """Return the override for a config key and its value, such as "algorithm.mu=0.1" or "optimizer=adam"."""
+    key, value = option
+    return f"{key.removeprefix('choices.')}={value_text(value)}"
+
+
+def _notes(choices: list[Choice], select: str) -> list[str]:
+    """Return the lines below the table: what the columns mean, and warnings."""
+    when = "at the last round" if select == "last" else "at the best round of each run by validation"
+    lines = [
+        f"validation: the score {when}, by which the values were chosen; a maximum over trials, and so too high. "
+        "± is the population standard deviation over seeds.",
+    ]
+    fresh = [_name(choice.study) for choice in choices if choice.tested != choice.compared]
+    if fresh:
+        lines.append(f"Test scores are of seeds that had no part in the choice: {', '.join(fresh)}.")
+    if len(fresh) < len(choices):
+        others = ", ".join(_name(choice.study) for choice in choices if choice.tested == choice.compared)
+        lines.append(f"Test scores are of the seeds by which the values were chosen: {others}.")
+    counts: dict[tuple[Any, ...], dict[str, int]] = {}
+    for choice in choices:
+        setting = tuple(map(repr, choice.study.setting.values()))
+        counts.setdefault(setting, {})[choice.study.method] = len(choice.study.trials)
+    for by_method in counts.values():
+        if len(set(by_method.values())) > 1:
+            numbers = ", ".join(f"{method} {count}" for method, count in by_method.items())
+            lines.append(f"warning: methods had different numbers of trials, which favours those with more: {numbers}")
+    return lines + [sentence for choice in choices for sentence in choice.warnings]

@@ -1,0 +1,420 @@
+"""``python -m fedbench tune``: choose the options of several methods by validation, each with as many trials."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+
+from fedbench.app.compose import Composer
+from fedbench.app.trials import RunLauncher
+from fedbench.config.conf_tree import GROUPS
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
+from fedbench.core.files import read_json, replace_text
+from fedbench.core.options import require
+from fedbench.core.suggest import suggested
+from fedbench.report import scores
+from fedbench.report.display import for_readers
+from fedbench.report.runs import Run
+from fedbench.report.table import FORMATS, MACHINE_FORMATS, pandas, render
+from fedbench.report.tuning import SELECTIONS, choice_table, validation_score
+from fedbench.simulation.processes import under_torchrun
+from fedbench.simulation.status import FILE as STATUS
+from fedbench.tune.search import SEARCHES, Proposer, Values, promoted, proposer, rungs
+from fedbench.tune.space import default_point, search_space
+
+LEDGER = "trials.csv"
+TEST_SEEDS = 5  # by default
+COLUMNS = ("algorithm", "dataset", "partition", "model", "trial", "values", "seeds", "rounds", "score", "state")
+EXAMPLES = """examples:
+  python -m fedbench tune algorithm=fedavg,fedper,pgfed dataset.val_fraction=0.2 --trials 20
+  python -m fedbench tune algorithm=fedprox algorithm.mu=0.001,0.01,0.1,1 dataset.val_fraction=0.2 --search grid
+  python -m fedbench tune algorithm=ditto 'algorithm.lam=tag(log,interval(0.01,10))' rounds=81 --halving 3
+  python -m fedbench tune algorithm=fedavg,pgfed dataset=digits,mnist seed=0,1,2 hydra/launcher=joblib
+
+What is tried for each option is declared in its YAML file (# search: ...), or given in the command: several values, or
+an interval.  Options with one value in the command are fixed.  Groups with several options (algorithm=a,b) are searched
+one after the other.  Trials are compared by the validation score, as a mean over the seeds.  Then the best values are
+run with new seeds.  The same command resumes a search that was stopped.
+"""
+
+
+@dataclass
+class Trial:
+    """One choice of values of a method.
+
+    Attributes:
+        values: The values in Hydra's grammar, by config key.
+        folders: The run folders, one per seed; empty before the first run.
+        score: The mean validation score over seeds; NaN before the first run and after a failure.
+        rounds: The round of the score.
+        state: "finished", "stopped" (by successive halving) or "failed".
+    """
+
+    values: Values
+    folders: list[Path] = field(default_factory=list)
+    score: float = math.nan
+    rounds: int = 0
+    state: str = "stopped"
+
+
+@dataclass
+class Search:
+    """The search of one method in one setting.
+
+    Attributes:
+        overrides: The overrides of all its runs, without the searched values and the seed.
+        chosen: The chosen algorithm, data set, partition and model, by config group.
+        proposer: Proposes its trials.
+        rungs: The rounds after which trials are compared, ascending.  The last is the number of rounds of a run.
+        keys: The searched config keys.
+        trials: The trials so far.
+    """
+
+    overrides: list[str]
+    chosen: dict[str, str]
+    proposer: Proposer
+    rungs: list[int]
+    keys: list[str]
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The method and its data set as text, such as "fedper on digits"."""
+        return f"{self.chosen['algorithm']} on {self.chosen['dataset']}"
+
+
+@dataclass
+class Plan:
+    """What a command does.
+
+    Attributes:
+        args: The parsed command line.
+        launcher: Starts runs.
+        searches: The searches, one per method and setting.
+        seeds: The seeds of the trials.
+        test_seeds: The seeds with which the chosen values are run.
+        say: Prints a line of progress.
+    """
+
+    args: argparse.Namespace
+    launcher: RunLauncher
+    searches: list[Search]
+    seeds: list[int]
+    test_seeds: list[int]
+    say: Callable[[str], None]
+
+
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments(
+        "tune", "Choose options of methods by their validation scores, with equal numbers of trials.", EXAMPLES
+    )
+    p.add_argument("overrides", nargs="*", help="overrides of a sweep, such as algorithm=fedavg,pgfed seed=0,1,2")
+    p.add_argument("--trials", type=int, default=20, help="trials of each method (default: %(default)s)")
+    p.add_argument(
+        "--search",
+        choices=SEARCHES,
+        default="tpe",
+        help="tpe and random draw values by Optuna; grid tries all listed values (default: %(default)s)",
+    )
+    p.add_argument(
+        "--halving",
+        type=int,
+        metavar="FACTOR",
+        help="stop trials early: the best one of FACTOR trials goes on to FACTOR times as many rounds",
+    )
+    p.add_argument(
+        "--test-seeds",
+        metavar="SEEDS",
+        help="seeds with which the chosen values are run, separated by commas; none: do not run them "
+        f"(default: {TEST_SEEDS} seeds after those of the trials)",
+    )
+    p.add_argument("--metric", help="a column of metrics.csv, personal/... (default: the primary metric of the runs)")
+    p.add_argument(
+        "--select",
+        choices=SELECTIONS,
+        default="last",
+        help="the round of the validation score: the last, or the best one of each run (default: %(default)s)",
+    )
+    p.add_argument("--format", choices=[*FORMATS], default="text", help="format of the table (default: %(default)s)")
+    add_config_dir(p)
+    return p
+
+
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status: 0, or 1 if all trials of a method failed."""
+    args = parser().parse_intermixed_args(argv)
+    check_arguments(args)
+    plan = make_plan(args, f"python -m fedbench tune {shlex.join(argv)}")
+    for search in plan.searches:
+        run_search(search, plan)
+    best = [chosen for search in plan.searches if (chosen := best_trial(search, plan)) is not None]
+    failed = [search.name for search in plan.searches if best_trial(search, plan) is None]
+    if best:
+        show_results(plan, run_chosen(plan))
+    if failed:
+        folder = plan.launcher.folder
+        print(f"fedbench: all trials of {', '.join(failed)} failed: error.txt in {folder}/* says why", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise ConfigError if the value of a flag is invalid."""
+    require(args.trials > 0, f"--trials is {args.trials}: give a number of at least 1")
+    require(args.halving is None or args.halving > 1, f"--halving is {args.halving}: give a factor of at least 2")
+    require(
+        not under_torchrun(),
+        "tune starts its runs itself: use it without torchrun; hydra/launcher=joblib runs several at once",
+    )
+    require(
+        args.metric is None or args.metric.startswith("personal/"),
+        f"--metric is {args.metric}: give a metric that begins with personal/, because only these have validation "
+        "scores",
+    )
+
+
+# -- plan ------------------------------------------------------------------------------------------------
+def make_plan(args: argparse.Namespace, command: str) -> Plan:
+    """Read the overrides of the command, and check the configuration of every search before any run begins.
+
+    Args:
+        args: The parsed command line.
+        command: The command as typed, for summary.json.
+
+    Raises:
+        ConfigError: The command has a mistake.
+    """
+    composer = Composer(args.config_dir)
+    overrides = composer.expand(args.overrides)
+    composer.refuse_repeated(overrides)
+    parsed = composer.parse(overrides)
+    seeds = seeds_of(
+        next((str(o.input_line).partition("=")[2] for o in parsed if o.key_or_group == "seed"), "0,1,2"), "seed"
+    )
+    test_seeds = test_seeds_of(args.test_seeds, seeds)
+    parsed = [o for o in parsed if o.key_or_group != "seed"]
+    swept = [o for o in parsed if o.is_sweep_override()]
+    groups = [str(o.input_line) for o in swept if o.key_or_group in GROUPS]
+    searched = [o for o in swept if o.key_or_group not in GROUPS]
+    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    launcher = RunLauncher(composer, fixed, [*(o.key_or_group for o in swept), "seed"], command)
+    fixed = [text for text in fixed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
+    searches = [
+        make_search(args, composer, launcher, [*fixed, *chosen], searched, seeds[0])
+        for chosen in composer.run_overrides(groups)
+    ]
+    for override in searched:
+        require(
+            any(override.key_or_group in search.keys for search in searches),
+            f"{override.input_line}: no method of this command has the option {override.key_or_group}; see "
+            "python -m fedbench --help algorithm=<method>",
+        )
+    machine = args.format in MACHINE_FORMATS
+    say = functools.partial(print, file=sys.stderr if machine else sys.stdout, flush=True)
+    return Plan(args, launcher, searches, seeds, test_seeds, say)
+
+
+def make_search(
+    args: argparse.Namespace,
+    composer: Composer,
+    launcher: RunLauncher,
+    overrides: list[str],
+    searched: Sequence[Override],
+    seed: int,
+) -> Search:
+    """Return the search of one method in one setting, after a check of its default configuration.
+
+    Args:
+        args: The parsed command line.
+        composer: Composes the configurations.
+        launcher: Checks the configuration.
+        overrides: The overrides of all its runs, without the searched values and the seed.
+        searched: The overrides of the command with several values or an interval.
+        seed: A seed of the trials.
+
+    Raises:
+        ConfigError: The configuration is invalid or has no validation samples.
+    """
+    run = [*overrides, f"seed={seed}"]
+    launcher.check(run)
+    composed = launcher.compose(run)
+    require(
+        bool(composed.dataset.get("val_fraction")) or composed.folds is not None,
+        "tune compares validation scores, and dataset.val_fraction is 0, so there are none: set it, for example to 0.2",
+    )
+    given = {text.lstrip("+").partition("=")[0] for text in overrides}
+    space = search_space(composed, searched, composer, given)
+    stops = rungs(composed.rounds, args.trials, args.halving, composed.eval.every)
+    chosen = {group: str(composed.hydra.runtime.choices[group]) for group in COLUMNS[:4]}
+    proposals = proposer(args.search, space, default_point(space, composed), args.trials)
+    return Search(overrides, chosen, proposals, stops, list(space))
+
+
+def seeds_of(text: str, name: str) -> list[int]:
+    """Return the seeds in a text such as "0,1,2".
+
+    Args:
+        text: The text.
+        name: The option or flag, for the message.
+
+    Raises:
+        ConfigError: The text does not have different integers from 0.
+    """
+    numbers = [part.strip() for part in text.split(",")]
+    is_valid = all(part.isdecimal() for part in numbers) and len(set(numbers)) == len(numbers)
+    require(is_valid, f"{name}={text}: give different integers from 0, separated by commas, as in {name}=0,1,2")
+    return [int(part) for part in numbers]
+
+
+def test_seeds_of(text: str | None, seeds: Sequence[int]) -> list[int]:
+    """Return the seeds with which the chosen values are run.
+
+    Args:
+        text: The value of --test-seeds; None for the default.
+        seeds: The seeds of the trials.
+
+    Raises:
+        ConfigError: A seed is also one of the trials, or the text is invalid.
+    """
+    if text is None:
+        return list(range(max(seeds) + 1, max(seeds) + 1 + TEST_SEEDS))
+    test_seeds = [] if text == "none" else seeds_of(text, "--test-seeds")
+    both = sorted(set(seeds) & set(test_seeds))
+    require(
+        not both,
+        f"--test-seeds={text}: seed {both[0] if both else ''} is also a seed of the trials; give other seeds, so that "
+        "test scores are of runs that had no part in the choice",
+    )
+    return test_seeds
+
+
+# -- search ----------------------------------------------------------------------------------------------
+def run_search(search: Search, plan: Plan) -> None:
+    """Run the trials of a search, and those that successive halving promotes up to the last round.
+
+    Args:
+        search: The search, whose trials are added.
+        plan: What the command does.
+    """
+    factor, total = plan.args.halving, plan.args.trials
+    at_once = 1 if plan.args.search == "tpe" else total  # the next trial of tpe depends on the scores before
+    while batch := [Trial(values) for values in search.proposer.propose(min(at_once, total - len(search.trials)))]:
+        search.trials += batch
+        run_trials(search, batch, search.rungs[0], plan)
+        search.proposer.observe([sign_of(plan, search) * trial.score for trial in batch])
+    going = search.trials
+    for rounds in search.rungs[1:]:
+        going = [going[i] for i in promoted([sign_of(plan, search) * trial.score for trial in going], factor)]
+        run_trials(search, going, rounds, plan)
+
+
+def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan) -> None:
+    """Run trials with all seeds up to a round, and update their scores and the ledger.
+
+    Args:
+        search: The search.
+        trials: Some of its trials.
+        rounds: The round.
+        plan: What the command does.
+    """
+    pause = [f"checkpoint.pause_after={rounds}"] if rounds < search.rungs[-1] else []
+    runs = [[*run_overrides(search, trial, seed), *pause] for trial in trials for seed in plan.seeds]
+    folders = start(plan, runs)
+    for k, trial in enumerate(trials):
+        trial.folders = folders[k * len(plan.seeds) : (k + 1) * len(plan.seeds)]
+        trial.rounds = rounds
+        trial.score = score_of(trial, plan)
+        trial.state = "failed" if math.isnan(trial.score) else "finished" if rounds == search.rungs[-1] else "stopped"
+        values = " ".join(f"{key}={value}" for key, value in trial.values.items()) or "default values"
+        plan.say(
+            f"{search.name}, trial {search.trials.index(trial) + 1} of {plan.args.trials}: {values}: "
+            f"validation score {trial.score:.4f} after round {rounds}"
+        )
+    write_ledger(plan)
+
+
+def start(plan: Plan, runs: list[list[str]]) -> list[Path]:
+    """Start, resume or skip runs, wait until they have ended, and return their folders.
+
+    With a table in CSV or JSON, what the runs print goes to standard error.
+    """
+    with contextlib.redirect_stdout(sys.stderr if plan.args.format in MACHINE_FORMATS else sys.stdout):
+        return plan.launcher(runs)
+
+
+def run_overrides(search: Search, trial: Trial, seed: int) -> list[str]:
+    """Return all overrides of a run."""
+    return [*search.overrides, *(f"{key}={value}" for key, value in trial.values.items()), f"seed={seed}"]
+
+
+def score_of(trial: Trial, plan: Plan) -> float:
+    """Return the mean validation score of a trial over seeds, up to its round; NaN if a run failed."""
+    runs = [Run(folder) for folder in trial.folders]
+    if any(read_json(run.path / STATUS).get("status") not in ("finished", "paused") for run in runs):
+        return math.nan
+    metric = plan.args.metric or scores.primary_metric(runs)
+    return statistics.mean(validation_score(run, metric, plan.args.select, trial.rounds) for run in runs)
+
+
+def sign_of(plan: Plan, search: Search) -> int:
+    """Return 1 if a larger score is better, else -1."""
+    run = Run(search.trials[0].folders[0])
+    return -1 if scores.lower_is_better(plan.args.metric or run.primary) else 1
+
+
+def best_trial(search: Search, plan: Plan) -> Trial | None:
+    """Return the finished trial with the best score, the first of equal ones; None if all failed."""
+    finished = [trial for trial in search.trials if trial.state == "finished"]
+    return max(finished, key=lambda trial: sign_of(plan, search) * trial.score, default=None)
+
+
+def write_ledger(plan: Plan) -> None:
+    """Write a table of all trials into the folder of the search, `LEDGER`."""
+    seeds = " ".join(map(str, plan.seeds))
+    rows = [
+        [*search.chosen.values(), k, " ".join(f"{key}={value}" for key, value in trial.values.items()), seeds,
+         trial.rounds, trial.score, trial.state]
+        for search in plan.searches for k, trial in enumerate(search.trials, 1)
+    ]  # fmt: skip
+    text = pandas().DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n")
+    replace_text(plan.launcher.folder / LEDGER, [text])
+
+
+# -- results ---------------------------------------------------------------------------------------------
+def run_chosen(plan: Plan) -> list[Path]:
+    """Run the best trial of each search with the test seeds, and return the folders of these runs."""
+    best = [(search, trial) for search in plan.searches if (trial := best_trial(search, plan)) is not None]
+    runs = [run_overrides(search, trial, seed) for search, trial in best for seed in plan.test_seeds]
+    if runs:
+        plan.say(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds")
+    return start(plan, runs) if runs else []
+
+
+def show_results(plan: Plan, tested: list[Path]) -> None:
+    """Print the table of chosen values with their validation and test scores.
+
+    Args:
+        plan: What the command did.
+        tested: The folders of the runs with the test seeds.
+    """
+    folders = [folder for search in plan.searches for trial in search.trials for folder in trial.folders]
+    runs = [Run(folder) for folder in dict.fromkeys([*folders, *tested])]
+    finished = [run for run in runs if run.finished]
+    table = choice_table(runs, plan.args.metric or scores.primary_metric(finished), plan.args.select)
+    if plan.args.format not in MACHINE_FORMATS:
+        table = for_readers(table, ["method"])
+    print(render([table], plan.args.format), end="")
+    folder = plan.launcher.folder
+    again = suggested(f"python -m fedbench report {shlex.quote(str(folder))} --choose")
+    plan.say(f"all trials: {folder / LEDGER}; this table again: {again}")

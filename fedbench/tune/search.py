@@ -1,0 +1,152 @@
+"""Propose trials, and stop bad ones early by successive halving."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from fedbench.config.override_text import value_text
+from fedbench.core.options import ConfigError
+from fedbench.tune.space import Dimension, grid
+
+SEARCHES = ("tpe", "random", "grid")
+Values = dict[str, str]  # values of a trial in Hydra's grammar, by config key
+
+
+class Proposer(Protocol):
+    """Proposes the trials of one method."""
+
+    def propose(self, count: int) -> list[Values]:
+        """Return the next trials, at most ``count``."""
+        ...
+
+    def observe(self, scores: Sequence[float]) -> None:
+        """Take the scores of the proposed trials, in the same order; larger is better, NaN for a failed trial."""
+        ...
+
+
+class Grid:
+    """Propose the combinations of listed values, in random order if there are more than trials.
+
+    Args:
+        space: The search space.
+        trials: The number of trials.
+        seed: The seed of the order.
+    """
+
+    def __init__(self, space: Mapping[str, Dimension], trials: int, seed: int) -> None:
+        combinations = grid(space)
+        self.left = combinations if len(combinations) <= trials else random.Random(seed).sample(combinations, trials)
+
+    def propose(self, count: int) -> list[Values]:
+        """Return the next combinations, at most ``count``."""
+        proposed, self.left = self.left[:count], self.left[count:]
+        return proposed
+
+    def observe(self, scores: Sequence[float]) -> None:
+        """Ignore the scores, because a grid does not depend on them."""
+
+
+class Optuna:
+    """Propose trials by a sampler of Optuna.  The first trial has the default values.
+
+    Args:
+        space: The search space.
+        search: "tpe" (tree-structured Parzen estimator; Bergstra et al., NeurIPS 2011) or "random".
+        default: The default values that lie in the search space, by config key.
+        seed: The seed of the sampler.
+    """
+
+    def __init__(self, space: Mapping[str, Dimension], search: str, default: Mapping[str, Any], seed: int) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise ConfigError(
+                f"--search {search} needs Optuna: pip install 'fedbench-pfl[tune]'; --search grid works without it"
+            ) from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        self.space = space
+        self.study = optuna.create_study(direction="maximize", sampler=samplers[search](seed=seed))
+        self.failed = optuna.trial.TrialState.FAIL
+        self.asked: list[Any] = []
+        if default:
+            texts = {key: value_text(value) if space[key].values else value for key, value in default.items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self.study.enqueue_trial(texts)
+
+    def propose(self, count: int) -> list[Values]:
+        """Return the next ``count`` trials.  A method without a search space has only one."""
+        if not self.space and self.study.trials:
+            return []
+        self.asked = [self.study.ask() for _ in range(count if self.space else 1)]
+        return [{key: _suggest(trial, item) for key, item in self.space.items()} for trial in self.asked]
+
+    def observe(self, scores: Sequence[float]) -> None:
+        """Take the scores of the proposed trials, in the same order; larger is better, NaN for a failed trial."""
+        for trial, score in zip(self.asked, scores, strict=True):
+            if math.isnan(score):
+                self.study.tell(trial, state=self.failed)
+            else:
+                self.study.tell(trial, score)
+
+
+def _suggest(trial: Any, item: Dimension) -> str:
+    """Return a value that Optuna's trial suggests for a dimension, in Hydra's grammar."""
+    if item.values:
+        return str(trial.suggest_categorical(item.key, item.values))
+    suggest = trial.suggest_int if item.integer else trial.suggest_float
+    return value_text(item.rounded(suggest(item.key, item.low, item.high, log=item.log)))
+
+
+def proposer(
+    search: str, space: Mapping[str, Dimension], default: Mapping[str, Any], trials: int, seed: int = 0
+) -> Proposer:
+    """Return the proposer of a search.
+
+    Args:
+        search: One of `SEARCHES`.
+        space: The search space of the method.
+        default: The default values that lie in the search space, by config key.
+        trials: The number of trials.
+        seed: The seed of random choices.
+    """
+    return Grid(space, trials, seed) if search == "grid" else Optuna(space, search, default, seed)
+
+
+def rungs(rounds: int, trials: int, factor: int | None, every: int) -> list[int]:
+    """Return the rounds after which trials are compared in successive halving, ascending; the last is ``rounds``.
+
+    Each rung has ``factor`` times the rounds of the one before.  There are only as many as the trials suffice for.
+
+    Args:
+        rounds: The number of rounds of a complete run.
+        trials: The number of trials of a method.
+        factor: One of ``factor`` trials goes on to the next rung; None: every trial is run completely.
+        every: The number of rounds between evaluations.  Rungs are multiples of it.
+
+    References:
+        Jamieson and Talwalkar, AISTATS 2016.
+    """
+    found = [rounds]
+    while factor is not None and len(found) <= round(math.log(trials, factor), 9):
+        earlier = math.ceil(rounds / factor ** len(found) / every) * every
+        if earlier >= found[0]:
+            break
+        found.insert(0, earlier)
+    return found
+
+
+def promoted(scores: Sequence[float], factor: int) -> list[int]:
+    """Return the indices of the best trials that go on, one of ``factor`` rounded up, the best first.
+
+    Args:
+        scores: The scores of the trials; larger is better.  Trials with NaN never go on.
+        factor: One of ``factor`` trials goes on.
+    """
+    order = sorted((i for i, score in enumerate(scores) if not math.isnan(score)), key=lambda i: -scores[i])
+    return order[: math.ceil(len(scores) / factor)]

@@ -115,7 +115,7 @@ def studies(runs: list[Run]) -> list[Study]:
     Args:
         runs: The runs.  Unfinished ones count as trials, but only finished ones can be chosen.
     """
-    by_study: dict[Hashable, list[Run]] = {}
+    by_study: dict[tuple[Hashable, str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: str(run.summary.get("finished"))):
         by_study.setdefault((_setting_of(run), run.method), []).append(run)
     titles = _setting_titles([members[0] for members in by_study.values()])

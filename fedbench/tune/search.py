@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import warnings
@@ -67,7 +68,7 @@ class Optuna:
             raise ConfigError(
                 f"--search {search} needs Optuna: pip install 'fedbench-pfl[tune]'; --search grid works without it"
             ) from error
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(logging.WARNING)
         samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
         self.space = space
         self.study = optuna.create_study(direction="maximize", sampler=samplers[search](seed=seed))

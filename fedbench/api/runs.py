@@ -56,7 +56,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The status: finished, paused, failed, interrupted or running.  A run whose process was killed stays running."""
+        """The status: finished, paused, failed, interrupted or running.  A killed run stays running."""
         if (status := self.summary.get("status")) == "finished":
             return status
         return read_json(self.path / "status.json").get("status") or status or "running"

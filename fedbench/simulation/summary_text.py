@@ -78,7 +78,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{megabytes(cost, 'down')}, {megabytes(cost, 'up')}",
         f"  mean per client and round: {kib(cost['bytes_down'], summary)} down, {kib(cost['bytes_up'], summary)} up",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
-        *pause_lines(s, run_dir),
+        *pause_lines(summary, run_dir),
         "next:",
         *next_lines(summary, run_dir),
     ]

@@ -34,6 +34,8 @@ def test_help_of_an_option_is_its_source_and_its_keys(capsys: pytest.CaptureFixt
         "algorithm=pgfed",
         "  PGFed: Luo et al., ICCV 2023; values of the released script",
         "  mu, eta2, beta, alpha_max: a number, or a list with one per client",
+        "  search: mu=tag(log,interval(0.01,0.5)); our range; the released script has 0.1",
+        "  search: eta2=tag(log,interval(0.001,0.1)); our range; the released script has 0.01",
         "  class fedbench.algorithms.pgfed.PGFed",
         "  algorithm.mu=0.1           weight of the auxiliary risks",
         "  algorithm.eta2=0.01        learning rate of their coefficients a_ij",

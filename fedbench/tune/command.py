@@ -103,7 +103,7 @@ class Plan:
         searches: The searches, one per method and setting.
         seeds: The seeds of the trials.
         test_seeds: The seeds with which the chosen values are run.
-        say: Prints a line of progress.
+        show: Prints a line of progress.
     """
 
     args: argparse.Namespace
@@ -111,7 +111,7 @@ class Plan:
     searches: list[Search]
     seeds: list[int]
     test_seeds: list[int]
-    say: Callable[[str], None]
+    show: Callable[[str], None]
 
 
 def parser() -> Arguments:
@@ -221,8 +221,8 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
             "python -m fedbench --help algorithm=<method>",
         )
     machine = args.format in MACHINE_FORMATS
-    say = functools.partial(print, file=sys.stderr if machine else sys.stdout, flush=True)
-    return Plan(args, launcher, searches, seeds, test_seeds, say)
+    show = functools.partial(print, file=sys.stderr if machine else sys.stdout, flush=True)
+    return Plan(args, launcher, searches, seeds, test_seeds, show)
 
 
 def make_search(
@@ -337,7 +337,7 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
         trial.score = score_of(trial, plan)
         trial.state = "failed" if math.isnan(trial.score) else "finished" if rounds == search.rungs[-1] else "stopped"
         values = " ".join(f"{key}={value}" for key, value in trial.values.items()) or "default values"
-        plan.say(
+        plan.show(
             f"{search.name}, trial {search.trials.index(trial) + 1} of {plan.args.trials}: {values}: "
             f"validation score {trial.score:.4f} after round {rounds}"
         )
@@ -397,7 +397,7 @@ def run_chosen(plan: Plan) -> list[Path]:
     best = [(search, trial) for search in plan.searches if (trial := best_trial(search, plan)) is not None]
     runs = [run_overrides(search, trial, seed) for search, trial in best for seed in plan.test_seeds]
     if runs:
-        plan.say(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds")
+        plan.show(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds")
     return start(plan, runs) if runs else []
 
 
@@ -417,4 +417,4 @@ def show_results(plan: Plan, tested: list[Path]) -> None:
     print(render([table], plan.args.format), end="")
     folder = plan.launcher.folder
     again = suggested(f"python -m fedbench report {shlex.quote(str(folder))} --choose")
-    plan.say(f"all trials: {folder / LEDGER}; this table again: {again}")
+    plan.show(f"all trials: {folder / LEDGER}; this table again: {again}")

@@ -249,7 +249,7 @@ class Federation:
         samples = self.splits[split]
         owners = torch.from_numpy(np.asarray(samples.owners())).to(self.device)
         index = torch.from_numpy(np.asarray(samples.indices)).to(self.device)
-        block_size = max(1, MAX_ELEMENTS // (self.num_classes * math.prod(self.targets.shape[1:])))
+        block_size = max(1, MAX_ELEMENTS // (self.num_classes * math.prod(self.targets.shape[1:])))  # limits memory
         for block_owners, block_index in zip(owners.split(block_size), index.split(block_size)):
             class_counts = self.task.class_counts(self.targets[block_index], self.num_classes)
             if class_counts is not None:
@@ -354,6 +354,7 @@ class Federation:
         """
         if not self.task.has_stochastic_inputs:
             return x, y
+        # Each sample is passed as a client with a batch of one, whose random numbers have the key of the sample.
         num_axes, random = index.dim(), RowRandom(index.reshape(-1) ^ key("evaluation") >> 1)
         x, y = (map_inputs(lambda t: t.reshape(index.numel(), 1, *t.shape[num_axes:]), v) for v in (x, y))
         x, y = self.task.stochastic_inputs(x, y, random, self.num_classes)

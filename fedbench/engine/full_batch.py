@@ -60,7 +60,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
         theta = rows[index]  # [k, P]
         total_gradient = torch.zeros_like(theta)
         total_loss = losses.new_zeros(len(theta))
-        block_gradient = None  # [k, P], needed from the second block on
+        block_gradient = None  # [k, P], needed from the second block on; the first is written to the total directly
         for n, block in enumerate(blocks):
             k = len(block.weight)
             if n == 1:

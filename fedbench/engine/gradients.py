@@ -51,7 +51,7 @@ class DifferentiatedParameters(NamedTuple):
         """Return which parameters of a model need a gradient so that these trained columns of rows get one."""
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)
-        size = sum(b - a for name, (a, b) in model.spans.items() if name in names)
+        size = sum(stop - start for name, (start, stop) in model.spans.items() if name in names)
         return cls(mask, columns.slices == model.trained.slices, names, bool(names) and size == columns.size)
 
 

@@ -143,7 +143,7 @@ class Ranks:
         """
         if not self.is_distributed:
             return bits
-        mine = torch.tensor([failure is not None, key(what) >> 1, bits])
+        mine = torch.tensor([failure is not None, key(what) >> 1, bits])  # a key has 64 bits without sign, hence >> 1
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with raising_peer_lost():
             dist.all_gather(gathered, mine)
@@ -263,11 +263,12 @@ class Ranks:
         Returns:
             Names of the tensors that were sent.
         """
-        is_changed = [changed is None or name in changed for name in results]
+        is_changed = [changed is None or name in changed for name in results]  # on this rank
         if not self.is_distributed:
             return {name for name, flag in zip(results, is_changed) if flag}
         device = next(iter(results.values())).device
         group = self._group(device)
+        # bit i: whether tensor i has changed, on this rank and then on any rank
         bits = self.synchronize(f"exchange of {', '.join(results)}", sum(c << i for i, c in enumerate(is_changed)))
         changed_anywhere = {name: t for i, (name, t) in enumerate(results.items()) if bits >> i & 1}
         tensors = [t for t in changed_anywhere.values() if t.numel()]

@@ -488,7 +488,8 @@ class Step:
             grad = optimizer.clipped(grad, columns.take(grad))
         if self._setup.privacy_clip is not None and uploaded:
             grad = self._clip_for_privacy(grad, columns)
-        index = self._parameter_index(rows.shape[1]) if "count" in optimizer.buffers else None
+        counts_steps = "count" in optimizer.buffers  # Adam counts the steps of each parameter
+        index = self._parameter_index(rows.shape[1]) if counts_steps else None
         optimizer.step(rows, grad, columns, self._optimizer_state(name), rate, index)
 
     def _optimizer_state(self, name: str) -> OptimizerState:

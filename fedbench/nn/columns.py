@@ -82,20 +82,20 @@ class Columns:
         return out
 
     def __and__(self, other: Columns) -> Columns:
-        """Return a new set with the columns that are in both sets."""
+        """Return a new set with the columns (positions in a row of parameters) that are in both sets."""
         overlaps = ((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices)
         return Columns((start, stop) for start, stop in overlaps if start < stop)
 
     def __or__(self, other: Columns) -> Columns:
-        """Return a new set with the columns that are in at least one of both sets."""
+        """Return a new set with the columns (positions in a row of parameters) that are in one of the sets or both."""
         return Columns([*self.slices, *other.slices])
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Return whether this set has any of the columns from start up to but without stop."""
+        """Return whether this set of positions in a row contains any of start, ..., stop - 1."""
         return any(max(start, a) < min(stop, b) for a, b in self.slices)
 
     def rest(self, size: int) -> Columns:
-        """Return the complement of this set in a row of `size` columns."""
+        """Return all positions 0, ..., size - 1 of a row that are not in this set."""
         edges = [0, *(edge for span in self.slices for edge in span), size]  # of the gaps between the slices
         return Columns(zip(edges[::2], edges[1::2]))
 

@@ -94,7 +94,7 @@ class FlatModel(RowLayout):
         super().__init__(dict(trained), self._extras, buffers)
         frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
         graph_names = self.traced_graph.shapes.keys() if self.traced_graph is not None else set()
-        used_buffers = frozen_statistics | graph_names
+        used_buffers = frozen_statistics | graph_names  # of the buffers outside of rows, those that a pass needs
         frozen |= {n: b for n, b in module.named_buffers() if n in used_buffers and n not in buffers}
         self.forward_pass.frozen = frozen
         self.group_columns(self._patterns, self._class_of)
@@ -117,7 +117,7 @@ class FlatModel(RowLayout):
             if isinstance(source, Tensor):
                 self._extras[name] = source.detach().clone().to(self.device)
             else:
-                owner, prefix = self.module, ""
+                owner, prefix = self.module, ""  # the parameters of owner whose names begin with prefix are copied
                 if isinstance(source, nn.Module):
                     owner = source
                 else:

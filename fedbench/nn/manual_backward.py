@@ -25,7 +25,7 @@ from fedbench.nn.traced_graph import TracedGraph
 Gradients = dict[str, Tensor]  # by parameter name, where to write gradients; the others are not computed
 aten = torch.ops.aten
 
-# where a large weight times the transposed input is faster than the input times the transposed weight, on a CPU
+# For weights and batches of these sizes, w x^T is faster than x w^T on a CPU; both are the same linear layer.
 LARGE_WEIGHT = 600_000  # elements
 MIN_WEIGHT_SIDE = 64
 FEW_SAMPLES = range(8, 33)
@@ -93,7 +93,7 @@ class Linear(Layer):
         self.bias = f"{name}.bias" if module.bias is not None else None
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return x W^T + b [B, out], and the input x, which `backward` needs; if batched, with an axis k of clients."""
         w = params[self.weight]
         if not batched and weight_goes_first(w, x):
             y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
@@ -129,7 +129,7 @@ class Conv2d(Layer):
         self.groups = module.groups
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the convolution of x [B, C, H, W], or [k, B, C, H, W] if batched; and values for `backward`."""
         w, b = params[self.weight], params[self.bias] if self.bias else None
         k = len(x) if batched else 1
         if batched:  # clients become groups: x [B, k * C, H, W], w [k * out, C, kh, kw]
@@ -149,7 +149,7 @@ class Conv2d(Layer):
         x, w, k = saved
         if batched:
             grad = grad.transpose(0, 1).flatten(1, 2)
-        output_mask = [needs_input_grad, self.weight in out, self.bias in out]
+        output_mask = [needs_input_grad, self.weight in out, self.bias in out]  # which gradients are computed
         grad_x, grad_w, grad_b = aten.convolution_backward(
             grad, x, w, [len(w)], *self.options, False, [0, 0], self.groups * k, output_mask
         )
@@ -163,7 +163,7 @@ class ReLU(Layer):
     """max(x, 0)."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return max(x, 0) for x of any shape, twice: as the output, and as the value that `backward` needs."""
         y = x.relu()
         return y, y
 
@@ -181,7 +181,7 @@ class Flatten(Layer):
     """Flattens all axes after those of clients and samples."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return x [B, ...] as [B, values], or x [k, B, ...] as [k, B, values] if batched, and the shape of x."""
         return x.flatten(2 if batched else 1), x.shape
 
     def backward(
@@ -210,7 +210,7 @@ class MaxPool2d(Layer):
         )
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the output of this layer, and the values that `backward` needs.  Arguments as in `Layer.forward`."""
+        """Return the pooled x [B, C, H, W], or [k, B, C, H, W] if batched; and x with the indices of the maxima."""
         flat = x.flatten(0, 1) if batched else x
         y, indices = aten.max_pool2d_with_indices(flat, *self.options)
         return (y.unflatten(0, x.shape[:2]) if batched else y), (flat, indices)

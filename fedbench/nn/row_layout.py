@@ -79,7 +79,7 @@ class RowLayout:
         }
 
     def without(self, name: str) -> Columns:
-        """Return all columns, including buffers, that are not in the group `name`; without("head") is the base."""
+        """Return all columns of a row, including buffers, that are not in the column group `name`, such as "head"."""
         return self.columns[name].rest(self.size)
 
     def group(self, name: str, needed_by: str) -> Columns:
@@ -97,7 +97,7 @@ class RowLayout:
 
     @property
     def extended(self) -> bool:
-        """Whether a method has added columns to rows, which the module's own forward pass does not use."""
+        """Whether a method has added columns to rows, which the module's own forward pass does not read."""
         return bool(self._extra_names)
 
     def init_row(self) -> Tensor:
@@ -140,6 +140,7 @@ class RowLayout:
         Returns:
             The layout.  None: no message has this length, or messages with different tensors have it.
         """
+        # all sets of columns that a message of a method can consist of
         candidates = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
         candidates += [columns & self.trained for columns in candidates]
         names = {tuple(self._names_in(columns)) for columns in candidates if columns.size == length}

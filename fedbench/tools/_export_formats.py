@@ -51,7 +51,7 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
         require(
             layer is not None,
             f"{key} cannot be merged into the model: no plain layer computes what {type(module).__name__} computes "
-            f"at {name}; export the adapted model, without --merged",
+            f"at {name}. Export the adapted model, without --merged",
         )
         adapted.set_submodule(name, layer)  # type: ignore[arg-type]
     state = adapted.state_dict()
@@ -61,7 +61,7 @@ def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
         require(
             shape == expected_shape,
             f"{key} cannot be merged into the model: after merging, the shape of {name} is {shape}, "
-            f"but {expected_shape} in the model without the adapter; export the adapted model, without --merged",
+            f"but {expected_shape} in the model without the adapter. Export the adapted model, without --merged",
         )
     bare.load_state_dict(state)
 
@@ -85,7 +85,7 @@ def peft_files(
     layers = adapted_layers(adapted, bare)
     method = adapter.peft_config(layers)
     if method is None:
-        raise ConfigError(f"{key} is not an adapter of peft: use --peft FOLDER with adapter=lora, or --merged")
+        raise ConfigError(f"{key} is not an adapter of peft: omit --peft, or export a run of adapter=lora")
     state = adapted.state_dict()
     frozen = [f"{name}.base_layer" for name in layers]  # where peft's layers keep the original layer
     new = [name for name in state if _is_within(name, layers) and not _is_within(name, frozen)]
@@ -121,8 +121,8 @@ def _modules_to_save(layers: Collection[str], trained: Iterable[str], adapter: A
         is_separate = not _is_within(module, layers) and not any(_is_within(layer, [module]) for layer in layers)
         require(
             bool(module) and is_separate,
-            f"adapter.train={adapter.train}: {name} is trained, but peft cannot store it: it stores complete modules "
-            "that neither contain nor are adapted layers; export with --merged instead of --peft",
+            f"adapter.train={adapter.train}: {name} is trained, but peft cannot store it, only complete modules that "
+            "neither contain nor are adapted layers: export with --merged instead of --peft",
         )
     return [module for module in modules if not _is_within(module, [other for other in modules if other != module])]
 
@@ -137,10 +137,15 @@ def _unique_suffix(name: str, bare: nn.Module) -> str:
 
 
 def _is_within(name: str, modules: Iterable[str]) -> bool:
-    """Return whether a module or parameter is one of the modules or inside of one, by their names."""
+    """Return whether a module or parameter is one of some modules, or is inside of one.
+
+    Args:
+        name: The dotted name of the module or parameter.
+        modules: The dotted names of the modules.
+    """
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, list[int]]:
-    """Return the shape of each tensor of a state_dict."""
+    """Return the shape of each tensor of a state_dict as a list, by name."""
     return {name: list(tensor.shape) for name, tensor in state.items()}

@@ -67,16 +67,22 @@ def segmentations_of(
 
     sim = open_run(run_dir, overrides, config_dir)
     federation, task = sim.engine.federation, sim.engine.task
-    require(task.kind == "segmentation", f"{run_dir} is a run of task={task.kind}: choose runs of a segmentation")
+    require(
+        task.kind == "segmentation",
+        f"{run_dir} is a run of task={task.kind}: name folders of runs of task=segmentation",
+    )
     outputs = predictions_of(sim)
     images, _ = federation.gather(torch.from_numpy(outputs["index"]).to(federation.device))
     require(
         isinstance(images, torch.Tensor),
-        f"the model of {run_dir} has several inputs: choose runs with one image per sample",
+        f"the model of {run_dir} has several inputs, of which none can be drawn: name folders of runs with one image "
+        "per sample",
     )
     assert isinstance(images, torch.Tensor)  # [n, C, H, W]
     last_channel = images.shape[1] - 1
-    require(0 <= channel <= last_channel, f"--channel is {channel}: the images have channels 0 to {last_channel}")
+    require(
+        0 <= channel <= last_channel, f"--channel {channel} does not exist: choose a channel from 0 to {last_channel}"
+    )
     name = method_name(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
     image = images[:, channel].float().cpu().numpy()
     predicted = outputs["logits"].argmax(1)  # logits [n, classes, H, W]
@@ -135,7 +141,8 @@ def draw(runs: Sequence[Segmentations], count: int, path: Path) -> None:
     for run in runs[1:]:
         require(
             np.array_equal(run.index, first.index) and np.array_equal(run.client, first.client),
-            "the runs have different test samples: choose runs with the same data and partition",
+            "the runs have different test samples, so their outlines cannot be compared: name runs with the same data "
+            "set, partition and partition.seed",
         )
     positions, plt = select_samples(first, count), pyplot()
     figure, grid = plt.subplots(
@@ -161,7 +168,7 @@ def draw(runs: Sequence[Segmentations], count: int, path: Path) -> None:
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench contours``."""
     p = arguments("contours", "Draw true and predicted outlines of segmentations, one row per run.", EXAMPLES)
     p.add_argument("runs", nargs="+", type=typed_path, help="run folders")
     p.add_argument("--out", type=typed_path, default=Path("contours.png"), metavar="FILE", help="png, pdf or svg")
@@ -173,10 +180,14 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench contours`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_args(argv)
-    require(args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}")
-    require(args.out.suffix in SUFFIXES, f"--out {args.out} must end in .png, .pdf or .svg")
+    require(
+        args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}: give the number of samples to draw"
+    )
+    require(
+        args.out.suffix in SUFFIXES, f"--out {args.out} is no figure: write a file name that ends in .png, .pdf or .svg"
+    )
     check_file("--out", args.out)
     runs = [segmentations_of(run, args.channel, config_dir=args.config_dir) for run in args.runs]
     draw(with_unique_names(runs, args.runs), args.pictures, args.out)

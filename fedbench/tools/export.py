@@ -61,7 +61,7 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
     unknown = [i for i in ids.tolist() if not 0 <= i < n]
     require(
         bool(len(ids)) and not unknown,
-        f"client {(unknown or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}",
+        f"client {(unknown or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}: choose one of these",
     )
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
@@ -88,7 +88,8 @@ def index_of(sim: Simulation, client: int | str) -> int:
     or_name = f", or a name ({listed(names)})" if names else ""
     require(
         re.fullmatch(r"\d{1,18}", client) is not None and not are_names_numbers,
-        f"--client must be the index of a client, an integer >= 0{or_name}, got {client!r}",
+        f"--client must be the index of a client, an integer >= 0{or_name}, got {client!r}: fedbench partition lists "
+        "the clients",
     )
     return int(client)
 
@@ -120,7 +121,17 @@ def client_state(
 
 
 def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[str, Tensor]:
-    """Return the state_dict of the model that a client deploys, as `client_state` does, for an open run."""
+    """Return the state_dict of the model that a client deploys, including frozen weights.
+
+    Args:
+        sim: The open run.
+        client: Index or name of the client.
+        merged: Whether to return the state_dict of the module without the adapter, with the adapter merged into its
+            weights.
+
+    Raises:
+        ConfigError: There is no such client, or the adapter cannot be merged.
+    """
     if merged:
         return client_module(sim, client, merged=True).state_dict()
     state = _row_state(sim, client)
@@ -179,11 +190,22 @@ def save_peft(
 
 
 def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None:
-    """Write what a client deploys as a folder for peft, as `save_peft` does, for an open run."""
+    """Write the model that a client deploys as a folder for peft.  The files are those of `save_peft`.
+
+    Args:
+        sim: The open run.
+        client: Index or name of the client.
+        folder: The folder to write.
+
+    Raises:
+        ConfigError: peft has no such adapter, or a file cannot be written.
+    """
     try:
         from safetensors.torch import save
     except ImportError as error:
-        raise ConfigError("--peft needs safetensors: pip install safetensors") from error
+        raise ConfigError(
+            "--peft needs the package safetensors, which is not installed: run pip install safetensors"
+        ) from error
     folder = Path(folder)
     state, bare = _row_state(sim, client), _bare_module(sim)
     adapted, adapter = _run_module_with(sim, state), component(sim.cfg, "adapter")
@@ -197,7 +219,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
 
 
 def saved_round(sim: Simulation) -> str:
-    """Return a text that says which round an open run's models are of, and whether it is the best one."""
+    """Return for messages which round the models of an open run are of, and whether it is the best round."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved
@@ -207,7 +229,12 @@ def saved_round(sim: Simulation) -> str:
 
 
 def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
-    """Return the part of the module's state_dict that a client's row contains: trained parameters and buffers."""
+    """Return the trained parameters and running statistics that a client deploys, by their names in the module.
+
+    Args:
+        sim: The open run.
+        client: Index or name of the client.
+    """
     _, rows = deployed(sim, np.array([index_of(sim, client)]))
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
@@ -215,18 +242,25 @@ def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
 
 
 def _run_module_with(sim: Simulation, state: dict[str, Tensor]) -> nn.Module:
-    """Load values into the run's own module and return it.  Nothing else may use this module afterwards."""
+    """Load values into the module of the open run, and return this module.
+
+    Nothing else may use it afterwards.
+
+    Args:
+        sim: The open run.
+        state: Tensors by name.  Others of the module, such as frozen weights, keep their values.
+    """
     sim.engine.model.module.load_state_dict(state, strict=False)
     return sim.engine.model.module
 
 
 def _bare_module(sim: Simulation) -> nn.Module:
-    """Return a new module without the adapter, with the initial weights of the run."""
+    """Return a new module of the run's model without its adapter, with the initial weights of the run."""
     return build_module(sim.cfg, sim.engine.federation)
 
 
 def _adapter_key(sim: Simulation) -> str:
-    """Return the override of a run's adapter for messages, such as "adapter=lora"."""
+    """Return the option of a run's adapter for messages, such as "adapter=lora"."""
     return f"adapter={sim.cfg.choices.adapter}"
 
 
@@ -249,7 +283,15 @@ def predictions(
 
 
 def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray]:
-    """Return the predictions of every client's model, as `predictions` does, for an open run."""
+    """Return the logits of every client's model for its own samples of a split.
+
+    Args:
+        sim: The open run.
+        split: "train", "val" or "test".
+
+    Returns:
+        The dict of arrays that `predictions` describes.
+    """
     ids = np.arange(sim.engine.federation.num_clients)
     cohort, rows = deployed(sim, ids)
     samples = sim.engine.federation.splits[split]

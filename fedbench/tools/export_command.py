@@ -28,7 +28,7 @@ a pickle that the run trusts (dataset.trust=MNIST): see docs/security.md."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench export``."""
     p = arguments("export", DESCRIPTION)
     p.add_argument("run_dir", type=typed_path)
     p.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench export`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_intermixed_args(argv)
     _check_arguments(args)
     client = args.client[0] if args.client else None
@@ -108,15 +108,23 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    """Raise ConfigError if no export is requested, or if arguments exclude each other or lack another one."""
+    """Raise ConfigError if the arguments request no export, exclude each other, or need an argument that is missing."""
     is_given = (args.client, args.predictions, args.peft, args.merged) != (None, None, None, False)
-    require(is_given, "name what to export: --client N, or --predictions FILE.npz")
-    require(len(args.client or ()) < 2, "--client is given twice: export one client at a time")
-    require(args.out is None or args.client is not None, "--out is the file of --client N: add --client N")
-    require(not args.merged or args.client is not None, "--merged exports one client: add --client N")
-    require(args.peft is None or args.client is not None, "--peft exports one client: add --client N")
+    require(is_given, "no export is requested: add --client N for the model of a client, or --predictions FILE.npz")
+    require(
+        len(args.client or ()) < 2,
+        f"--client is given twice, {' and '.join(args.client or ())}: export one client at a time",
+    )
+    require(
+        args.out is None or args.client is not None, f"--out {args.out} is the file of a client's model: add --client N"
+    )
+    require(not args.merged or args.client is not None, "--merged exports the model of one client: add --client N")
+    require(args.peft is None or args.client is not None, f"--peft {args.peft} exports one client: add --client N")
     require(
         args.peft is None or args.out is None,
-        f"--out {args.out} and --peft {args.peft} exclude each other: omit one",
+        f"--out {args.out} and --peft {args.peft} exclude each other: omit --out, because --peft writes a folder",
     )
-    require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}: name two")
+    require(
+        args.out is None or args.out != args.predictions,
+        f"--out and --predictions are both {args.out}: name two different files",
+    )

@@ -68,9 +68,19 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def mean_and_root(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean [d] and R [min(n, d), d], where R^T R is the covariance of features [n, d]."""
+    """Return the mean of features, and a root of their covariance.
+
+    Args:
+        features: Features of n >= 2 images, [n, d].
+
+    Returns:
+        The mean [d], and a matrix R [min(n, d), d] such that R^T R is the sample covariance.
+    """
     x = np.asarray(features, np.float64)
-    require(len(x) >= 2, f"a Frechet distance needs at least two samples in each set, got {len(x)}")
+    require(
+        len(x) >= 2,
+        f"a Frechet distance needs at least two samples in each set, got {len(x)}: add images, or leave out this set",
+    )
     mean = x.mean(0)
     return mean, np.asarray(np.linalg.qr((x - mean) / np.sqrt(len(x) - 1), mode="r"))
 
@@ -109,7 +119,10 @@ def make_network(
     if choice == "inception":
         return inception(Path(weights or Path(data_dir) / WEIGHTS), device)
     is_folder = choice != "" and Path(choice).is_dir()
-    require(is_folder, f"--network {choice} is neither inception nor random nor a run folder that exists")
+    require(
+        is_folder,
+        f"--network {choice} is neither inception nor random nor a run folder that exists: choose one of these three",
+    )
     return run_network(Path(choice), config_dir)
 
 
@@ -170,27 +183,31 @@ def load_inception(path: Path) -> Any:
 
     require(
         path.is_file(),
-        f"{path} does not exist: --network inception needs {WEIGHTS}, the file of torchvision's "
-        "Inception_V3_Weights.IMAGENET1K_V1; save it there, name it with --weights, or choose --network random",
+        f"{path} does not exist, but --network inception needs {WEIGHTS}, the file of torchvision's "
+        "Inception_V3_Weights.IMAGENET1K_V1: save it there, name it by --weights, or choose --network random",
     )
     try:
         from torchvision.models import inception_v3
     except ImportError as error:
-        raise ConfigError("--network inception needs torchvision: pip install torchvision") from error
+        raise ConfigError(
+            "--network inception needs the package torchvision, which is not installed: run pip install torchvision, "
+            "or choose --network random"
+        ) from error
     model = inception_v3(weights=None, init_weights=False, aux_logits=False, transform_input=False)
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:
         stored = read_weights(path)
         require(
             isinstance(stored, dict) and all(isinstance(name, str) for name in stored),
-            f"{path} is not a state dict, a dict of tensors by name",
+            f"{path} is not a state dict (a dict of tensors by name): name the file {WEIGHTS} by --weights",
         )
         used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
         model.load_state_dict(used)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{path} does not contain torchvision's Inception v3 weights ({reason[0][:120]}): use {WEIGHTS}"
+            f"{path} does not contain torchvision's Inception v3 weights ({reason[0][:120]}): name the file {WEIGHTS} "
+            "by --weights"
         ) from error
     return model
 
@@ -214,10 +231,11 @@ def run_network(path: Path, config_dir: str | None = None) -> Network:
     row = starting_row(sim.algorithm, sim.engine)
 
     def features(x: Tensor) -> Tensor:
-        """Return the features [b, d] of uint8 images [b, C, H, W]."""
+        """Return the inputs of the run's head, features [b, d], for uint8 images x [b, C, H, W]."""
         require(
             tuple(x.shape[1:]) == federation.input_shape,
-            f"the model of {path} needs images of shape {federation.input_shape}, got {tuple(x.shape[1:])}",
+            f"the model of {path} needs images of shape {federation.input_shape}, got {tuple(x.shape[1:])}: name a run "
+            "on images of this shape by --network, or resize the images (dataset.resize)",
         )
         with torch.no_grad():
             return model.features(row, federation.normalized(x.to(federation.device)))
@@ -278,7 +296,9 @@ def distances_by_client(arrays: Arrays, split: Split, network: Network, device: 
     )
     images = arrays.images
     if images is None or images.dtype != np.uint8:
-        raise ConfigError("the data set does not consist of uint8 images: choose another dataset=..., one of images")
+        raise ConfigError(
+            "the data set does not consist of uint8 images: choose another data set, such as dataset=image_folder"
+        )
     rows = []
     for client in range(split.num_clients):
         indices = split.train[client]
@@ -298,7 +318,7 @@ def distances_by_client(arrays: Arrays, split: Split, network: Network, device: 
 
 # -- command ---------------------------------------------------------------------------------------------
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench fid``."""
     p = arguments("fid", "Frechet distances between the real and the extra training images of each client.", EXAMPLES)
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., dataset.extra=... ...")
     p.add_argument("--network", default="inception", help="inception, random or a run folder (default: %(default)s)")
@@ -310,12 +330,12 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench fid`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_intermixed_args(argv)
     check_file("--out", args.out)
     require(
         not args.weights or args.network == "inception",
-        f"--weights {args.weights} is for --network inception, not for {args.network}: omit it",
+        f"--weights {args.weights} is for --network inception, not for {args.network}: omit --weights",
     )
     write(distances_of(args.overrides, args.network, args.weights, args.config_dir), args.out)
     return 0
@@ -345,7 +365,12 @@ def distances_of(
 
 
 def write(rows: list[dict[str, Any]], path: Path | None) -> None:
-    """Print the rows of `distances_by_client` as a table, and write it as CSV if there is a path."""
+    """Print distances as a table, and write the table as CSV.
+
+    Args:
+        rows: The result of `distances_by_client`.
+        path: The CSV file; None to write no file.
+    """
     from fedbench.report.table import Column, Table, render
 
     values = [Column("real", "real"), Column("extra", "extra"), Column("fid", "FID", missing="none")]

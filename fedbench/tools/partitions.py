@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench partition``."""
     p = arguments("partition", "Show the partition that a run with these overrides would use, and its hash.", EXAMPLES)
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., partition=..., keys")
     p.add_argument("--figure", type=typed_path, metavar="FILE", help="draw clients x classes (.png, .pdf, .svg)")
@@ -43,7 +43,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench partition`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_intermixed_args(argv)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("fedbench").setLevel(logging.INFO)
@@ -51,9 +51,11 @@ def main(argv: list[str]) -> int:
     check_file("--figure", args.figure)
     require(
         args.figure is None or args.figure.suffix in SUFFIXES,
-        f"--figure {args.figure} must end in one of {', '.join(SUFFIXES)}",
+        f"--figure {args.figure} must end in one of {', '.join(SUFFIXES)}: add the suffix of the format that you want",
     )
-    require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}: name two")
+    require(
+        args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}: name two different files"
+    )
     arrays, split, title = build(args.overrides, args.config_dir)
     if args.json:
         print_json("partition", {"title": title, **as_object(arrays, split)})
@@ -149,14 +151,15 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     if not console.is_terminal:
         console = Console(width=160)  # files and pipes have no width
     digits = len(str(table.max(initial=0)))
-    wide = sum(max(len(name), digits) + 2 for name in names) > console.width - 40
-    headers = ["classes", "largest class"] if wide else names
+    # 40: the width of the columns before those of the classes; 2: the space between columns
+    is_too_wide = sum(max(len(name), digits) + 2 for name in names) > console.width - 40
+    headers = ["classes", "largest class"] if is_too_wide else names
     view = Table("client", *parts, *headers, title=title, box=None, header_style="bold")
     for column in view.columns:
         column.justify = "right"
     for i in range(min(split.num_clients, MAX_ROWS)):
         cells = list(table[i])
-        if wide:
+        if is_too_wide:
             cells = [(table[i] > 0).sum(), f"{table[i].max() / max(table[i].sum(), 1):.0%}"]
         name = str(i) if split.names is None else split.names[i]
         view.add_row(name, *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
@@ -190,11 +193,19 @@ def _summary(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, n
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Call a function that writes a file, and print the path.  ConfigError if the file cannot be written."""
+    """Write a file, and print its path.
+
+    Args:
+        path: The file.
+        write: A function that writes it, given the path.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
     try:
         write(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} could not be written ({error}): choose another file") from error
+        raise ConfigError(f"{path} could not be written ({error}): name another file by --out or --figure") from error
     print(f"written: {path}", file=sys.stderr)
 
 
@@ -216,7 +227,9 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise ConfigError("--figure needs matplotlib: pip install matplotlib") from error
+        raise ConfigError(
+            "--figure needs the package matplotlib, which is missing: run pip install matplotlib, or omit --figure"
+        ) from error
 
     table, names = counts(arrays, split)
     clients, classes = table.shape

@@ -61,10 +61,16 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
-            require(getattr(self, name) >= 1, f"--{name} must be at least 1, got {getattr(self, name)}")
-        require(self.width >= 8 and self.width % 8 == 0, f"--width must be a multiple of 8, got {self.width}")
-        require(0 < self.lr < math.inf, f"--lr must be above 0 and finite, got {self.lr}")
-        require(0 <= self.decay < 1, f"--decay must be in [0, 1), got {self.decay}")
+            require(
+                getattr(self, name) >= 1,
+                f"--{name} must be at least 1, got {getattr(self, name)}: omit it for {getattr(Training, name)}",
+            )
+        require(
+            self.width >= 8 and self.width % 8 == 0,
+            f"--width must be a multiple of 8, got {self.width}: set 8, 16 or another multiple",
+        )
+        require(0 < self.lr < math.inf, f"--lr must be above 0 and finite, got {self.lr}: omit it for {Training.lr}")
+        require(0 <= self.decay < 1, f"--decay must be in [0, 1), got {self.decay}: set 0 for no moving average")
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,11 @@ class Sampling:
     seed: int
 
     def __post_init__(self) -> None:
-        require(self.ddim >= 1, f"--ddim must be at least 1, got {self.ddim}")
-        require(0 < self.share <= MAX_SHARE, f"--share must be above 0 and at most {MAX_SHARE}, got {self.share}")
+        require(self.ddim >= 1, f"--ddim must be at least 1, got {self.ddim}: omit it for 25 steps")
+        require(
+            0 < self.share <= MAX_SHARE,
+            f"--share must be above 0 and at most {MAX_SHARE}, got {self.share}: omit it for one per real image",
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,10 @@ def train_generator(
     y = torch.from_numpy(labels)
     model, losses = train(x, y, num_classes, schedule, generator=generator, **vars(training))
     loss = float(np.mean(losses[-max(1, len(losses) // 10) :]))
-    require(math.isfinite(loss), f"--lr {training.lr}: the training of client {client} diverged; choose a smaller one")
+    require(
+        math.isfinite(loss),
+        f"the training of client {client} diverged with --lr {training.lr}: set a smaller --lr, for example a tenth",
+    )
     return Generator(model, schedule, {"loss": loss})
 
 
@@ -168,7 +180,10 @@ def sample_images(
             noise, label = torch.randn(len(batch), *shape, generator=generator), F.one_hot(batch, num_classes).float()
             batches.append(ddim(model.predict, model.schedule, noise, label, sampling.ddim))
     x = torch.cat(batches)
-    require(bool(x.isfinite().all()), f"client {client}: its model samples values that are not finite; train it longer")
+    require(
+        bool(x.isfinite().all()),
+        f"the model of client {client} samples values that are not finite: set more --steps or a smaller --lr",
+    )
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy(), classes.numpy()  # from [-1, 1] to bytes
 
 
@@ -243,17 +258,24 @@ def images_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
     images = arrays.images
     if images is None or images.dtype != np.uint8 or arrays.task != "classification":
         raise ConfigError(
-            "the data set does not consist of uint8 images with one class each: choose another dataset=..., such as "
-            "image_folder"
+            "the data set does not consist of uint8 images with one class each: choose another data set, such as "
+            "dataset=image_folder"
         )
     if arrays.domain_names is None or arrays.class_names is None:
-        raise ConfigError("the data set has no names of sites and classes: choose dataset=image_folder")
+        raise ConfigError(
+            "the data set has no names of sites and classes, which become folders of --out: choose a data set with "
+            "names, such as dataset=image_folder"
+        )
     require(
-        not (arrays.split == EXTRA).any(), "dataset.extra is set, but models are trained on real images only: omit it"
+        not (arrays.split == EXTRA).any(),
+        "dataset.extra is set, but models are trained on real images only: omit dataset.extra",
     )
     for name in [*arrays.domain_names, *arrays.class_names]:
         is_folder = NOT_A_FOLDER.fullmatch(name) is None
-        require(is_folder, f"{name!r} cannot be a folder of --out: rename this site or class")
+        require(
+            is_folder,
+            f"the site or class {name!r} cannot be a folder of --out: rename it in the data set, without slashes",
+        )
     return images, arrays.domain_names, arrays.class_names
 
 
@@ -350,7 +372,8 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
     method = type(sim.algorithm)
     require(
         method.predict is Algorithm.predict,
-        f"--run {path}: {method.__name__} predicts with more than one module: choose a method with one",
+        f"--run {path} is a run of {method.__name__}, which predicts with more than one model per client: choose a run "
+        "of another method, such as algorithm=fedavg",
     )
     schedule = task.schedule.to("cpu")
     return Source(
@@ -394,7 +417,7 @@ def synthesize(
     sites = sites_of(arrays, split, n)
     clients = list(range(n)) if only is None else only
     for client in clients:
-        require(0 <= client < n, f"--client {client} does not exist: the clients are 0 to {n - 1}")
+        require(0 <= client < n, f"--client {client} does not exist: choose a client from 0 to {n - 1}")
         require(clients.count(client) == 1, f"--client {client} is given twice: name each client once")
     network = make_network(choice, weights, source.data_dir, "cpu", config_dir)
     rows, lines = [], []
@@ -470,7 +493,7 @@ def write_figure(lines: list[tuple[str, np.ndarray, np.ndarray]], out: Path) -> 
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench synthesize``."""
     p = arguments(
         "synthesize",
         "Sample training images from diffusion models of the clients' training images, or from the models of a run.",
@@ -494,20 +517,26 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench synthesize`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_intermixed_args(argv)
     sampling = Sampling(args.ddim, args.share, args.seed)
     given = {name: getattr(args, name) for name in TRAINING if getattr(args, name) is not None}
     training = Training(**given)
     require(
         args.run is None or not given,
-        f"--{next(iter(given), None)} is an option of training, but --run {args.run} is already trained: omit it",
+        f"--{next(iter(given), None)} is an option of training, but --run {args.run} is already trained: omit one",
     )
     check_folder("--out", args.out)
-    require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty: choose another")
+    require(
+        not args.out.exists() or not any(args.out.iterdir()),
+        f"--out {args.out} is not empty: name another folder, or delete its files",
+    )
     for suffix in (".csv", ".png"):
         check_file("--out", args.out.with_name(args.out.name + suffix))
-    require(args.weights is None or args.network == "inception", "--weights is for --network inception only: omit it")
+    require(
+        args.weights is None or args.network == "inception",
+        f"--weights {args.weights} is for --network inception, not for {args.network}: omit --weights",
+    )
     if args.run is None:
         source = own_models(args.overrides, training, args.seed, args.config_dir)
     else:

@@ -367,7 +367,7 @@ def test_a_device_is_written_to_and_not_replaced(
         ("export", ["run", "--client", "-1"], "must be the index of a client, an integer >= 0, got '-1'"),
         ("export", ["run", "--client", "0", "--client", "1"], "--client is given twice"),
         ("export", ["run", "--client", "4"], "client 4 is not among the 4 clients, which are 0 to 3"),
-        ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out is the file of --client N"),
+        ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out x.pt is the file of a client's model"),
         ("export", ["run", "--client", "0", "--out", "x", "--predictions", "x"], "--out and --predictions are both x"),
         ("export", ["run", "--client", "0", "=3"], "'=3' has no key"),
         ("export", ["plain", "--client", "0"], "plain"),

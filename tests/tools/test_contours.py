@@ -73,9 +73,9 @@ def test_mistakes_are_one_sentence(runs: list[Path], tmp_path: Path, capsys: pyt
     assert fedbench([*OFF, "rounds=1", "algorithm=fedavg", "model=logistic", f"hydra.run.dir={classes}"]) == 0
     capsys.readouterr()
     for options, message in (
-        ([str(runs[0]), str(other)], "choose runs with the same data and partition"),
+        ([str(runs[0]), str(other)], "name runs with the same data set, partition and partition.seed"),
         ([str(classes)], "a run of task=classification"),
-        ([str(runs[0]), "--channel", "4"], "the images have channels 0 to 3"),
+        ([str(runs[0]), "--channel", "4"], "choose a channel from 0 to 3"),
         ([str(runs[0]), "--pictures", "0"], "--pictures must be at least 1, got 0"),
         ([str(runs[0]), "--out", str(tmp_path / "a.txt")], "must end in .png, .pdf or .svg"),
         ([str(tmp_path)], "fedbench: "),

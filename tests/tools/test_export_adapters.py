@@ -215,7 +215,7 @@ def with_layer(layer: type[nn.Module]) -> Rescale:
     [
         (
             Bottleneck(["*.attn", "*.mlp"]),
-            "no plain layer computes what Behind computes at blocks.0.attn; export",
+            "no plain layer computes what Behind computes at blocks.0.attn. Export",
         ),
         (
             Bottleneck(["*.mlp"], tap="input"),
@@ -278,7 +278,7 @@ def test_norms_that_learn_are_saved_whole() -> None:
 @pytest.mark.parametrize("adapter", [Bottleneck(["*.mlp"]), Rescale(), Parameters(["*.bias"]), NoAdapter()])
 def test_other_adapters_are_not_for_peft(adapter: Adapter) -> None:
     with pytest.raises(
-        ConfigError, match="adapter=mine is not an adapter of peft: use --peft FOLDER with adapter=lora"
+        ConfigError, match="adapter=mine is not an adapter of peft: omit --peft, or export a run of adapter=lora"
     ):
         files_of(adapter)
 
@@ -303,15 +303,15 @@ def test_an_adapter_that_cannot_be_merged_is_named_by_the_command(tmp_path, monk
 
 def test_files_for_peft_need_safetensors(run_dir, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ConfigError, match="--peft needs safetensors"):
+    with pytest.raises(ConfigError, match="--peft needs the package safetensors"):
         save_peft(run_dir, CLIENT, tmp_path / "folder")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--merged"], "--merged exports one client"),
-        (["--peft", "folder"], "--peft exports one client"),
+        (["--merged"], "--merged exports the model of one client"),
+        (["--peft", "folder"], "--peft folder exports one client"),
         (["--client", "0", "--peft", "folder", "--merged"], "not allowed with argument"),
         (["--client", "0", "--peft", "folder", "--out", "x.pt"], "--out x.pt and --peft folder exclude each other"),
         (["--client", "0", "--peft", "file"], "--peft file cannot be made: File exists"),

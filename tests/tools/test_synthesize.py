@@ -123,7 +123,7 @@ def test_a_method_that_predicts_with_more_is_refused(
 ) -> None:
     monkeypatch.setattr(FedPer, "predict", lambda self, model, rows, inputs: model.predict(rows, inputs))
     assert main(["--run", str(trained), "--out", str(tmp_path / "a")]) == 2
-    assert "FedPer predicts with more than one module" in capsys.readouterr().err
+    assert "is a run of FedPer, which predicts with more than one model" in capsys.readouterr().err
 
 
 def test_a_run_of_another_task_and_training_options_of_a_run_are_refused(
@@ -146,7 +146,7 @@ def test_a_run_of_another_task_and_training_options_of_a_run_are_refused(
         (["--share", "0"], "--share must be above 0"),
         (["--share", "inf"], "--share must be above 0 and at most 1000"),
         (["--lr", "inf"], "--lr must be above 0 and finite"),
-        (["--weights", "x.pth"], "--weights is for --network inception"),
+        (["--weights", "x.pth"], "--weights x.pth is for --network inception"),
         (["--lr", "0"], "--lr must be above 0"),
         (["--width", "12"], "multiple of 8"),
     ],
@@ -247,7 +247,7 @@ def test_mixed_sites_and_names_that_are_paths_are_refused(
     assert main([*words(real), *QUICK, "--client", "1", "--client", "1", *out]) == 2
     assert "--client 1 is given twice" in capsys.readouterr().err
     assert main([*words(real), *QUICK, "--lr", "1e20", *out]) == 2
-    assert "diverged; choose a smaller one" in capsys.readouterr().err
+    assert "diverged with --lr 1e+20: set a smaller --lr" in capsys.readouterr().err
     arrays = ImageFolder(str(tmp_path), str(real), 8, color="grey").load()
     for name in ("../up", "", "..", "a/b", "a\\b"):
         with pytest.raises(ConfigError, match="cannot be a folder of --out"):

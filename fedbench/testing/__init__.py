@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: ``fedbench check --help`` needs no torch."""
+    """Return a public name, which is imported when it is first used: ``fedbench check --help`` needs no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = name.removeprefix("check_") if name.startswith("check_") else "_suite"

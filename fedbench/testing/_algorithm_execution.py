@@ -72,7 +72,7 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
 def executor_loop(case: Case) -> None:
     """Computing one client at a time gives the same rows as all clients at once.
 
-    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    Remedy: pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
     """
     _compare_with_vmap(case, "loop", "one client at a time")
 
@@ -81,7 +81,7 @@ def executor_loop(case: Case) -> None:
 def executor_threads(case: Case) -> None:
     """Computing clients in two threads gives the same rows as all clients at once.
 
-    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    Remedy: pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
     """
     _compare_with_vmap(case, "threads", "clients in two threads")
 
@@ -90,7 +90,7 @@ def executor_threads(case: Case) -> None:
 def executor_pairs(case: Case) -> None:
     """Computing two clients at a time gives the same rows as all clients at once.
 
-    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    Remedy: pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
     """
     _compare_with_vmap(case, "pairs", "two clients at a time")
 
@@ -111,7 +111,7 @@ def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
 def executor_batch_statistics(case: Case) -> None:
     """On a model with BatchNorm, whose buffers are part of the row, one client at a time gives the same rows.
 
-    Pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
+    Remedy: pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
     """
     case = case.on(["model=resnet", "model.widths=[4]", "model.norm=batch", *case.optimizer])
     try:
@@ -126,7 +126,7 @@ def executor_batch_statistics(case: Case) -> None:
 
 
 def _with_batches_of_8(cfg: DictConfig) -> None:
-    """Set the batch size to 8."""
+    """Set local.batch_size of a configuration to 8, in place."""
     cfg.local.batch_size = 8
 
 
@@ -134,8 +134,8 @@ def _with_batches_of_8(cfg: DictConfig) -> None:
 def padding_is_ignored(case: Case) -> None:
     """The padding of batches does not influence training.
 
-    Return the loss per sample, [k, B], or multiply by batch.weight, which is 0 for padding, before you sum over a
-    batch.
+    Remedy: return the loss per sample, [k, B], or multiply by batch.weight, which is 0 for padding, before you sum over
+    a batch.
     """
     with probes.other_padding():
         state = state_of(run_rounds(case.simulation(), 2), deploy=False)
@@ -147,7 +147,7 @@ def padding_is_ignored(case: Case) -> None:
 def only_trained_columns_move(case: Case) -> None:
     """Training of a column group does not change other columns.
 
-    Update rows by s.descend(gradient), or change s.theta in s.columns only.
+    Remedy: update rows by s.descend(gradient), or change s.theta in s.columns only.
     """
     with probes.trained_by(_train_and_compare_columns):
         run_rounds(case.simulation(), 2)
@@ -184,7 +184,7 @@ def _train_and_compare_columns(train: Any, cohort: Cohort, start: Tensor, argume
 def state_on_disk(case: Case) -> None:
     """Client states that are stored in files give the same results as in memory.
 
-    Write rows by rows[ids] = values.
+    Remedy: write rows by rows[ids] = values.
     """
     state = state_of(run_rounds(case.simulation(limits=0), 2))
     assert_same(state, case.states[2], message="{} if client states are stored in files")
@@ -194,7 +194,7 @@ def state_on_disk(case: Case) -> None:
 def no_step_waits_for_the_device(case: Case) -> None:
     """Local steps do not read values back from the device, for which a GPU must finish first.
 
-    Keep values on the device: torch.where instead of if, and no .item().
+    Remedy: keep values on the device: torch.where instead of if, and no .item().
     """
     reason = case.simulation().algorithm.syncs_with_device
     if reason is not None:

@@ -62,7 +62,7 @@ SERVER_RATES = ("server_lr",)
 
 @functools.cache
 def _composer() -> Composer:
-    """Return Hydra's composer of configurations, which is slow to make."""
+    """Return the object that composes configurations by Hydra; cached, because it is slow to make."""
     return Composer()
 
 
@@ -95,7 +95,11 @@ class Case:
     target: Mapping[str, Any] | None = None
 
     def config(self, **values: Any) -> DictConfig:
-        """Return the configuration of a run of the method, with further values by dotted key."""
+        """Return a new configuration of a small run of the method.
+
+        Args:
+            **values: Values that replace those of the configuration, by dotted key, such as "local.batch_size".
+        """
         cfg = composed(f"algorithm={self.name}", *self.overrides).copy()
         if self.target is not None and "_target_" in self.target:
             cfg.algorithm = OmegaConf.create(dict(self.target))
@@ -106,7 +110,7 @@ class Case:
         return cfg
 
     def on(self, overrides: list[str]) -> Case:
-        """Return the case of the same method with other overrides of model and optimizer."""
+        """Return a case with the same method and other overrides, such as ["model=resnet", "optimizer.momentum=0"]."""
         return replace(self, overrides=overrides, reason=None)
 
     def simulation(
@@ -150,12 +154,12 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """A description of model and data."""
+        """The overrides of model and optimizer and the size of the federation, in words, for reports."""
         return f"on {' '.join(self.overrides)}; 6 clients of 4 to 21 samples, 4 a round"
 
     @functools.cached_property
     def states(self) -> list[dict[str, Tensor]]:
-        """The states (see `state_of`) of one run after 0, 1, 2, 3 and 4 rounds, each of which is evaluated."""
+        """All tensors of one run by path (`state_of`), after 0, 1, 2, 3 and 4 rounds, as a list of five dicts."""
         sim = set_up(self.simulation())
         states = [state_of(sim)]
         for r in range(ROUNDS):
@@ -164,7 +168,7 @@ class Case:
 
     @functools.cached_property
     def after_two_rounds(self) -> Simulation:
-        """A run after two rounds, for checks that do not change it."""
+        """A run after two rounds.  All checks share it, so they must not change it."""
         return run_rounds(self.simulation(), 2)
 
 
@@ -192,20 +196,23 @@ def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | Non
 
 
 def _models() -> Iterator[list[str]]:
-    """Yield overrides: small models, a model with adapters, a prompt, and the other models by size."""
+    """Yield lists of overrides that choose a model, in the order in which `case_of` tries them.
+
+    They are small models, models with adapters, a prompt of CLIP, and then the other models of conf/model by size.
+    """
     yield from map(_small, SMALL)
     yield from (ADAPTED, PAIRED, _small(CLIP))
     yield from map(_small, _other_models())
 
 
 def _small(model: str) -> list[str]:
-    """Return the overrides that choose a model and make it small."""
+    """Return the overrides that choose an option of conf/model and set its sizes to small values."""
     return [f"model={model}", *TINY.get(model, [])]
 
 
 @functools.cache
 def _other_models() -> list[str]:
-    """Return the models of conf/model besides `SMALL` and `CLIP` that can be built, by their number of parameters."""
+    """Return the options of conf/model besides `SMALL` and `CLIP` that can be built, smallest models first."""
     federation, sizes = Federation.build(ARRAYS, SPLIT, CPU), {}
     for model in group_options("model"):
         if model in (*SMALL, CLIP):
@@ -231,7 +238,10 @@ def target_of(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     cls = find_target(path, "check")
     is_method = isinstance(cls, type) and issubclass(cls, Algorithm)
-    require(is_method, f"{path} is not a method (a subclass of fedbench.algorithms.base.Algorithm)")
+    require(
+        is_method,
+        f"{path} is not a method: name a subclass of fedbench.algorithms.base.Algorithm, or derive this class from it",
+    )
     parameters = inspect.signature(cls).parameters.values()
     rates = {
         parameter.name: parameter.default
@@ -255,7 +265,14 @@ def set_up(sim: Simulation) -> Simulation:
 
 
 def run_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
-    """Set up a method if no round is done yet, and run it until ``stop`` rounds are done, see `continue_rounds`."""
+    """Run a method, which is set up first if no round is done yet, and return the run.
+
+    Args:
+        sim: The run; changed in place.
+        stop: The number of rounds that are done at the end.
+        cohorts: The client indices of each round, from the first round of the run on.
+        evaluated: Whether to evaluate after every round.
+    """
     return continue_rounds(set_up(sim) if sim.done == 0 else sim, stop, cohorts, evaluated)
 
 
@@ -277,7 +294,10 @@ def continue_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluate
 
 
 def without_learning(cfg: DictConfig) -> None:
-    """Set the learning rates of the method's clients and of the optimizer to 1e-30, since 0 is refused."""
+    """Set all learning rates of clients in a configuration to 1e-30, in place; 0 would be refused.
+
+    They are those of the optimizer and of the method's options, but not those of the server.
+    """
     cfg.optimizer.lr = 1e-30
     for key, value in cfg.algorithm.items():
         if CLIENT_RATES.search(str(key)) and isinstance(value, float) and key not in SERVER_RATES:
@@ -379,7 +399,7 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float, names: str) -> None:
 
 
 def label_of(path: str) -> str:
-    """Return a path of `state_of` in words, "the clients' state 'c_i'" for /rows/c_i."""
+    """Return the words for a path of `state_of` in messages, such as "the clients' state 'c_i'" for /rows/c_i."""
     _, kind, *rest = path.split("/")
     inner = "/".join(rest)
     if kind == "rows":
@@ -390,7 +410,7 @@ def label_of(path: str) -> str:
 
 
 def require_finite(state: dict[str, Tensor]) -> None:
-    """Assert that all tensors of a state are finite, except for single numbers, which may be undefined (NaN)."""
+    """Assert that all values of a state (`state_of`) are finite; tensors of one number may be NaN (undefined)."""
     for name, value in state.items():
         assert value.dim() == 0 or bool(torch.isfinite(value).all()), (
             f"{label_of(name)} contains values that are not finite after two rounds"

@@ -101,7 +101,7 @@ def ragged(
 
 
 def _tokens(rng: np.random.Generator, n: int, length: int) -> np.ndarray:
-    """Return token sequences of random lengths, padded by 0.  # [n, length] int64"""
+    """Return n sequences of random tokens 1 to VOCAB - 1, of random lengths and padded by 0.  # [n, length] int64"""
     ends = rng.integers(1, length + 1, size=(n, 1))
     return np.where(np.arange(length) < ends, rng.integers(1, VOCAB, size=(n, length)), 0)
 
@@ -142,12 +142,18 @@ def engine_on(
 
 
 def all_clients(e: Engine, round: int = 0, mode: Mode = "round") -> Cohort:
-    """Return the cohort of all clients in a round (from 0), in a mode such as "round" or "evaluation"."""
+    """Return the cohort of all clients of an engine.
+
+    Args:
+        e: The engine.
+        round: Index of the round, from 0.
+        mode: What the cohort is used for: "round", which may change states of clients, or "evaluation".
+    """
     return Cohort(e, np.arange(e.federation.num_clients), round, mode)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Return the module that a function makes while torch's generator has a seed; the generator is restored."""
+    """Return make(), called while torch's global generator has this seed; afterwards the generator is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()

@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     base: type
 
     def includes(self, found: Any) -> bool:
-        """Return whether an imported object is a class of this kind."""
+        """Return whether an object is a class, and a subclass of `base` (for a protocol: has its methods)."""
         return inspect.isclass(found) and issubclass(found, self.base)
 
 
@@ -43,7 +43,7 @@ class Partition(Protocol):
     """A class with a method assign(...), whatever its arguments; partitions have no common base class."""
 
     def assign(self) -> Any:
-        """Assign samples to clients; see `fedbench.partition.base` for arguments and result."""
+        """Return the samples of each client; arguments and result are described in `fedbench.partition.base`."""
 
 
 KINDS = {
@@ -70,21 +70,26 @@ def kind_of(target: str) -> tuple[str, str]:
     group, equals, name = target.partition("=")
     if equals:
         if group not in KINDS:
-            raise ConfigError(f"{target}: {group} cannot be checked, choose from {', '.join(KINDS)}")
+            raise ConfigError(
+                f"{target}: there are no checks for the kind {group}: name a target of the kind {', '.join(KINDS)}"
+            )
         if "." not in name and name not in group_options(group):
-            raise ConfigError(f"{target}: there is no option {name} in conf/{group}, choose from "
-                              f"{', '.join(group_options(group))}")  # fmt: skip
+            raise ConfigError(
+                f"{target}: there is no option {name} in conf/{group}: choose from {', '.join(group_options(group))}"
+            )
         return group, name
     if "." not in target:
         groups = [kind for kind in KINDS if target in group_options(kind)]
-        hint = f": did you mean {' or '.join(f'{group}={target}' for group in groups)}?" if groups else ""
-        raise ConfigError(f"{target} is not the dotted path of a class, such as my_package.MyMethod{hint}")
+        hint = f"; did you mean {' or '.join(f'{group}={target}' for group in groups)}?" if groups else ""
+        raise ConfigError(
+            f"{target} is not the dotted path of a class: write package and class, such as my_package.MyMethod{hint}"
+        )
     found = find_target(target, "check")
     kinds = [name for name, kind in KINDS.items() if kind.includes(found)]
     if not kinds:
         bases = ", ".join(kind.base.__name__ for kind in KINDS.values())
         raise ConfigError(
-            f"{target} belongs to none of the kinds that can be checked (subclasses of {bases}); name its kind, as in "
-            f"model={target}"
+            f"{target} is of no kind that can be checked (subclasses of {bases}): derive it from one of these classes, "
+            f"or write its kind before it, as in model={target}"
         )
     return kinds[0], target

@@ -48,7 +48,7 @@ def trained_by(wrapper: Callable[[Training, Cohort, Tensor, dict[str, Any]], Sim
 
 @contextlib.contextmanager
 def other_padding() -> Iterator[None]:
-    """Replace the padding of batches, samples of weight 0 that fill up the last one, by other samples."""
+    """Return a context in which training gets other padding: other samples of weight 0 that fill up a batch."""
 
     def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
         extra_grad = arguments.pop("extra_grad", None)  # an argument of the default step only
@@ -60,11 +60,11 @@ def other_padding() -> Iterator[None]:
 
 
 def _with_other_padding(batch: Batch) -> Batch:
-    """Return the batch with each padded sample replaced by a changed copy of the sample before it."""
+    """Return a batch in which each sample of padding is replaced by a changed copy of the sample before it."""
     padding = ~batch.real  # [k, B]
 
     def fill(values: Tensor) -> Tensor:
-        """Return inputs or targets [k, B, ...] with changed copies of other samples in the padding."""
+        """Return values [k, B, ...], inputs or targets, with other values for the samples of padding."""
         other = values.roll(1, 1)  # along the samples of a batch
         if values.is_floating_point():
             other = 1 - 2 * other  # any values that differ from those of real samples
@@ -105,7 +105,7 @@ def cohort_tensors(function: Any, size: int) -> set[str]:
 
 
 def _content(cell: CellType) -> Any:
-    """Return the value of a variable of the enclosing function; None if it is not assigned yet."""
+    """Return the value in a cell, a variable of the function that encloses another; None if it is not assigned yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -143,7 +143,10 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
     def upload(
         self: Cohort, *, relative_to: Any = None, previous: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
-        """Return random values of the shapes that the method uploads; the first three arguments have no effect."""
+        """Return random tensors with the names and shapes of the uploaded ones.  Arguments as in `Cohort.upload`.
+
+        Only the tensors have an effect.
+        """
 
         def sample(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
@@ -152,7 +155,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
         return SimpleNamespace(**{name: sample(name, t) for name, t in tensors.items()})
 
     def recorded(name: str) -> Any:
-        """Return a replacement for a method of Cohort that also records the tensors which it gets."""
+        """Return a replacement for the method `name` of Cohort that also appends its tensors to `messages`."""
         function = getattr(Cohort, name)
 
         def send(self: Cohort, *args: Tensor, **tensors: Any) -> SimpleNamespace:
@@ -168,7 +171,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
 
 # -- random numbers --------------------------------------------------------------------------------------
 def global_random_states() -> dict[str, Any]:
-    """Return the states of the global random generators, which no class may use, in a form to compare."""
+    """Return the states of the global random generators, which no class may use, by library, to compare by ==."""
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     return {
         "torch": torch.random.get_rng_state().tolist(),
@@ -178,14 +181,17 @@ def global_random_states() -> dict[str, Any]:
 
 
 def generators_used_since(states: dict[str, Any]) -> list[str]:
-    """Return the names of the global random generators whose states have changed."""
+    """Return the names of the libraries whose global generator differs from `states` (`global_random_states`)."""
     now = global_random_states()
     return [name for name, state in states.items() if state != now[name]]
 
 
 @contextlib.contextmanager
 def other_global_seed(seed: int) -> Iterator[None]:
-    """Seed the global random generators of torch, NumPy and Python, and restore their states at the end."""
+    """Return a context in which the global random generators of torch, NumPy and Python have this seed.
+
+    At its end, their states are restored.
+    """
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[]):
@@ -213,7 +219,10 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
         return bits(base, order[np.asarray(counters[0])], *counters[1:])
 
     def permuted_rows(clients: int | np.ndarray, *purpose: str | int) -> Tensor:
-        """Permute rows of given clients, and all clients' rows without a purpose; other rows belong to the server."""
+        """Return the initial rows of permuted clients.  Arguments as in `FlatModel.init_rows`.
+
+        Rows that are requested by a number and with a purpose belong to the server, and are not permuted.
+        """
         if not isinstance(clients, int):
             return init_rows(order[clients], *purpose)
         return init_rows(clients, *purpose) if purpose else init_rows(num_clients)[order[:clients]]
@@ -267,7 +276,14 @@ def steps_without_synchronization() -> Iterator[list[int]]:
     chunks: list[int] = []
 
     def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
-        """Train as cohort.train does, with each chunk of clients in a block that refuses synchronization."""
+        """Train as cohort.train does, but raise `Synchronizes` if a chunk reads values back from the device.
+
+        Args:
+            train: The original cohort.train.
+            cohort: The cohort.
+            start: The initial rows.
+            arguments: The other arguments of cohort.train.
+        """
         run = cohort.engine.executor.run
 
         def watched_run(job: Callable[[int, int], None], *args: Any, **options: Any) -> None:

@@ -56,7 +56,7 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def messages(self, status: Status) -> dict[str, str]:
-        """Return the messages of the checks with a status, by the name of the check."""
+        """Return the messages of all checks that have this status, by the name of the check."""
         return {outcome.name: outcome.message for outcome in self.outcomes if outcome.status == status}
 
     @property
@@ -76,22 +76,22 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed."""
+        """True if no check failed; skipped checks do not count."""
         return not self.failed
 
     def raise_if_failed(self) -> None:
-        """Raise an AssertionError with the report if a check failed."""
+        """Raise an AssertionError, whose message is the report, if at least one check failed."""
         if not self.ok:
             raise AssertionError(f"\n{self}")
 
     def as_json(self) -> str:
-        """Return the report as the JSON object of ``fedbench check --json``."""
+        """Return the report as the text that ``fedbench check --json`` prints: counts, and the outcome of each check."""
         head = {"kind": self.kind, "target": self.target, "setting": self.setting, "ok": self.ok}
         counts = {"passed": len(self.passed), "failed": len(self.failed), "skipped": len(self.skipped)}
         return json_text("check", {**head, **counts, "checks": [asdict(o) for o in self.outcomes]})
 
     def __str__(self) -> str:
-        """Return a table with one line per check, followed by its message."""
+        """Return the report as text: one line per check, with its message below it if it failed or was skipped."""
         lines = [f"{self.kind} {self.target}, {self.setting}", ""]
         width = max((len(o.name) for o in self.outcomes), default=0)
         for o in self.outcomes:
@@ -105,8 +105,8 @@ class Report:
 class Suite(Generic[Case]):
     """The checks of one kind of class, in the order of their definition.
 
-    The name of the function is the name of the check.  The first paragraph of its docstring describes the check, and
-    the second one the remedy, which is added to the message of a failed assertion.
+    The name of the function is the name of the check.  The first paragraph of its docstring states what must hold.  A
+    second one, "Remedy: ...", states what the author of the class should do.  It ends the message of a failed check.
 
     Args:
         kind: The name of the kind, for reports.
@@ -117,16 +117,16 @@ class Suite(Generic[Case]):
         self.checks: dict[str, Callable[[Case], None]] = {}
 
     def check(self, function: Callable[[Case], None]) -> Callable[[Case], None]:
-        """Add a function to the checks; a decorator."""
+        """Add a function to the checks under its own name, and return it, so that this is a decorator."""
         self.checks[function.__name__] = function
         return function
 
     def description(self, name: str) -> str:
-        """Return the first paragraph of the docstring of a check."""
+        """Return what a check tests: the first paragraph of its docstring, in one line without the last period."""
         return self._paragraphs(name)[0].rstrip(".")
 
     def _paragraphs(self, name: str) -> list[str]:
-        """Return the paragraphs of the docstring of a check, one line each."""
+        """Return the paragraphs of the docstring of the check `name`, each joined to one line."""
         return [" ".join(text.split()) for text in (self.checks[name].__doc__ or "").split("\n\n")]
 
     def outcome(self, name: str, case: Case) -> Outcome:
@@ -162,9 +162,11 @@ class Suite(Generic[Case]):
         Raises:
             ConfigError: There is no check of such a name.
         """
-        require(__debug__, "python -O removes the assertions of the checks: run python without -O")
+        require(__debug__, "python -O removes the assertions on which the checks rely: run python without -O")
         names = list(self.checks if only is None else only)
         for name in names:
-            require(name in self.checks, f"the checks of kind {self.kind} do not include {name}: choose from "
-                    f"{', '.join(self.checks)}")  # fmt: skip
+            require(
+                name in self.checks,
+                f"there is no check {name} for the kind {self.kind}: choose from {', '.join(self.checks)}",
+            )
         return Report(self.kind, target, setting, [self.outcome(name, case) for name in names])

@@ -23,7 +23,10 @@ def path_of(target: Target) -> str:
     if isinstance(target, str):
         return target
     path = f"{target.__module__}.{target.__qualname__}"
-    require("<locals>" not in path, f"{path} is defined inside a function: define it at the top level of a module")
+    require(
+        "<locals>" not in path,
+        f"{path} is defined inside a function, so it cannot be imported: define it at the top level of a module",
+    )
     return path
 
 
@@ -49,7 +52,10 @@ def described(
         values = {"_target_": name, **values}
     if base is not None:
         expected = f"{base.__module__}.{base.__qualname__}"
-        require(isinstance(make(values, key=group), base), f"{name} is not a subclass of {expected}")
+        require(
+            isinstance(make(values, key=group), base),
+            f"{name} is not a subclass of {expected}: derive it from this class, or check it as another kind",
+        )
     return values
 
 
@@ -67,5 +73,8 @@ def entry_of(group: str, values: dict[str, Any]) -> dict[str, Any]:
     """
     if group != "callbacks":
         return values
-    require(len(values) == 1, f"the option defines {len(values)} callbacks: check an option that defines one")
+    require(
+        len(values) == 1,
+        f"the option defines {len(values)} callbacks, but only one can be checked at a time: name the class of one",
+    )
     return next(iter(values.values()))

@@ -44,27 +44,27 @@ class AdapterCase:
 
     @functools.cached_property
     def federation(self) -> Federation:
-        """The images of three clients, 4 to 12 each."""
+        """A federation of three clients, with 8, 4 and 12 images to train on."""
         return Federation.build(*ragged(sizes=(8, 4, 12)), CPU)
 
     @functools.cached_property
     def cfg(self) -> DictConfig:
-        """The configuration of a run with the adapter."""
+        """The configuration of a run of FedAvg that trains the small vision transformer with the adapter."""
         cfg = composed("algorithm=fedavg", *MODEL).copy()
         cfg.adapter = self.values
         return cfg
 
     def adapter(self) -> Adapter:
-        """Return a new adapter."""
+        """Return a new object of the adapter's class."""
         return make(self.values, key="adapter")
 
     def flat(self) -> FlatModel:
-        """Return a new model with the adapter."""
+        """Return a new model with the adapter, whose rows contain only what is trained."""
         return build_model(self.cfg, self.federation)
 
     @functools.cached_property
     def bare(self) -> FlatModel:
-        """The model without the adapter."""
+        """The same model without the adapter."""
         return build_model(composed("algorithm=fedavg", *MODEL), self.federation)
 
     def train(self, plan: str) -> tuple[FlatModel, Tensor]:
@@ -81,7 +81,7 @@ class AdapterCase:
         return model, all_clients(engine).train(model.init_row()).theta
 
     def inputs(self) -> Tensor:
-        """Return five images of each client.  # [K, B, ...]"""
+        """Return five training images of each of the three clients.  # [K, B, channels, H, W]"""
         index = torch.from_numpy(self.federation.splits["train"].indices[: K * B]).view(K, B)
         images, _ = self.federation.gather(index)
         assert isinstance(images, Tensor)
@@ -89,7 +89,7 @@ class AdapterCase:
 
     @functools.cached_property
     def together(self) -> tuple[Tensor, Tensor]:
-        """The logits [K, B, C] and gradients [K, P] of three clients that are computed together."""
+        """The logits [K, B, C] and gradients [K, P] at `rows_of`, with all three clients computed at once."""
         model = self.flat()
         return _logits_and_gradients(model, rows_of(model), self.inputs())
 
@@ -129,7 +129,10 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Adapte
 
 
 def rows_of(model: FlatModel) -> Tensor:
-    """Return three rows [K, P] at some distance from the initialization, where an adapter may have no effect."""
+    """Return one row for each of three clients, random numbers around the initial row.  # [K, P]
+
+    At the initial row itself, an adapter may have no effect.
+    """
     generator = torch.Generator().manual_seed(1)
     return model.init_row() + 0.3 * torch.randn(K, model.size, generator=generator)
 
@@ -155,7 +158,7 @@ def _logits_and_gradients(model: FlatModel, rows: Tensor, x: Tensor) -> tuple[Te
 def a_row_holds_what_learns(case: AdapterCase) -> None:
     """All parameters of the adapter are trained, and of the model only those that `train` names.
 
-    Parameters that `adapt` adds must require a gradient.  Do not override `insert`, which freezes the model.
+    Remedy: parameters that `adapt` adds must require a gradient.  Do not override `insert`, which freezes the model.
     """
     adapter, module = case.adapter(), copy.deepcopy(case.bare.module)
     new, parameters = adapter.insert(module), dict(module.named_parameters())  # new: names of added parameters
@@ -172,7 +175,7 @@ def a_row_holds_what_learns(case: AdapterCase) -> None:
 def the_backbone_stays(case: AdapterCase) -> None:
     """Training changes only the row.
 
-    Do not write to parameters and buffers in `forward`.
+    Remedy: do not write to parameters and buffers in `forward`.
     """
     before = {name: t.clone() for name, t in case.flat().module.state_dict().items()}
     model, _ = case.train("vmap")
@@ -184,7 +187,7 @@ def the_backbone_stays(case: AdapterCase) -> None:
 def what_is_added_learns(case: AdapterCase) -> None:
     """Two epochs change every parameter of the column group adapter.
 
-    Use every parameter in `forward`, and do not detach it.
+    Remedy: use every parameter in `forward`, and do not detach it.
     """
     model, theta = case.train("vmap")
     if "adapter" not in model.columns:
@@ -200,7 +203,7 @@ def what_is_added_learns(case: AdapterCase) -> None:
 def outputs_are_the_models_at_first(case: AdapterCase) -> None:
     """If the attribute `neutral` is set, the initial adapter does not change the outputs of the model.
 
-    Initialize the last layer with zeros, or set neutral = False.
+    Remedy: initialize the last layer with zeros, or set neutral = False.
     """
     if not case.adapter().neutral:
         raise SkipTest("its attribute `neutral` is false")
@@ -213,7 +216,7 @@ def outputs_are_the_models_at_first(case: AdapterCase) -> None:
 def draws_are_keyed(case: AdapterCase) -> None:
     """Initial values depend on the seed of the run only.
 
-    Use torch's random numbers in `adapt`.
+    Remedy: use torch's random numbers in `adapt`.
     """
     torch.manual_seed(1)
     first = case.flat().module.state_dict()
@@ -228,7 +231,7 @@ def draws_are_keyed(case: AdapterCase) -> None:
 def clients_are_independent(case: AdapterCase) -> None:
     """Logits and gradients of a client are the same alone and with other clients.
 
-    Compute each sample in `forward` from itself and the parameters of the layer.
+    Remedy: compute each sample in `forward` from itself and the parameters of the layer.
     """
     model, x = case.flat(), case.inputs()
     rows = rows_of(model)
@@ -240,7 +243,7 @@ def clients_are_independent(case: AdapterCase) -> None:
 def mapped_over_clients(case: AdapterCase) -> None:
     """Logits and gradients are the same if the module is mapped over clients by torch.vmap.
 
-    Compute each sample in `forward` from itself and the parameters of the layer.
+    Remedy: compute each sample in `forward` from itself and the parameters of the layer.
     """
     module = case.flat().module
     module.get_submodule("embed").register_forward_hook(lambda *_: None)  # modules with hooks are not traced
@@ -268,7 +271,7 @@ def _compare_with_together(case: AdapterCase, found: tuple[Tensor, Tensor], i: i
 def plans_agree(case: AdapterCase) -> None:
     """Trained rows are the same for one client at a time, in threads, and for all clients at once.
 
-    Compute each sample in `forward` from itself and the parameters of the layer.
+    Remedy: compute each sample in `forward` from itself and the parameters of the layer.
     """
     _, expected = case.train("loop")
     for plan in ("threads", "vmap"):

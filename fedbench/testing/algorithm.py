@@ -83,7 +83,10 @@ def check_algorithm(
     """
     case = case_for(target, options, model)
     if case.reason is not None:
-        raise ConfigError(f"{path_of(target)} accepts no model of conf/model: {case.reason}")
+        raise ConfigError(
+            f"{path_of(target)} accepts no model of conf/model; the last one is refused as follows: {case.reason}. "
+            "Name a model that it accepts by --model, or by the argument model of check_algorithm"
+        )
     return SUITE.run(path_of(target), case.setting, case, only)
 
 
@@ -111,7 +114,7 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None, model: st
 def a_seed_repeats(case: Case) -> None:
     """Equal seeds give equal results, bit for bit, and different seeds give different results.
 
-    Use keyed random numbers, derived from the seed of the run (cohort.engine.seed).
+    Remedy: use keyed random numbers, derived from the seed of the run (cohort.engine.seed).
     """
     again, other = (state_of(run_rounds(case.simulation(seed=seed), 2)) for seed in (0, 1))
     assert_same(again, case.states[2], message="{} in a second run with the same seed")
@@ -124,7 +127,7 @@ def a_seed_repeats(case: Case) -> None:
 def no_global_generator(case: Case) -> None:
     """The global random generators of torch, NumPy and Python are not used.
 
-    Use cohort.random(purpose), cohort.generator(purpose) or s.rng, which are keyed.
+    Remedy: use cohort.random(purpose), cohort.generator(purpose) or s.rng, which are keyed.
     """
     expected = case.states[2]  # with the current states of the global generators
     with probes.other_global_seed(12345):
@@ -141,7 +144,7 @@ def no_global_generator(case: Case) -> None:
 def resume(case: Case) -> None:
     """A run that resumes from a checkpoint equals an uninterrupted run, bit for bit.
 
-    Keep state in tensors on self (see state_dict) or in rows that setup creates.
+    Remedy: keep state in tensors on self (see state_dict) or in rows that setup creates.
     """
     saved, resumed = run_rounds(case.simulation(), 2), set_up(case.simulation())
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +163,12 @@ def resume(case: Case) -> None:
 
 
 def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str]:
-    """Return the names of attributes of the method that differ between a saved run and the run that loaded it."""
+    """Return the names of the method's attributes that a checkpoint does not restore.
+
+    Args:
+        saved: The run that wrote the checkpoint.
+        resumed: The run that loaded it.
+    """
     before, after = vars(saved.algorithm), vars(resumed.algorithm)
     types = int | float | str | list | dict | tuple | Tensor | np.ndarray
     return sorted(
@@ -176,7 +184,7 @@ def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str
 def only_the_cohort_changes(case: Case) -> None:
     """A round changes the states of the clients of its cohort only.
 
-    Write rows at cohort.ids only.
+    Remedy: write rows at cohort.ids only.
     """
     for r in range(1, ROUNDS):
         before, after = case.states[r : r + 2]
@@ -191,7 +199,7 @@ def only_the_cohort_changes(case: Case) -> None:
 def evaluation_changes_nothing(case: Case) -> None:
     """Computing what clients deploy gives equal rows each time, and does not change the state.
 
-    `personalized` must not change the state of the method, and must return rows in the order of cohort.ids.
+    Remedy: `personalized` must not change the state of the method, and must return rows in the order of cohort.ids.
     """
     sim = case.after_two_rounds
     before = state_of(sim, deploy=False)
@@ -212,8 +220,8 @@ def evaluation_changes_nothing(case: Case) -> None:
 def last_round_deploys_the_same(case: Case) -> None:
     """What clients deploy changes after the last round only if the method sets fine_tunes_after_training.
 
-    Set fine_tunes_after_training = True if and only if `personalized` trains after the last round.  Its last score
-    is then not compared with earlier ones.
+    Remedy: set fine_tunes_after_training = True if and only if `personalized` trains after the last round.  Its last
+    score is then not compared with earlier ones.
     """
     sim = case.after_two_rounds
     before, last = (tensors(deployed(sim.engine, sim.algorithm, 1, final), "/deployed") for final in (False, True))
@@ -248,7 +256,7 @@ def global_is_the_servers_row(case: Case) -> None:
 def nothing_moves_without_learning(case: Case) -> None:
     """With learning rates of 1e-30, clients deploy their initial rows.
 
-    The weights of an average must sum to 1, and steps must be proportional to s.lr.
+    Remedy: the weights of an average must sum to 1, and steps must be proportional to s.lr.
     """
     sim = set_up(case.simulation(change=without_learning))
     before = _deployed_rows(sim, 0)
@@ -259,7 +267,12 @@ def nothing_moves_without_learning(case: Case) -> None:
 
 
 def _deployed_rows(sim: Simulation, round: int) -> Tensor:
-    """Return the row that each client deploys after a round (from 0), without fine-tuning.  # [N, P]"""
+    """Return the row of parameters that each client deploys after a round.  # [N, P]
+
+    Args:
+        sim: The run.
+        round: Index of the round, from 0.  It is treated as not the last one, after which some methods fine-tune.
+    """
     rows = deployed(sim.engine, sim.algorithm, round, final=False)
     return rows["theta"] if isinstance(rows, dict) else rows
 
@@ -268,7 +281,7 @@ def _deployed_rows(sim: Simulation, round: int) -> Tensor:
 def training_moves_rows(case: Case) -> None:
     """After two rounds, clients deploy other rows than at the start, and all values are finite.
 
-    Store what cohort.train returns.
+    Remedy: store what cohort.train returns.
     """
     before, after = case.states[0], case.states[2]
     require_finite(after)
@@ -285,7 +298,7 @@ def training_moves_rows(case: Case) -> None:
 def renumbering_clients(case: Case) -> None:
     """Results do not depend on the order of the clients.
 
-    Use the index of a client, or its position in the cohort, only as a key of random numbers.
+    Remedy: use the index of a client, or its position in the cohort, only as a key of random numbers.
     """
     reason = case.simulation().algorithm.depends_on_client_order
     if reason is not None:
@@ -308,7 +321,7 @@ def renumbering_clients(case: Case) -> None:
 def bytes_are_counted(case: Case) -> None:
     """If the data of a client influence others, uploaded and downloaded bytes are counted.
 
-    Use cohort.broadcast, download, fetch and upload.
+    Remedy: use cohort.broadcast, download, fetch and upload.
     """
     states, costs = [], []
     for arrays in (ARRAYS, other_data()):
@@ -333,7 +346,7 @@ def bytes_are_counted(case: Case) -> None:
 def nothing_passes_by_upload(case: Case) -> None:
     """The data of a client influence others through cohort.upload only, where privacy is applied.
 
-    Compute with what cohort.upload returns, or declare the reason in `bypasses_upload`.
+    Remedy: compute with what cohort.upload returns, or declare the reason in `bypasses_upload`.
     """
     reason = case.simulation().algorithm.bypasses_upload
     if reason is not None:
@@ -371,7 +384,7 @@ def _messages_with_random_uploads(case: Case, arrays: Any, **values: Any) -> lis
 
 
 def other_data() -> Any:
-    """Return ARRAYS with other inputs and labels of client 0."""
+    """Return a copy of the data set ARRAYS in which the samples of client 0 have other inputs and labels."""
     arrays, _ = ragged(TRAIN_SIZES, val=VAL_SIZES)
     samples = np.concatenate([part[0] for part in (SPLIT.train, SPLIT.val, SPLIT.test)])
     arrays.inputs[samples] = arrays.inputs[samples][::-1] * -2 + 0.5  # type: ignore[index]
@@ -419,7 +432,15 @@ def clients_of_two_samples(case: Case) -> None:
 
 
 def _run_and_require_finite(sim: Simulation, cohorts: Any) -> None:
-    """Run two rounds, and assert that all values are finite; skip if the method refuses the federation."""
+    """Run two rounds, and assert that all values of the run's state are finite.
+
+    Args:
+        sim: A run before its first round.
+        cohorts: The client indices of each round.
+
+    Raises:
+        SkipTest: The method refuses the federation.
+    """
     try:
         set_up(sim)
     except ConfigError as refused:

@@ -45,7 +45,7 @@ class StopAfter(StopSignals):
         self.sim, self.round = sim, round
 
     def requested(self) -> bool:
-        """Return whether a stop is requested: the round is done."""
+        """Return True, a request to stop, as soon as `round` rounds are done."""
         return self.sim.done >= self.round
 
 
@@ -61,11 +61,20 @@ class Recorded(Callback):
         self.on_end = callback.on_end  # type: ignore[method-assign]
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Pass the state of a checkpoint, which is JSON, on to the callback; None for a new run."""
+        """Call on_start of the callback.
+
+        Args:
+            run: The run.
+            saved: The state that the callback returned for a checkpoint, as JSON; None for a new run.
+        """
         self.callback.on_start(run, None if saved is None else json.loads(saved))
 
     def on_checkpoint(self, run: Simulation) -> str | None:
-        """Record the state that the callback returns, and return it as JSON; None if it has none or is no JSON."""
+        """Call on_checkpoint of the callback, and append its state to `states`.
+
+        Returns:
+            The state as JSON.  None: the callback has no state, or JSON cannot represent it.
+        """
         state = self.callback.on_checkpoint(run)
         self.states.append(copy.deepcopy(state))
         try:
@@ -91,7 +100,10 @@ class Results:
     recorded: Recorded
 
     def attributes(self) -> dict[str, Any]:
-        """Return the last state for checkpoints, and the public attributes of the callback of `COMPARABLE` types."""
+        """Return values that an interruption must not change, by a name for messages.
+
+        They are the callback's last state for checkpoints, and its public attributes of the types `COMPARABLE`.
+        """
         values = vars(self.recorded.callback).items()
         public = {f"self.{name}": v for name, v in values if not name.startswith("_") and isinstance(v, COMPARABLE)}
         return {"the state of on_checkpoint": self.recorded.states[-1], **public}
@@ -105,11 +117,11 @@ class CallbackCase:
     scratch: tempfile.TemporaryDirectory = field(default_factory=tempfile.TemporaryDirectory)
 
     def make(self) -> Callback:
-        """Return a new callback."""
+        """Return a new object of the callback's class."""
         return make(self.values, key="callbacks")
 
     def folder(self) -> Path:
-        """Return a new, empty folder."""
+        """Return a new, empty run folder, which is deleted together with this case."""
         return Path(tempfile.mkdtemp(dir=self.scratch.name))
 
     def prepare(self, folder: Path, saved: dict[str, Any] | None = None, write: bool = False) -> Simulation:
@@ -150,23 +162,23 @@ class CallbackCase:
 
     @functools.cached_property
     def without(self) -> Results:
-        """The results of a run without the callback."""
+        """The results of a complete run without the callback, for comparison."""
         return self.run(self.folder(), Callback())
 
     @functools.cached_property
     def complete(self) -> tuple[Results, Results]:
-        """The results of two equal runs with the callback, to see which of its attributes repeat."""
+        """The results of two equal, complete runs with the callback; attributes that differ are not compared."""
         return self.run(self.folder(), self.make()), self.run(self.folder(), self.make())
 
     @functools.cached_property
     def resumed(self) -> Results:
-        """The results of a run that was interrupted after its second round and resumed."""
+        """The results of a run with the callback that was interrupted after its second round and then resumed."""
         folder = self.folder()
         self.run(folder, self.make(), stop=2)
         return self.run(folder, self.make())
 
     def started(self) -> tuple[Callback, Simulation]:
-        """Return a new callback after its hook on_start, and its run."""
+        """Return a new callback, whose hook on_start was called, and its run, before the first round."""
         callback, sim = self.make(), self.prepare(self.folder())
         callback.on_start(sim, None)
         return callback, sim
@@ -214,7 +226,7 @@ def hooks_succeed(case: CallbackCase) -> None:
 def results_stay(case: CallbackCase) -> None:
     """Tables, scores and the state of the method equal those of a run without the callback, bit for bit.
 
-    Hooks must not write to `run`, and must copy metrics before changing them.
+    Remedy: hooks must not write to `run`, and must copy metrics before changing them.
     """
     results, expected = case.complete[0], case.without
     for name, content in expected.tables.items():
@@ -232,7 +244,7 @@ def results_stay(case: CallbackCase) -> None:
 def state_is_json(case: CallbackCase) -> None:
     """The state for checkpoints consists of numbers, text, lists and dicts, which JSON can represent.
 
-    Return numbers, text, lists and dicts with text as keys from `on_checkpoint`.
+    Remedy: return numbers, text, lists and dicts with text as keys from `on_checkpoint`.
     """
     for state in case.complete[0].recorded.states:
         try:
@@ -246,7 +258,7 @@ def state_is_json(case: CallbackCase) -> None:
 def resume(case: CallbackCase) -> None:
     """A resumed run gives the same tables, and the callback has the same state as without interruption.
 
-    Return state in `on_checkpoint` and restore it in `on_start`, or begin the names of attributes with an
+    Remedy: return state in `on_checkpoint` and restore it in `on_start`, or begin the names of attributes with an
     underscore.
     """
     first, second = (results.attributes() for results in case.complete)

@@ -28,7 +28,7 @@ KIND_OF_FLAG = {  # argument of the check: (flag, kind)
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench check``."""
     p = arguments("check", "Check a method, model, task, partition, compressor, adapter or callback.", EXAMPLES)
     p.add_argument("target", nargs="?", help="the dotted path of a class, or group=option")
     p.add_argument("options", nargs="*", metavar="key=value", help="arguments of its constructor")
@@ -48,7 +48,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status: 1 if a check failed."""
+    """Run ``fedbench check`` with these arguments, and return the exit status: 0 if no check failed, else 1."""
     args = parser().parse_intermixed_args(argv)
     if args.list:
         if args.json:
@@ -56,7 +56,10 @@ def main(argv: list[str]) -> int:
         else:
             print(_list_of_checks(), flush=True)
         return 0
-    require(args.target is not None, "name what to check, such as my_package.MyMethod or algorithm=pgfed")
+    require(
+        args.target is not None,
+        "no target is given: name a class or an option to check, such as my_package.MyMethod or algorithm=pgfed",
+    )
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # methods and models log each time they are built
     try:
@@ -84,7 +87,10 @@ def _report(args: argparse.Namespace) -> Any:
     given = {name: getattr(args, name) for name in KIND_OF_FLAG if getattr(args, name) is not None}
     for name in given:
         flag, expected = KIND_OF_FLAG[name]
-        require(expected == kind, f"{target} is checked as a {kind}, and {flag} is for a {expected} only: omit it")
+        require(
+            expected == kind,
+            f"{flag} is only for a target of the kind {expected}, but {target} is of {kind}: omit {flag}",
+        )
     if args.input_shape is not None:
         given["input_shape"] = _shape(args.input_shape)
     only = None if args.only is None else [name.strip() for name in args.only.split(",")]
@@ -112,28 +118,41 @@ def _option_in_folder(target: str, config_dir: str | None) -> tuple[str, dict[st
     texts = option_files(group, name, conf_dirs(config_dir)).values()
     values = {key: value for text in texts for key, value in (yaml.safe_load(text) or {}).items() if key != "defaults"}
     values = entry_of(group, values)
-    require("_target_" in values, f"{target}: its file in {config_dir} has no key _target_: name the class there")
+    require(
+        "_target_" in values,
+        f"{target}: its file in {config_dir} has no key _target_: add _target_ with the dotted path of the class",
+    )
     return f"{group}={values.pop('_target_')}", values
 
 
 def _options(arguments: list[str]) -> dict[str, Any]:
-    """Return the arguments of a constructor that the command line gives as key=value with values in YAML."""
+    """Return arguments of a constructor by name.
+
+    Args:
+        arguments: Texts key=value of the command line, with values in YAML, such as "mu=0.1".
+
+    Raises:
+        ConfigError: A text is not of this form.
+    """
     import yaml
 
     options = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        require(bool(equals and key), f"{argument} is not an argument of the constructor, which is written key=value")
+        require(
+            bool(equals and key),
+            f"{argument} is not of the form key=value: write an argument of the constructor, such as mu=0.1",
+        )
         options[key] = yaml.safe_load(value)
     return options
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    """Return the shape that ``--input`` gives as 3,32,32 or 3x32x32."""
+    """Return the shape of a sample from the text of ``--input``, such as 3,32,32 or 3x32x32."""
     sizes = text.replace("x", ",").split(",")
     require(
         all(size.isdigit() and int(size) > 0 for size in sizes),
-        f"--input {text} is not the shape of a sample, which is integers >= 1 separated by commas, such as 3,32,32",
+        f"--input {text} is not the shape of a sample: write integers >= 1 separated by commas, such as 3,32,32",
     )
     return tuple(map(int, sizes))
 
@@ -151,7 +170,7 @@ def _all_checks() -> list[dict[str, str]]:
 
 
 def _list_of_checks() -> str:
-    """Return the names and descriptions of all checks, by kind."""
+    """Return a text with the name and description of every check, one line each, below the name of its kind."""
     from fedbench.testing._kinds import KINDS
 
     blocks = []

@@ -37,21 +37,34 @@ class CompressionCase:
     values: dict[str, Any]
 
     def make(self) -> Compressor:
-        """Return a new compressor."""
+        """Return a new object of the compressor's class."""
         return make(self.values, key="compression")
 
     def ready(self, message: Message) -> Compressor:
-        """Return a new compressor that is set up for messages like this one."""
+        """Return a new compressor that is set up for as many clients and values as a message has."""
         compressor = self.make()
         compressor.setup(store(len(message.ids)), message.of(0, 0))  # a message without clients describes the values
         return compressor
 
     def send(self, x: Tensor, message: Message) -> tuple[Tensor, Tensor]:
-        """Return the received rows [k, n] and the numbers of bits [k] of rows x [k, n], sent by a new compressor."""
+        """Send rows by a new compressor.
+
+        Args:
+            x: The rows.  # [k, n]
+            message: The description of the message.
+
+        Returns:
+            The rows that the receiver gets [k, n], and the number of sent bits of each [k].
+        """
         return self.ready(message)(x, RowRandom(keys_of(message)), message)
 
     def streams(self, x: Tensor, message: Message) -> list[bytes]:
-        """Return the encoded stream of each row of x [k, n], each from a new compressor."""
+        """Return the bytes of each row of x [k, n], encoded alone by a new compressor.
+
+        Args:
+            x: The rows.  # [k, n]
+            message: The description of the message, for its clients.
+        """
         messages = [message.of(i, i + 1) for i in range(len(x))]  # of one client each
         return [self.ready(message).encode(row, RowRandom(keys_of(one)), one) for row, one in zip(x, messages)]
 
@@ -89,22 +102,35 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Compre
 
 
 def store(num_clients: int) -> RowStore:
-    """Return an empty row store for a number of clients."""
+    """Return an empty store of states, in memory, for `num_clients` clients."""
     return RowStore(num_clients, CPU, 1 << 30, 1 << 30)
 
 
 def message_of(size: int, clients: int = K) -> Message:
-    """Return a description of a message: `size` values from each of the first clients, in matrices if size is SIZE."""
+    """Return the description of a message.
+
+    Args:
+        size: The number of values of each client.  If it is SIZE, they are the matrices of `SPANS`.
+        clients: The number of clients, which are 0, 1, ...
+    """
     return Message("theta", size, np.arange(clients), SPANS if size == SIZE else {})
 
 
 def keys_of(message: Message, seed: int = 0) -> Tensor:
-    """Return a key of random numbers for each client of a message [k], other ones for another seed."""
-    return torch.from_numpy(message.ids * 7919 + 104729 * (seed + 1))
+    """Return different keys of random numbers for each client of a message and each seed.  # [k] int64"""
+    return torch.from_numpy(message.ids * 7919 + 104729 * (seed + 1))  # two primes
 
 
 def rows_of(size: int, clients: int = K) -> Tensor:
-    """Return rows of different magnitudes, with some zeros and equal values.  # [clients, size]"""
+    """Return random rows whose magnitude grows tenfold from client to client, with some zeros and some equal values.
+
+    Args:
+        size: The number of values of a row.
+        clients: The number of rows.
+
+    Returns:
+        The rows, the same in each call.  # [clients, size]
+    """
     random = RowRandom(torch.arange(clients) + 31)
     x = random.normal(size) * 10.0 ** torch.arange(-2, clients - 2)[:, None]
     is_zero, is_first_value = random.uniform(size) < 0.1, random.uniform(size) < 0.1
@@ -112,7 +138,7 @@ def rows_of(size: int, clients: int = K) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether shapes and all values are equal, including the signs of zeros; NaN equals NaN."""
+    """Return whether two tensors have the same shape and values; -0.0 differs from 0.0, and NaN equals NaN."""
     if a.shape != b.shape:
         return False
     is_equal = (a == b) & (a.signbit() == b.signbit())
@@ -124,7 +150,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def rows_and_bits_have_a_shape(case: CompressionCase) -> None:
     """Received rows are float32 of the shape of the input, and bits are one int64 per client.
 
-    `decompress` must return float32 of the shape of the input, and `count` must return one value per row.
+    Remedy: `decompress` must return float32 of the shape of the input, and `count` must return one value per row.
     """
     for size in SIZES:
         x = rows_of(size)
@@ -139,7 +165,7 @@ def rows_and_bits_have_a_shape(case: CompressionCase) -> None:
 def rows_are_independent(case: CompressionCase) -> None:
     """A client's row is received equally alone and together with others, bit for bit.
 
-    Compute each row independently, and use fedbench.compression._sums.total for sums.
+    Remedy: compute each row independently, and use fedbench.compression._sums.total for sums.
     """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
@@ -155,7 +181,7 @@ def rows_are_independent(case: CompressionCase) -> None:
 def inputs_are_unchanged(case: CompressionCase) -> None:
     """The input rows are not changed.
 
-    Copy them before writing.
+    Remedy: copy them before writing.
     """
     x = rows_of(SIZE)
     case.send(x, message_of(SIZE))
@@ -166,7 +192,7 @@ def inputs_are_unchanged(case: CompressionCase) -> None:
 def draws_are_keyed(case: CompressionCase) -> None:
     """Equal keys give equal rows, and no global random generator is used.
 
-    Take random numbers from `draws`, as in draws.uniform(message.size).
+    Remedy: take random numbers from `draws`, as in draws.uniform(message.size).
     """
     x, message = rows_of(SIZE), message_of(SIZE)
     states = probes.global_random_states()
@@ -182,7 +208,7 @@ def draws_are_keyed(case: CompressionCase) -> None:
 def nothing_waits_for_the_device(case: CompressionCase) -> None:
     """No operation reads a value back from the device, which synchronizes with a GPU.
 
-    Use only tensors of a fixed shape in `compress`, `decompress`, `count` and `update_state`.
+    Remedy: use only tensors of a fixed shape in `compress`, `decompress`, `count` and `update_state`.
     """
     message = message_of(SIZE)
     compressor, x, draws = case.ready(message), rows_of(SIZE), RowRandom(keys_of(message))
@@ -198,7 +224,7 @@ def nothing_waits_for_the_device(case: CompressionCase) -> None:
 def decoding_restores_received_rows(case: CompressionCase) -> None:
     """`decode` restores the received row from the stream of `encode`, bit for bit.
 
-    `write` and `read` must transmit all codes that `decompress` uses.
+    Remedy: `write` and `read` must transmit all codes that `decompress` uses.
     """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
@@ -212,7 +238,7 @@ def decoding_restores_received_rows(case: CompressionCase) -> None:
 def bits_are_those_of_the_stream(case: CompressionCase) -> None:
     """The stated bits are those of the stream, without the padding of the last byte.
 
-    `count` must count what `write` writes.
+    Remedy: `count` must count what `write` writes.
     """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
@@ -226,7 +252,7 @@ def bits_are_those_of_the_stream(case: CompressionCase) -> None:
 def exact_is_exact(case: CompressionCase) -> None:
     """Rows of an exact compressor are received unchanged; others take at most 33 bits per value.
 
-    Set `exact` only for compressors that change nothing, and send rows uncompressed if that is shorter.
+    Remedy: set `exact` only for compressors that change nothing, and send rows uncompressed if that is shorter.
     """
     x = rows_of(SIZE)
     received, bits = case.send(x, message_of(SIZE))
@@ -242,7 +268,7 @@ def exact_is_exact(case: CompressionCase) -> None:
 def odd_rows_are_finite(case: CompressionCase) -> None:
     """Zeros are received as zeros, and rows with one nonzero value or extreme ratios as finite values.
 
-    Do not divide by a norm of 0.
+    Remedy: do not divide by a norm of 0.
     """
     for size in SIZES:
         x = torch.zeros(K, size)
@@ -258,7 +284,7 @@ def odd_rows_are_finite(case: CompressionCase) -> None:
 def diverged_rows_are_nan(case: CompressionCase) -> None:
     """A row with a value that is not finite is received as NaN from an empty stream, without effect on other rows.
 
-    Do not override `__call__`, and compute each row independently.
+    Remedy: do not override `__call__`, and compute each row independently.
     """
     x, message = rows_of(SIZE), message_of(SIZE)
     expected, _ = case.send(x, message)
@@ -278,7 +304,7 @@ def diverged_rows_are_nan(case: CompressionCase) -> None:
 def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
     """For an unbiased compressor, the mean over random seeds is the row, within six standard errors.
 
-    Do not set `unbiased` if it is not.
+    Remedy: do not set `unbiased` if it is not.
     """
     if not case.make().unbiased:
         raise SkipTest("its attribute `unbiased` is false")
@@ -298,7 +324,7 @@ def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
 def contractive_rows_are_not_farther_than_zero(case: CompressionCase) -> None:
     """A received row of a contractive or scaled compressor is never farther from the row than 0 is.
 
-    Do not set `contractive`, and fedbench scales the compressor.
+    Remedy: do not set `contractive`, and fedbench scales the compressor.
     """
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
@@ -313,7 +339,7 @@ def contractive_rows_are_not_farther_than_zero(case: CompressionCase) -> None:
 def error_feedback_transmits_residuals(case: CompressionCase) -> None:
     """With error feedback, the residual of a row is transmitted in later rounds.
 
-    Transmit every value in some round, or do not set `error_feedback`.
+    Remedy: transmit every value in some round, or do not set `error_feedback`.
     """
     if not case.make().error_feedback:
         raise SkipTest("its attribute `error_feedback` is false")
@@ -332,7 +358,7 @@ def error_feedback_transmits_residuals(case: CompressionCase) -> None:
 def state_is_saved(case: CompressionCase) -> None:
     """A restored compressor continues like one without interruption, bit for bit.
 
-    Keep state in tensors on self (see state_dict) or in row stores made in `setup`, and change it only in
+    Remedy: keep state in tensors on self (see state_dict) or in row stores made in `setup`, and change it only in
     `update_state` and `observe`.
     """
     message = message_of(SIZE)

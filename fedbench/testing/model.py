@@ -57,14 +57,14 @@ class ModelCase:
     federation: Federation
 
     def flat(self, seed: int = 0) -> FlatModel:
-        """Return a new model that is initialized with a seed."""
+        """Return a new model, initialized in a run with this seed."""
         cfg = self.cfg.copy()
         cfg.seed = seed
         return build_model(cfg, self.federation)
 
     @functools.cached_property
     def model(self) -> FlatModel:
-        """The model with seed 0."""
+        """The model, initialized with seed 0.  All checks share it, so they must not change it."""
         return self.flat()
 
     def engine(self, plan: str, model: FlatModel | None = None) -> Engine:
@@ -79,7 +79,7 @@ class ModelCase:
 
     @functools.cached_property
     def reason_for_loop(self) -> str:
-        """Why the model cannot compute several clients at once, so that it needs the plan "loop"; "" if it can."""
+        """Why the model must compute one client at a time (the plan "loop"); "" if it can compute several at once."""
         try:
             autotune.usable_plans(self.engine("vmap"), [PLANS["vmap"]])
             return ""
@@ -88,12 +88,12 @@ class ModelCase:
 
     @property
     def plans(self) -> tuple[str, ...]:
-        """The names of the plans that the model allows."""
+        """The names in `PLANS` of the ways to compute clients that the model allows."""
         return ("loop", "threads") if self.reason_for_loop else ("loop", "threads", "vmap", "pairs")
 
     @functools.cached_property
     def rows(self) -> Tensor:
-        """Rows of three clients near the initialization, with different trained parameters and equal buffers [K, P]."""
+        """A row for each of three clients: random trained parameters near the initial ones, equal buffers.  # [K, P]"""
         generator = torch.Generator().manual_seed(1)
         rows, trained = self.model.init_row().repeat(K, 1), self.model.trained.size  # trained columns come first
         rows[:, :trained] += 0.1 * torch.randn(K, trained, generator=generator)
@@ -101,7 +101,7 @@ class ModelCase:
 
     @functools.cached_property
     def x(self) -> Inputs:
-        """Five samples of each client, as in an evaluation.  # [K, B, ...]"""
+        """The inputs of five training samples of each of three clients, without augmentation.  # [K, B, ...]"""
         index = torch.from_numpy(self.federation.splits["train"].indices[: K * B]).view(K, B)
         return self.federation.gather(index)[0]
 
@@ -123,7 +123,11 @@ class ModelCase:
             return self.model.apply(named, _select(self.x, which) if x is None else x, True, context).detach()
 
     def module(self, row: Tensor) -> nn.Module:
-        """Return a copy of the module with the values of a row; skip if the module computes rows itself."""
+        """Return a copy of the module with the values of a row [P].
+
+        Raises:
+            SkipTest: The module computes the rows of several clients itself, so it has no forward pass for one.
+        """
         if isinstance(self.model.module, BatchedModule):
             raise SkipTest("the module computes rows itself, so there is no module of one client")
         module = copy.deepcopy(self.model.module)
@@ -132,7 +136,7 @@ class ModelCase:
 
     @property
     def way(self) -> str:
-        """A description of how the model computes several clients."""
+        """How the model computes several clients, in words, such as "a traced graph", for reports."""
         if isinstance(self.model.module, BatchedModule):
             return "its own batched forward pass"
         if self.model.uses_vmap:
@@ -200,7 +204,9 @@ def case_for(
                 return case
             except ConfigError as refused:
                 reasons.append(refused)
-    tried = "" if input_shape else f" (tried inputs of {', '.join(map(str, SHAPES))}: pass input_shape)"
+    tried = (
+        "" if input_shape else f" (tried inputs of the shapes {', '.join(map(str, SHAPES))}: pass another input_shape)"
+    )
     raise ConfigError(f"{reasons[0]}{tried}")
 
 
@@ -222,12 +228,12 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
 
 
 def _select(x: Inputs, which: Any) -> Inputs:
-    """Return each input at an index or slice of its first axis."""
+    """Return t[which] for each input t, where which is an index or slice of its first axis, the clients."""
     return map_inputs(lambda t: t[which], x)
 
 
 def _only(i: int) -> slice:
-    """Return the slice of position i, which keeps the axis."""
+    """Return the slice that selects only position i of an axis, and keeps the axis with length 1."""
     return slice(i, i + 1)
 
 
@@ -236,7 +242,7 @@ def _only(i: int) -> slice:
 def one_client_is_the_module(case: ModelCase) -> None:
     """A row predicts the outputs of the module with its values.
 
-    `forward` must read only parameters and buffers of the module, and update buffers in place.
+    Remedy: `forward` must read only parameters and buffers of the module, and update buffers in place.
     """
     for i in range(K):
         module, x = case.module(case.rows[i]), _select(case.x, i)
@@ -263,7 +269,7 @@ def one_client_is_the_module(case: ModelCase) -> None:
 def samples_are_independent(case: ModelCase) -> None:
     """The logits of a sample do not depend on other samples of its batch, except by batch normalization.
 
-    Use no batch statistics except those of BatchNorm: other samples may be padding.
+    Remedy: use no batch statistics except those of BatchNorm: other samples may be padding.
     """
     one, keys = _only(0), torch.tensor([7])
     mixed = map_inputs(lambda a, b: torch.cat([a[:, :2], b[:, 2:]], 1), _select(case.x, one), _select(case.x, _only(1)))
@@ -279,7 +285,7 @@ def samples_are_independent(case: ModelCase) -> None:
 def many_clients_are_each_one(case: ModelCase) -> None:
     """The logits of several clients computed at once are those of each client alone.
 
-    Compute each client with its own parameters.
+    Remedy: compute each client with its own parameters.
     """
     if case.reason_for_loop:
         raise SkipTest(f"one client at a time is computed: {case.reason_for_loop}")
@@ -349,8 +355,8 @@ def training_agrees(case: ModelCase) -> None:
 def draws_are_keyed(case: ModelCase) -> None:
     """Random numbers of a forward pass, as in dropout, are keyed by client; no global random generator is used.
 
-    Use nn.Dropout, or dropout, bernoulli_, uniform_, normal_, rand and randn of torch, in training only.  Do not
-    use NumPy or Python.
+    Remedy: use nn.Dropout, or dropout, bernoulli_, uniform_, normal_, rand and randn of torch, in training only.  Do
+    not use NumPy or Python.
     """
     one = _only(0)
     with probes.other_global_seed(1):
@@ -370,7 +376,7 @@ def draws_are_keyed(case: ModelCase) -> None:
 def initialization_is_keyed(case: ModelCase) -> None:
     """Equal seeds give equal initial values.
 
-    Use torch's random numbers in the constructor.
+    Remedy: use torch's random numbers in the constructor.
     """
     first, second = case.flat(3).init_row(), case.flat(3).init_row()
     assert torch.equal(first, second), "the same seed gives other initial values"
@@ -381,7 +387,7 @@ def initialization_is_keyed(case: ModelCase) -> None:
 def columns_are_respected(case: ModelCase) -> None:
     """Training of a column group changes its columns, and no others.
 
-    Use every parameter of the group in `forward`.
+    Remedy: use every parameter of the group in `forward`.
     """
     groups = {name: columns & case.model.trained for name, columns in case.model.columns.items()}
     groups = {name: columns for name, columns in groups.items() if 0 < columns.size < case.model.trained.size}
@@ -400,7 +406,7 @@ def columns_are_respected(case: ModelCase) -> None:
 def features_enter_the_head(case: ModelCase) -> None:
     """The layer named head, applied to the features, gives the logits.
 
-    Return the outputs of the layer head.
+    Remedy: return the outputs of the layer head.
     """
     if not isinstance(dict(case.model.module.named_modules()).get("head"), nn.Linear):
         raise SkipTest("it has no linear layer named head, so methods that need one refuse it")
@@ -413,7 +419,7 @@ def features_enter_the_head(case: ModelCase) -> None:
 def inputs_are_unchanged(case: ModelCase) -> None:
     """A forward pass does not change its inputs.
 
-    Copy them, or avoid in-place operations.
+    Remedy: copy them, or avoid in-place operations.
     """
     before = copy.deepcopy(case.x)
     case.logits(_only(0))

@@ -40,7 +40,7 @@ class PartitionCase:
     seed: int = 1
 
     def make(self) -> Any:
-        """Return a new partition."""
+        """Return a new object of the partition's class."""
         return make(self.values)
 
     def split(self, split: str = "merged", arrays: Arrays | None = None) -> Split:
@@ -110,7 +110,7 @@ def case_for(
     seed, num_clients = values.pop("seed", 1), values.pop("num_clients", num_clients)
     case = PartitionCase(values, num_clients, seed)
     partition = case.make()
-    message = f"{path_of(target)} is not a partition, which has a method assign(...)"
+    message = f"{path_of(target)} is not a partition: add a method assign(...), or name a class that has it"
     require(callable(getattr(partition, "assign", None)), message)
     if "num_clients" not in (options or {}) and hasattr(partition, "default_num_clients"):
         case.num_clients = None
@@ -118,7 +118,10 @@ def case_for(
 
 
 def example_data() -> Arrays:
-    """Return a data set with random labels and domains, the same in each call.  A fifth are published test samples."""
+    """Return a data set with random labels and domains, the same in each call.
+
+    A fifth of its samples are published as test samples, the others as training samples.
+    """
     rng = np.random.default_rng(0)
     y = rng.permutation(np.arange(SAMPLES) % CLASSES).astype(np.int64)
     published = np.where(np.arange(SAMPLES) % 5 == 0, TEST, TRAIN).astype(np.int8)
@@ -126,7 +129,7 @@ def example_data() -> Arrays:
 
 
 def _pools(arrays: Arrays) -> list[np.ndarray]:
-    """Return the indices of the published training and test samples."""
+    """Return two arrays of indices: those of published training samples and those of published test samples."""
     return [np.flatnonzero(arrays.split == code) for code in (TRAIN, TEST)]
 
 
@@ -135,7 +138,7 @@ def _pools(arrays: Arrays) -> list[np.ndarray]:
 def every_sample_once(case: PartitionCase) -> None:
     """Every sample belongs to one client, except for a few that rounding leaves out.
 
-    Return indices of each pool, and assign all samples, or set leaves_samples_out = True in the class.
+    Remedy: return indices of each pool, and assign all samples, or set leaves_samples_out = True in the class.
     """
     arrays = example_data()
     for pools in ([np.arange(SAMPLES)], _pools(arrays)):
@@ -178,7 +181,7 @@ def sizes_are_kept(case: PartitionCase) -> None:
 def a_seed_repeats(case: PartitionCase) -> None:
     """Equal seeds give equal clients.
 
-    Use only the random generator `rng` that `assign` receives.
+    Remedy: use only the random generator `rng` that `assign` receives.
     """
     assert case.split().hash == case.split().hash, "the same seed gives another partition"
 
@@ -187,7 +190,7 @@ def a_seed_repeats(case: PartitionCase) -> None:
 def no_global_generator(case: PartitionCase) -> None:
     """The global random generators of NumPy, torch and Python are not used.
 
-    Use only the random generator `rng` that `assign` receives.
+    Remedy: use only the random generator `rng` that `assign` receives.
     """
     expected = case.split().hash
     with probes.other_global_seed(12345):
@@ -202,7 +205,7 @@ def no_global_generator(case: PartitionCase) -> None:
 def inputs_are_unchanged(case: PartitionCase) -> None:
     """`assign` does not change labels, pools and domains.
 
-    Shuffle a copy: rng.permutation instead of rng.shuffle.
+    Remedy: shuffle a copy: rng.permutation instead of rng.shuffle.
     """
     arrays, original = example_data(), example_data()
     pools = _pools(arrays)
@@ -217,7 +220,7 @@ def inputs_are_unchanged(case: PartitionCase) -> None:
 def published_parts_stay_apart(case: PartitionCase) -> None:
     """Published training samples are used for training, and test samples for testing.
 
-    The i-th list must contain samples of the i-th pool.
+    Remedy: the i-th list must contain samples of the i-th pool.
     """
     arrays = example_data()
     split = case.split("published", arrays)
@@ -242,7 +245,7 @@ def subjects_stay_whole(case: PartitionCase) -> None:
 def hard_requests_are_met_or_refused(case: PartitionCase) -> None:
     """One client, small clients and too many clients are possible or refused with a ConfigError.
 
-    Refuse impossible requests by fedbench.core.options.require.
+    Remedy: refuse impossible requests by fedbench.core.options.require.
     """
     full = example_data()
     for samples, clients in ((SAMPLES, 1), (40, 20), (20, 21)):

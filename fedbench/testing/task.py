@@ -36,7 +36,7 @@ SIDE = 6  # pixels of images and masks
 
 
 def random_targets() -> dict[str, tuple[np.ndarray, int]]:
-    """Return targets [SAMPLES, ...] and the number of classes, by kind of task."""
+    """Return random targets [SAMPLES, ...] and their number of classes (or numbers), by the kind of targets."""
     rng = np.random.default_rng(0)
     masks = rng.integers(0, CLASSES, (SAMPLES, SIDE, SIDE))
     masks[rng.random(masks.shape) < 0.1] = 255  # pixels without a class
@@ -65,7 +65,11 @@ class TaskCase:
     num_classes: int
 
     def make(self, targets: np.ndarray | None = None) -> Task:
-        """Return a new task that is set up on targets [SAMPLES, ...]; None for those of the case."""
+        """Return a new object of the task's class after `setup`.
+
+        Args:
+            targets: The targets of the data set [SAMPLES, ...]; None for those of the case.
+        """
         task = make(self.values).for_targets(self.kind)
         task.setup(self.federation(task, targets))
         return task
@@ -88,35 +92,43 @@ class TaskCase:
 
     @functools.cached_property
     def task(self) -> Task:
-        """A task that is set up on the targets of the case."""
+        """The task after `setup` with the targets of the case."""
         return self.make()
 
     def outputs(self, *shape: int, seed: int = 0) -> Tensor:
-        """Return random outputs of a model for batches of this shape, such as (K, B).  # [*shape, ...]"""
+        """Return random numbers in the form of a model's outputs.
+
+        Args:
+            *shape: The shape of the batches, such as K, B.
+            seed: The seed of the numbers.
+
+        Returns:
+            Outputs, [*shape, ...].
+        """
         y = self.batch(shape[-1])
         output_shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
         return torch.randn(*shape[:-1], *output_shape, generator=torch.Generator().manual_seed(seed))
 
     def batch(self, *shape: int) -> Tensor:
-        """Return the targets of batches of this shape, such as (K, B).  # [*shape, ...]"""
+        """Return the targets of the first samples, as batches of this shape, such as K, B.  # [*shape, ...]"""
         targets = self.targets_of(0, int(np.prod(shape)))
         return targets.view(*shape, *targets.shape[1:])
 
     def targets_of(self, start: int, stop: int) -> Tensor:
-        """Return the targets of the samples start to stop - 1, or the random targets that the task samples."""
+        """Return the targets of the samples start to stop - 1; those that the task generates, if it does."""
         if not self.task.has_stochastic_inputs:
             return torch.from_numpy(self.targets[start:stop])
         return self.federation(self.task).gather(torch.arange(start, stop))[1]
 
     @property
     def class_mask(self) -> Tensor:
-        """A mask that excludes one class of each client.  # [K, C] bool"""
+        """A class mask: False for one class of each client, and True for the others.  # [K, C] bool"""
         mask = torch.ones(K, self.num_classes, dtype=torch.bool)
         mask[torch.arange(K), torch.arange(K) % self.num_classes] = False
         return mask
 
     def sample_statistics(self, start: int = 0, stop: int = 30) -> dict[str, Tensor]:
-        """Return the statistics of the test samples start to stop - 1, computed in one batch."""
+        """Return `Task.sample_statistics` of the test samples start to stop - 1, computed as one batch."""
         logits, y = self.test_outputs[None, start:stop], self.test_targets[None, start:stop]
         return {name: value[0] for name, value in self.task.sample_statistics(logits, y).items()}
 
@@ -132,7 +144,7 @@ class TaskCase:
 
     @functools.cached_property
     def scores(self) -> dict[str, np.ndarray]:
-        """The test scores of all clients, [6] each, by name."""
+        """The scores of the six clients on their test samples, by name; the third one has none.  # [6] each"""
         return self.task.scores(self.sample_statistics(), OFFSETS)
 
 
@@ -181,7 +193,7 @@ def case_for(
     """
     values = described("task", target, options)
     built = make(values)
-    message = f"{path_of(target)} is not a task (a subclass of fedbench.tasks.base.Task)"
+    message = f"{path_of(target)} is not a task: derive it from fedbench.tasks.base.Task, or name a class that is"
     require(hasattr(built, "for_targets"), message)
     if targets is None and isinstance(built, Task):
         targets, num_classes = built.example_targets(np.random.default_rng(0), SAMPLES, CLASSES), CLASSES
@@ -200,12 +212,15 @@ def case_for(
 
 
 def _loss(case: TaskCase, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the loss of each sample, for outputs, targets and a class mask."""
+    """Return the task's loss of each sample, without gradient; arguments as in `Task.loss`.  # [..., B]"""
     return case.task.loss(logits, y, mask).detach()
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> bool:
-    """Return whether shapes are equal, and values up to an absolute and relative tolerance."""
+    """Return whether two tensors have the same shape, and values that differ at most by the tolerance.
+
+    The tolerance is absolute and relative; NaN equals NaN.
+    """
     return a.shape == b.shape and torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 
 
@@ -214,7 +229,7 @@ def _close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> bool:
 def targets_have_labels(case: TaskCase) -> None:
     """Every sample has an integer label, which partitions use.
 
-    `labels` must return int64 values >= 0, one per sample.
+    Remedy: `labels` must return int64 values >= 0, one per sample.
     """
     labels, n = np.asarray(case.task.labels(case.targets, case.num_classes)), len(case.targets)
     are_labels = labels.shape == (n,) and labels.dtype == np.int64 and labels.min() >= 0
@@ -225,7 +240,7 @@ def targets_have_labels(case: TaskCase) -> None:
 def loss_is_per_sample(case: TaskCase) -> None:
     """The loss is one finite value per sample, for any leading axes.
 
-    Return one value of each sample, [..., B], and compute samples independently.
+    Remedy: return one value of each sample, [..., B], and compute samples independently.
     """
     logits, y = case.outputs(K, B), case.batch(K, B)
     loss = _loss(case, logits, y)
@@ -241,7 +256,7 @@ def loss_is_per_sample(case: TaskCase) -> None:
 def samples_are_independent(case: TaskCase) -> None:
     """The loss of a sample does not depend on other samples of its batch.
 
-    Other samples may be padding: use no mean, maximum or other statistic of the batch.
+    Remedy: other samples may be padding: use no mean, maximum or other statistic of the batch.
     """
     logits, y = case.outputs(K, B), case.batch(K, B)
     other_logits, other_y = logits.clone(), y.clone()
@@ -277,7 +292,7 @@ def _weights() -> Tensor:
 def padding_is_ignored(case: TaskCase) -> None:
     """Samples of weight 0 have no gradient, and do not change the gradients of other samples.
 
-    Multiply the gradient of each sample by its weight, which is 0 for padding.
+    Remedy: multiply the gradient of each sample by its weight, which is 0 for padding.
     """
     logits, y, weight = case.outputs(K, B), case.batch(K, B), _weights()
     padding = weight == 0
@@ -291,7 +306,7 @@ def padding_is_ignored(case: TaskCase) -> None:
 
 # -- classes ---------------------------------------------------------------------------------------------
 def _has_classes(case: TaskCase) -> bool:
-    """Return whether the model has one output per class of the targets."""
+    """Return whether targets are classes or 0 and 1, and the model has one output for each class."""
     is_class = case.targets.dtype == np.int64 or bool(np.isin(case.targets, (0, 1)).all())
     return is_class and case.task.outputs(case.num_classes) == case.num_classes
 
@@ -311,7 +326,7 @@ def _without_excluded_classes(case: TaskCase, y: Tensor, mask: Tensor) -> Tensor
 def class_mask_confines(case: TaskCase) -> None:
     """Outputs of classes that class_mask excludes do not change the loss.
 
-    Set outputs of excluded classes to -inf before the softmax.
+    Remedy: set outputs of excluded classes to -inf before the softmax.
     """
     if not _has_classes(case):
         raise SkipTest("its targets are not classes with one output each")
@@ -341,7 +356,7 @@ def scores_are_declared(case: TaskCase) -> None:
 def scores_are_streamed(case: TaskCase) -> None:
     """Scores are the same if the statistics of samples are computed in small batches.
 
-    `sample_statistics` must compute each sample independently.
+    Remedy: `sample_statistics` must compute each sample independently.
     """
     batches = [case.sample_statistics(a, a + 4) for a in range(0, 30, 4)]
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
@@ -352,7 +367,7 @@ def scores_are_streamed(case: TaskCase) -> None:
 def clients_are_scored_alone(case: TaskCase) -> None:
     """The scores of a client do not depend on other clients.
 
-    Sum over offsets[i]:offsets[i + 1] for client i.
+    Remedy: sum over offsets[i]:offsets[i + 1] for client i.
     """
     for i, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
         if b > a:
@@ -362,7 +377,13 @@ def clients_are_scored_alone(case: TaskCase) -> None:
 
 
 def _assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], condition: str) -> None:
-    """Assert that scores equal the expected ones; the condition, such as "for client 0 alone", ends the message."""
+    """Assert that scores equal the expected ones up to rounding.
+
+    Args:
+        found: Scores by name.
+        expected: The expected scores by name.
+        condition: End of the message, such as "for client 0 alone".
+    """
     for name, values in expected.items():
         assert np.allclose(found[name], values, 1e-5, 1e-6, equal_nan=True), f"the score {name} differs {condition}"
 
@@ -371,7 +392,7 @@ def _assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.nda
 def nobody_without_samples_is_scored(case: TaskCase) -> None:
     """All scores of a client without samples are NaN.
 
-    Divide by fedbench.tasks.base.ratio, which returns NaN for 0 samples.
+    Remedy: divide by fedbench.tasks.base.ratio, which returns NaN for 0 samples.
     """
     for name, values in case.scores.items():
         n = len(TEST_SIZES)
@@ -385,7 +406,7 @@ def nobody_without_samples_is_scored(case: TaskCase) -> None:
 def the_loss_is_a_score(case: TaskCase) -> None:
     """The score `loss` is the mean loss over the samples of a client.
 
-    `scores` must return an entry loss, the mean of `loss` over the samples of a client.
+    Remedy: `scores` must return an entry loss, the mean of `loss` over the samples of a client.
     """
     loss = _loss(case, case.test_outputs, case.test_targets).numpy()
     means = [loss[a:b].mean() if b > a else np.nan for a, b in itertools.pairwise(OFFSETS)]
@@ -397,7 +418,7 @@ def the_loss_is_a_score(case: TaskCase) -> None:
 def descent_improves_the_primary_score(case: TaskCase) -> None:
     """Gradient descent on the outputs lowers the loss, and does not make the primary score worse.
 
-    Correct the gradient of the loss, or the direction in `higher_is_better`.
+    Remedy: correct the gradient of the loss, or the direction in `higher_is_better`.
     """
     leaf = case.test_outputs.clone().requires_grad_()
     optimizer = torch.optim.Adam([leaf], lr=0.1)
@@ -420,7 +441,7 @@ def descent_improves_the_primary_score(case: TaskCase) -> None:
 def it_has_a_key(case: TaskCase) -> None:
     """Tasks of equal options have equal keys.
 
-    The attributes of a task must be options and results of `setup` only.
+    Remedy: the attributes of a task must be options and results of `setup` only.
     """
     first, second = case.make().key, case.make().key
     assert first == second and hash(first) == hash(second), "two tasks of equal options have different keys"
@@ -430,7 +451,7 @@ def it_has_a_key(case: TaskCase) -> None:
 def only_training_data_are_seen(case: TaskCase) -> None:
     """`setup` uses the training samples only.
 
-    Read targets[splits['train'].indices] only.
+    Remedy: read targets[splits['train'].indices] only.
     """
     other = case.targets.copy()
     other[30:] = other[30:][::-1]
@@ -442,7 +463,7 @@ def only_training_data_are_seen(case: TaskCase) -> None:
 def nothing_is_drawn(case: TaskCase) -> None:
     """Loss and scores are deterministic, and use no global random generator.
 
-    Compute them without random numbers.
+    Remedy: compute them without random numbers.
     """
     states = probes.global_random_states()
     loss = _loss(case, case.test_outputs, case.test_targets)
@@ -466,7 +487,7 @@ class _Net(nn.Module):
         self.head, self.shape = nn.Linear(sum(map(math.prod, shapes)), math.prod(outputs)), outputs
 
     def forward(self, x: Inputs) -> Tensor:
-        """Return the outputs [B, ...]."""
+        """Return the outputs [B, *outputs] for the inputs x, [B, ...] each, which are flattened and joined."""
         flat = torch.cat([value.reshape(len(value), -1).float() for value in wrap_inputs(x).values()], 1)
         return self.head(flat.tanh()).view(len(flat), *self.shape)
 
@@ -475,7 +496,7 @@ class _Net(nn.Module):
 def training_agrees(case: TaskCase) -> None:
     """Training gives the same rows for one client at a time and for all clients at once.
 
-    Compute the loss of each sample independently.
+    Remedy: compute the loss of each sample independently.
     """
     shape, rows = tuple(case.outputs(B).shape[1:]), []
     for plan in ("loop", "vmap"):

@@ -167,7 +167,7 @@ MISTAKES = [
     (Ratio, "odd_rows_are_finite", "received as inf or nan"),
     (Spreading, "diverged_rows_are_nan", "not received as NaN"),
     (Shrinking, "unbiased_rows_average_to_the_input", "`unbiased` is set"),
-    (Growing, "contractive_rows_are_not_farther_than_zero", "Do not set `contractive`"),
+    (Growing, "contractive_rows_are_not_farther_than_zero", "Remedy: do not set `contractive`"),
     (Partial, "error_feedback_transmits_residuals", "some values are never transmitted"),
     (Forgetful, "state_is_saved", "continues differently"),
 ]

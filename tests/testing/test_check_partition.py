@@ -81,7 +81,7 @@ MISTAKES = [
     (Forgetting, "every_sample_once", "belong to no client"),
     (Twice, "every_sample_once", "given away twice"),
     (Crossed, "every_sample_once", "not in the pool"),
-    (Crossed, "published_parts_stay_apart", "The i-th list"),
+    (Crossed, "published_parts_stay_apart", "Remedy: the i-th list"),
     (Uneven, "sizes_are_kept", "min_size=50"),
     (Greedy, "nobody_is_empty", "fewer than 2 samples"),
     (Fragile, "hard_requests_are_met_or_refused", "1 client(s) of 1,800 samples: ZeroDivisionError"),

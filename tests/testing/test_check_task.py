@@ -177,9 +177,9 @@ class First(Classification):
 
 
 MISTAKES = [
-    (WithoutWeight, "padding_is_ignored", "Multiply the gradient of each sample by its weight"),
+    (WithoutWeight, "padding_is_ignored", "Remedy: multiply the gradient of each sample by its weight"),
     (Normalized, "samples_are_independent", "the other samples of its batch"),
-    (Averaged, "loss_is_per_sample", "Return one value of each"),
+    (Averaged, "loss_is_per_sample", "Remedy: return one value of each"),
     (HalfDone, "gradient_is_autograds", "the gradient of `loss_and_gradient`"),
     (Unmasked, "class_mask_confines", "class_mask excludes"),
     (Undeclared, "scores_are_declared", "differ in confidence"),

@@ -179,7 +179,7 @@ class Behind(Added):
         self.adapter, self.twin = network, twin
 
     def hidden_units(self) -> HiddenUnits | None:
-        """Return the hidden units of the bottleneck, between D and U; None if the activation does not allow it."""
+        """Return the hidden units of the first bottleneck, between D and U; None if D or U is of an unknown kind."""
         return hidden_units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:

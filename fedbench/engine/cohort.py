@@ -236,7 +236,8 @@ class Cohort:
 
         Args:
             uncompressed: Names of tensors that are not compressed, such as counts and coefficients.
-            num_values: As in `upload`.
+            num_values: How many numbers a method uses to encode a tensor, by name.  They determine its bytes, unless
+                the run compresses it.
             **tensors: The tensors, by name.  # [...]
 
         Returns:

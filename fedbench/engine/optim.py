@@ -309,9 +309,16 @@ class SGD(Optimizer):
         self.is_plain_sgd = not momentum and not weight_decay and clip is None
 
     def update(self, theta: Tensor, grad: Tensor, state: OptimizerState, lr: Rate) -> None:
-        """Update rows in place, with g' = g + weight_decay theta.  Arguments as in `Optimizer.update`.
+        """Update rows in place.
 
-        v <- momentum v + g';  theta <- theta - lr v, or with Nesterov momentum theta <- theta - lr (g' + momentum v).
+        v <- momentum v + g';  theta <- theta - lr v, or with Nesterov momentum theta <- theta - lr (g' + momentum v),
+        where g' = grad + weight_decay theta.
+
+        Args:
+            theta: The rows.  # [k, p]
+            grad: Their gradient, which is not changed.  # [k, p]
+            state: The buffer "momentum" with v, which is updated, or no buffer without momentum.  # [k, p]
+            lr: The learning rate: one, or one for each client [k, 1].
         """
         if self.momentum and not isinstance(lr, Tensor) and _can_use_fused_kernel(theta, grad, state["momentum"]):
             fused_sgd(
@@ -412,9 +419,15 @@ class Adam(Optimizer):
         lr: Rate,
         index: ParameterIndex | None = None,
     ) -> None:
-        """Update columns of rows in place.  Arguments as in `Optimizer.step`; index is required.
+        """Update columns of rows in place.  Bias correction uses the number of steps of each parameter.
 
-        Bias correction uses the number of steps of each parameter.
+        Args:
+            rows: The rows.  # [k, P]
+            grad: Their gradient, which is not changed.  # [k, P]
+            columns: The columns to update.
+            state: The moments [k, P] and the numbers of steps [k, S] of the rows, which are updated.
+            lr: The learning rate: one, or one for each client [k, 1].
+            index: The parameter of each column.  It is required.
         """
         assert index is not None
         b1, b2 = self.betas

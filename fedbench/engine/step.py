@@ -201,7 +201,7 @@ class Step:
         self.t = t
         self._progress.reset()
         chunk = self._chunk
-        if k != self.k:
+        if k != self.k:  # clients with more steps come first, so the k that still train are the first k rows
             self.k = k
             self.num_steps = chunk.num_steps[:k]
             self._theta = chunk.theta[:k]

@@ -166,6 +166,7 @@ def load_file(weights: str | None) -> Callable[[nn.Module], None]:
     """
 
     def load(network: nn.Module) -> None:
+        """Load the file into a network, in place, except the classifier."""
         if weights is None:
             return
         path = Path(weights)

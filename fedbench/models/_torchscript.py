@@ -114,7 +114,9 @@ class _Recorder(pickle.Unpickler):
             **{("torch.jit._pickle", f"build_{kind}list"): lambda value: value for kind in ("int", "double", "bool")},
         }
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not needed for weights")
+            raise pickle.UnpicklingError(
+                f"it names {module}.{name}, which weights do not need: use a file of weights only"
+            )
         return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
@@ -134,7 +136,7 @@ class _Archive:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules of the archive by their dotted names, such as "visual.conv1.weight"."""
         content = self.archive.read(f"{self.top}/data.pkl")
-        check_memo(content)
+        check_memo(content)  # bounds the memory that the pickle can use
         root = _Recorder(io.BytesIO(content)).load()
         if not isinstance(root, _Module):
             raise ValueError("data.pkl does not contain a module, so the file is damaged: download it again")

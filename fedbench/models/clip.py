@@ -391,6 +391,7 @@ def _check_activation(open_clip: Any, backbone: str, pretrained: str, needs_quic
     """
     has_quick_gelu = bool((open_clip.get_model_config(backbone) or {}).get("quick_gelu", False))
     other = f"{backbone}-quickgelu" if needs_quick_gelu else backbone.removesuffix("-quickgelu")
+    # open_clip has both forms of many models: "ViT-B-16", and "ViT-B-16-quickgelu" with the activation of OpenAI's
     advice = f"use {other}" if other in open_clip.list_models() else "use the backbone of these weights"
     require(
         needs_quick_gelu == has_quick_gelu,

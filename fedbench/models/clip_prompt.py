@@ -147,9 +147,9 @@ class CLIPPrompt(MoveListener):
 
         Args:
             prompts: Contexts, [..., l, d].
-            params: Parameters of adapted layers, as in `run`.
-            batched: As in `run`.
-            context: As in `run`.
+            params: Parameters of adapted layers by name, [k, ...] each if batched.  None: no layer is adapted.
+            batched: Whether prompts and parameters have an axis of k clients.
+            context: Options of the forward pass.  None: evaluation mode.
 
         Returns:
             Features, [..., C, D].
@@ -390,6 +390,7 @@ class CLIPPrompt(MoveListener):
         key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), purpose, sha.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
+            """Compute the features of the used images, by name.  # [number of used images, ...] each"""
             log.info("computing features of %s images with the frozen tower (once)", f"{len(used):,}")
             batches = []
             for start in range(0, len(used), ENCODER_BATCH):

@@ -340,7 +340,11 @@ def _affine(
 
 
 def _group_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.GroupNorm: x [k, B, C, ...] -> normalized values of the same shape, without k if not batched."""
+    """Compute nn.GroupNorm: x [k, B, C, ...] -> normalized values of the same shape, without k if not batched.
+
+    params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
+    context.frozen, because all clients share it.
+    """
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
         return F.group_norm(x, layer.num_groups, weight, bias, layer.eps)
@@ -349,7 +353,11 @@ def _group_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
 
 
 def _layer_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.LayerNorm: x [k, B, ..., *normalized_shape] -> the same shape, without k if not batched."""
+    """Compute nn.LayerNorm: x [k, B, ..., *normalized_shape] -> the same shape, without k if not batched.
+
+    params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
+    context.frozen, because all clients share it.
+    """
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
         return F.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
@@ -361,7 +369,11 @@ def _layer_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
 
 
 def _embedding(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Embedding: int64 tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched."""
+    """Compute nn.Embedding: int64 tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched.
+
+    params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
+    context.frozen, because all clients share it.
+    """
     weight = params[f"{name}.weight"]
     if not batched or f"{name}.weight" in context.frozen:
         return F.embedding(x, weight)
@@ -381,7 +393,8 @@ def _per_image(
 ) -> Tensor:
     """Compute a layer without parameters, such as nn.MaxPool2d, for images x [k, B, C, H, W], without k if not batched.
 
-    Such a layer accepts only one batch axis, so the images of all clients are passed as one batch.
+    Such a layer accepts only one batch axis, so the images of all clients are passed as one batch.  As the layer has no
+    parameters, name, params and context are not used.
     """
     return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if batched else layer(x)
 
@@ -389,12 +402,18 @@ def _per_image(
 def _elementwise(
     layer: nn.Module, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext
 ) -> Tensor:
-    """Compute a layer without parameters that treats each value by itself, such as nn.ReLU, for x of any shape."""
+    """Compute a layer without parameters that treats each value by itself, such as nn.ReLU, for x of any shape.
+
+    Name, params, batched and context are not used.
+    """
     return layer(x)
 
 
 def _flatten(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
-    """Compute nn.Flatten: x [k, B, ...] -> [k, B, values per sample], without k if not batched."""
+    """Compute nn.Flatten: x [k, B, ...] -> [k, B, values per sample], without k if not batched.
+
+    Name, params and context are not used.
+    """
     return x.flatten(2) if batched else x.flatten(1)
 
 

@@ -83,6 +83,7 @@ class Columns:
 
     def __and__(self, other: Columns) -> Columns:
         """Return a new set with the columns (positions in a row of parameters) that are in both sets."""
+        # the intersection of each pair of slices, which is empty if it does not start before it stops
         overlaps = ((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices)
         return Columns((start, stop) for start, stop in overlaps if start < stop)
 

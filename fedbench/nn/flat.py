@@ -285,7 +285,12 @@ class FlatModel(RowLayout):
         return self.forward_pass.predict(self.named(rows), inputs, rows.dim() == 2)
 
     def features(self, rows: Tensor, inputs: Inputs, context: ForwardContext | None = None) -> Tensor:
-        """Return the features, which are the input of the module named head.  Arguments as in `forward`.
+        """Return the features, which are the input of the module named head.
+
+        Args:
+            rows: A row [P], or rows [k, P].
+            inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
+            context: Options of the pass.  Default: evaluation mode.
 
         Returns:
             The features.  # [B, F] or [k, B, F]; for segmentation [..., F, H, W]

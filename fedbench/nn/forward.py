@@ -194,7 +194,14 @@ class ForwardPass:
     def _apply(
         self, params: dict[str, Tensor], inputs: Inputs, batched: bool, context: ForwardContext, until: str | None
     ) -> Any:
-        """Compute the output by the fastest way that the module supports.  Arguments as in `apply`.
+        """Compute the output by the fastest way that the module supports.
+
+        Args:
+            params: The parameters and running statistics by name.  # [k, ...] each if batched
+            inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
+            batched: Whether to compute k clients at once.
+            context: Options of the pass, with the names of frozen parameters and the hooks.
+            until: Name of a layer, whose input is returned; None for the output of the module.
 
         Returns:
             The logits, (logits, additional losses) if the module returns both, or the input of the layer `until`.
@@ -213,9 +220,14 @@ class ForwardPass:
         return self._vmapped.run(params, inputs, batched, context, until)
 
     def predict(self, params: dict[str, Tensor], inputs: Inputs, batched: bool) -> Tensor:
-        """Compute the logits in evaluation mode.  Arguments as in `apply`.
+        """Return the logits in evaluation mode.
 
         Without gradients, a module with a manual backward pass is computed by its layers, which has less overhead.
+
+        Args:
+            params: The parameters and running statistics by name.  # [k, ...] each if batched
+            inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
+            batched: Whether to compute k clients at once.
         """
         network = self.manual_backward
         if network is None or torch.is_grad_enabled() or not isinstance(inputs, Tensor):

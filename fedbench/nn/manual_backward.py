@@ -108,9 +108,18 @@ class Linear(Layer):
     def backward(
         self, params: Params, x: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed.
+        """Write the gradients of weight and bias to `out`, and return that of the input.
 
-        Arguments as in `Layer.backward`.
+        Args:
+            params: Parameters of all layers by name.
+            x: The input, which `forward` returned for this purpose.  # [B, in] or [k, B, in]
+            grad: Gradient of the loss with respect to the output.
+            batched: Whether there is an axis k of clients.
+            out: Tensors that receive the gradients of parameters, by name.  Parameters without one are skipped.
+            needs_input_grad: Whether to compute the gradient of the input.
+
+        Returns:
+            The gradient of the input, or None if it is not needed.
         """
         if self.weight in out:
             torch.matmul(grad.transpose(-2, -1), x, out=out[self.weight])
@@ -142,9 +151,18 @@ class Conv2d(Layer):
     def backward(
         self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Write the gradients of the parameters to `out`, and return that of the input, or None if not needed.
+        """Write the gradients of weight and bias to `out`, and return that of the input.
 
-        Arguments as in `Layer.backward`.
+        Args:
+            params: Parameters of all layers by name.
+            saved: Input, weight and k, as `forward` returned them.
+            grad: Gradient of the loss with respect to the output.
+            batched: Whether there is an axis k of clients.
+            out: Tensors that receive the gradients of parameters, by name.  Parameters without one are skipped.
+            needs_input_grad: Whether to compute the gradient of the input.
+
+        Returns:
+            The gradient of the input, or None if it is not needed.
         """
         x, w, k = saved
         if batched:
@@ -170,9 +188,10 @@ class ReLU(Layer):
     def backward(
         self, params: Params, y: Tensor, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Return the gradient of the input, or None if it is not needed.  There are no parameters.
+        """Return the gradient of the input, grad where the output y is positive, else 0; None if it is not needed.
 
-        Arguments as in `Layer.backward`, with the output of this layer as y, the value that `forward` saved.
+        The arguments are those of `Layer.backward`.  There are no parameters, so only y, grad and needs_input_grad are
+        used.
         """
         return aten.threshold_backward(grad, y, 0) if needs_input_grad else None
 
@@ -187,9 +206,10 @@ class Flatten(Layer):
     def backward(
         self, params: Params, shape: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Return the gradient of the input, or None if it is not needed.  There are no parameters.
+        """Return the gradient of the input, grad in the shape of the input; None if it is not needed.
 
-        Arguments as in `Layer.backward`, with the shape of the input, which `forward` saved.
+        The arguments are those of `Layer.backward`.  There are no parameters, so only shape, grad and needs_input_grad
+        are used.
         """
         return grad.reshape(shape) if needs_input_grad else None
 
@@ -218,9 +238,9 @@ class MaxPool2d(Layer):
     def backward(
         self, params: Params, saved: Any, grad: Tensor, batched: bool, out: Gradients, needs_input_grad: bool
     ) -> Tensor | None:
-        """Return the gradient of the input, or None if it is not needed.  There are no parameters.
+        """Return the gradient of the input, grad at the position of the maximum of each window; None if not needed.
 
-        Arguments as in `Layer.backward`.
+        The arguments are those of `Layer.backward`.  There are no parameters, so params and out are not used.
         """
         if not needs_input_grad:
             return None
@@ -316,7 +336,13 @@ class ManualBackward:
         return x, saved
 
     def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
-        """Return only the logits, with less memory than `forward`.  Arguments as in `forward`."""
+        """Return only the logits, with less memory than `forward`.
+
+        Args:
+            params: Parameters of all layers by name.  # [k, ...] each if batched
+            x: The input.  # [B, ...] or [k, B, ...]
+            batched: Whether there is an axis k of clients.
+        """
         for layer in self.layers:
             x = layer.forward(params, x, batched)[0]
         return x
@@ -344,13 +370,22 @@ class BFloat16ManualBackward(ManualBackward):
     """A `ManualBackward` in bfloat16.  Parameters and input are rounded once; logits and gradients are float32."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, list[Any]]:
-        """Return the logits in float32, and values for `backward`.  Arguments as in `ManualBackward.forward`."""
+        """Compute the logits in bfloat16.
+
+        Args:
+            params: Parameters of all layers by name, in float32.  # [k, ...] each if batched
+            x: The input.  # [B, ...] or [k, B, ...]
+            batched: Whether there is an axis k of clients.
+
+        Returns:
+            The logits in float32, and the values that `backward` needs: first the rounded parameters.
+        """
         rounded = self._rounded(params)
         logits, saved = super().forward(rounded, x.to(AUTOCAST_DTYPE), batched)
         return logits.float(), [rounded, *saved]
 
     def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
-        """Return only the logits, in float32 although computed in bfloat16.  Arguments as in `forward`."""
+        """Return only the logits, computed in bfloat16, as float32.  The arguments are those of `forward`."""
         return super().predict(self._rounded(params), x.to(AUTOCAST_DTYPE), batched).float()
 
     def _rounded(self, params: Params) -> Params:
@@ -359,7 +394,15 @@ class BFloat16ManualBackward(ManualBackward):
         return {name: t.to(AUTOCAST_DTYPE) for name, t in params.items() if name in names}
 
     def backward(self, params: Params, saved: list[Any], grad: Tensor, batched: bool, out: Gradients) -> None:
-        """Write the gradients of the parameters to `out`, in float32.  Arguments as in `ManualBackward.backward`."""
+        """Compute the gradients of parameters in bfloat16, and write them in float32.
+
+        Args:
+            params: Not used: the rounded parameters are in saved.
+            saved: The values that `forward` returned.
+            grad: Gradient of the logits.
+            batched: Whether there is an axis k of clients.
+            out: Tensors that receive the gradients, by parameter name.  Other gradients are not computed.
+        """
         rounded, *saved = saved
         rounded_out = {name: torch.empty_like(rounded[name]) for name in out if name in rounded}
         super().backward(rounded, saved, grad.to(AUTOCAST_DTYPE), batched, rounded_out)

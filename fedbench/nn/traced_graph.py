@@ -182,9 +182,9 @@ class TracedGraph:
         Args:
             node: The node.
             values: The values of earlier nodes.  # [k, B, ...] or [B, ...] each
-            params: As in `run`.
-            batched: As in `run`.
-            context: As in `run`.
+            params: Parameters and buffers by name.  If batched, [k, ...] each, except for frozen ones.
+            batched: Whether k clients are computed at once.
+            context: Options of the pass.
         """
         if node.op == "call_module":
             module = self.modules[str(node.target)]

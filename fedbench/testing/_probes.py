@@ -143,9 +143,14 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
     def upload(
         self: Cohort, *, relative_to: Any = None, previous: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
-        """Return random tensors with the names and shapes of the uploaded ones.  Arguments as in `Cohort.upload`.
+        """Return random tensors with the names and shapes of the uploaded ones, instead of uploading these.
 
-        Only the tensors have an effect.
+        Args:
+            self: The cohort.
+            relative_to: Not used, as all arguments of `Cohort.upload` but the tensors.
+            previous: Not used.
+            uncompressed: Not used.
+            **tensors: The uploaded tensors by name.  # [K, ...] each
         """
 
         def sample(name: str, t: Tensor) -> Tensor:
@@ -219,9 +224,12 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
         return bits(base, order[np.asarray(counters[0])], *counters[1:])
 
     def permuted_rows(clients: int | np.ndarray, *purpose: str | int) -> Tensor:
-        """Return the initial rows of permuted clients.  Arguments as in `FlatModel.init_rows`.
+        """Return the initial rows of permuted clients, instead of `FlatModel.init_rows`.
 
-        Rows that are requested by a number and with a purpose belong to the server, and are not permuted.
+        Args:
+            clients: A number of rows, or the clients whose rows are returned.
+            *purpose: The use of the rows.  Rows that are requested by a number and with a purpose belong to the server,
+                and are not permuted.
         """
         if not isinstance(clients, int):
             return init_rows(order[clients], *purpose)
@@ -287,10 +295,12 @@ def steps_without_synchronization() -> Iterator[list[int]]:
         run = cohort.engine.executor.run
 
         def watched_run(job: Callable[[int, int], None], *args: Any, **options: Any) -> None:
-            def chunk(a: int, b: int) -> None:
-                chunks.append(a)
+            """Call job for each chunk as Executor.run does, but refuse synchronization during its calls."""
+
+            def chunk(first: int, stop: int) -> None:
+                chunks.append(first)
                 with RefuseSynchronization():
-                    job(a, b)
+                    job(first, stop)
 
             run(chunk, *args, **options)
 

@@ -271,7 +271,7 @@ def odd_rows_are_finite(case: CompressionCase) -> None:
     Remedy: do not divide by a norm of 0.
     """
     for size in SIZES:
-        x = torch.zeros(K, size)
+        x = torch.zeros(K, size)  # rows: zeros; one nonzero value; tiny values; a huge and tiny ones; huge values
         x[1, -1], x[2], x[3, 0], x[4] = 3.0, 1e-42, 1e30, -1e30
         x[3, 1:] = 1e-30
         received, _ = case.send(x, message_of(size))

@@ -185,7 +185,14 @@ def case_for(
     input_shape: tuple[int, ...] | None = None,
     num_classes: int = 3,
 ) -> ModelCase:
-    """Return the model with the first inputs that it accepts; the arguments are those of `check_model`.
+    """Return the model with the first inputs that it accepts.
+
+    Args:
+        target: The class of a module, its dotted path, or an option of conf/model.
+        options: Arguments of its constructor.
+        columns: Its column groups: patterns of parameter names by the name of the group.
+        input_shape: The shape of a sample; None for the first one of `SHAPES` that the model accepts.
+        num_classes: The number of classes.
 
     Raises:
         ConfigError: The model cannot be built, or accepts no inputs.

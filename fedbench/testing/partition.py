@@ -101,7 +101,12 @@ def check_partition(
 def case_for(
     target: Target, options: Mapping[str, Any] | None = None, num_clients: int | None = CLIENTS
 ) -> PartitionCase:
-    """Return the case of a partition.  The arguments are those of `check_partition`.
+    """Return the case of a partition.
+
+    Args:
+        target: Its class, its dotted path, or an option of conf/partition.
+        options: Arguments of its constructor.
+        num_clients: The number of clients.  Partitions with a method `default_num_clients` ignore it.
 
     Raises:
         ConfigError: It cannot be built, or has no method `assign`.

@@ -186,7 +186,13 @@ def case_for(
     targets: np.ndarray | None = None,
     num_classes: int | None = None,
 ) -> TaskCase:
-    """Return the task with the first targets that it accepts; the arguments are those of `check_task`.
+    """Return the task with the first targets that it accepts.
+
+    Args:
+        target: Its class, its dotted path, or an option of conf/task.
+        options: Arguments of its constructor.
+        targets: Targets [60, ...]; None for random ones of a known kind.
+        num_classes: The number of classes of these targets.
 
     Raises:
         ConfigError: The task cannot be built, or accepts no targets.

@@ -146,7 +146,7 @@ def test_an_archive_that_would_run_code_is_refused(
 ) -> None:
     archive(tmp_path / "a.pt", backbone)
     evil = rewritten(tmp_path / "a.pt", lambda n, d: pickle.dumps(Evil(), 2) if n.endswith("/data.pkl") else d)
-    with pytest.raises(ConfigError, match=r"it names __builtin__\.print, which is not needed for weights"):
+    with pytest.raises(ConfigError, match=r"it names __builtin__\.print, which weights do not need"):
         towers.load(backbone, str(evil))
     assert "code of the file ran" not in capsys.readouterr().out
 

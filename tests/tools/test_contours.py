@@ -77,7 +77,7 @@ def test_mistakes_are_one_sentence(runs: list[Path], tmp_path: Path, capsys: pyt
         ([str(classes)], "a run of task=classification"),
         ([str(runs[0]), "--channel", "4"], "choose a channel from 0 to 3"),
         ([str(runs[0]), "--pictures", "0"], "--pictures must be at least 1, got 0"),
-        ([str(runs[0]), "--out", str(tmp_path / "a.txt")], "must end in .png, .pdf or .svg"),
+        ([str(runs[0]), "--out", str(tmp_path / "a.txt")], "write a file name that ends in .png, .pdf or .svg"),
         ([str(tmp_path)], "fedbench: "),
     ):
         assert main(options) == 2

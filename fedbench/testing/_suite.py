@@ -85,7 +85,7 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def as_json(self) -> str:
-        """Return the report as the text that ``fedbench check --json`` prints: counts, and the outcome of each check."""
+        """Return the text that ``fedbench check --json`` prints: counts, and the outcome of each check."""
         head = {"kind": self.kind, "target": self.target, "setting": self.setting, "ok": self.ok}
         counts = {"passed": len(self.passed), "failed": len(self.failed), "skipped": len(self.skipped)}
         return json_text("check", {**head, **counts, "checks": [asdict(o) for o in self.outcomes]})

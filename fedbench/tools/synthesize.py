@@ -294,10 +294,17 @@ def sites_of(arrays: Arrays, split: Split, num_clients: int) -> list[str]:
     for client in range(num_clients):
         domains = np.unique(arrays.domain[split.train[client]])  # type: ignore[index]
         sites = [arrays.domain_names[domain] for domain in domains.tolist()]  # type: ignore[index]
-        advice = "images are written by site, one client per site: choose partition=domain"
-        require(len(sites) == 1, f"client {client} has images of {len(sites)} sites, but {advice}")
+        require(
+            len(sites) == 1,
+            f"client {client} has images of {len(sites)} sites, but images are written by site, one client per site: "
+            "choose partition=domain",
+        )
         other = client_of_site.setdefault(sites[0], client)
-        require(other == client, f"clients {other} and {client} share site {sites[0]}, but {advice}")
+        require(
+            other == client,
+            f"clients {other} and {client} share site {sites[0]}, but images are written by site, one client per site: "
+            "choose partition=domain",
+        )
     return list(client_of_site)
 
 

@@ -206,7 +206,7 @@ def _models() -> Iterator[list[str]]:
 
 
 def _small(model: str) -> list[str]:
-    """Return the overrides that choose an option of conf/model and set its sizes to small values."""
+    """Return overrides that select the option `model` of conf/model with small sizes, such as "model.hidden=[8]"."""
     return [f"model={model}", *TINY.get(model, [])]
 
 

@@ -232,7 +232,10 @@ def last_round_deploys_the_same(case: Case) -> None:
 
 @SUITE.check
 def global_is_the_servers_row(case: Case) -> None:
-    """Global scores are those of the model of `global_row`.  Personal scores equal them if all clients deploy it."""
+    """Global scores are those of the model of `global_row`.  Personal scores equal them if all clients deploy it.
+
+    Remedy: `global_row` must return the row of the server's model, or None if there is none.
+    """
     sim = case.after_two_rounds
     engine, algorithm = sim.engine, sim.algorithm
     row = algorithm.global_row()
@@ -394,7 +397,10 @@ def other_data() -> Any:
 
 @SUITE.check
 def references_are_what_was_sent(case: Case) -> None:
-    """Uploads are differences to tensors that the clients received in the same round."""
+    """Uploads are differences to tensors that the clients received in the same round.
+
+    Remedy: name in relative_to only tensors that cohort.broadcast or cohort.download sent in this round.
+    """
     sim = case.simulation()
     compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
     sim.engine = replace(sim.engine, compression=compression)
@@ -410,20 +416,29 @@ def references_are_what_was_sent(case: Case) -> None:
 # -- small federations -----------------------------------------------------------------------------------
 @SUITE.check
 def cohorts_of_one(case: Case) -> None:
-    """Rounds with one client give finite values."""
+    """Rounds with one client give finite values.
+
+    Remedy: do not divide by a variance over clients, or by their number minus 1.
+    """
     _run_and_require_finite(case.simulation(clients_per_round=1), [[2], [5]])
 
 
 @SUITE.check
 def a_single_client(case: Case) -> None:
-    """A federation of one client gives finite values."""
+    """A federation of one client gives finite values.
+
+    Remedy: do not divide by the number of other clients.
+    """
     split = Split(*(getattr(SPLIT, part).select([1]) for part in ("train", "val", "test")))
     _run_and_require_finite(case.simulation(clients_per_round=1, split=split), [[0], [0]])
 
 
 @SUITE.check
 def clients_of_two_samples(case: Case) -> None:
-    """Clients with fewer samples than a batch give finite values."""
+    """Clients with fewer samples than a batch give finite values.
+
+    Remedy: do not divide by the number of full batches of a client, which may be 0.
+    """
     x = np.random.default_rng(0).normal(size=(20, 1, 4, 4)).astype(np.float32)
     train = Ragged.from_sizes(np.arange(10), np.array([2, 2, 6]))
     val, test = (Ragged.from_sizes(np.arange(a, a + 3), np.array([1, 1, 1])) for a in (10, 13))

@@ -272,14 +272,20 @@ def resume(case: CallbackCase) -> None:
 
 @SUITE.check
 def an_early_end_is_no_error(case: CallbackCase) -> None:
-    """The hook on_end raises no exception if a run fails before its first evaluation, when there are no scores."""
+    """The hook on_end raises no exception if a run fails before its first evaluation, when there are no scores.
+
+    Remedy: look for scores in the summary before you read them.
+    """
     callback, sim = case.started()
     simulator.end(sim, [callback], "failed")
 
 
 @SUITE.check
 def scores_that_are_not_finite(case: CallbackCase) -> None:
-    """Hooks accept scores that are NaN or infinite, and costs that are None."""
+    """Hooks accept scores that are NaN or infinite, and costs that are None.
+
+    Remedy: test values for NaN, infinity and None before you format or compare them.
+    """
     callback, sim = case.started()
     sim.done = 1
     nan, inf = float("nan"), float("inf")

@@ -305,7 +305,10 @@ def many_clients_are_each_one(case: ModelCase) -> None:
 
 @SUITE.check
 def gradients_agree(case: ModelCase) -> None:
-    """The gradient is that of autograd, however the model is computed."""
+    """The gradient is that of autograd, however the model is computed.
+
+    Remedy: compute outputs by differentiable operations of torch, from parameters that are not detached.
+    """
     expected = torch.stack([_autograd_gradient(case, case.rows[i], i) for i in range(K)])
     models = {"as it is": case.flat()}
     if case.model.traced_graph is not None:
@@ -350,7 +353,10 @@ def _autograd_gradient(case: ModelCase, row: Tensor, i: int) -> Tensor:
 
 @SUITE.check
 def training_agrees(case: ModelCase) -> None:
-    """A round of training gives the same rows with every executor."""
+    """A round of training gives the same rows with every executor.
+
+    Remedy: compute each sample from itself and the parameters, and keep no state in the module except buffers.
+    """
     row = case.model.init_row()
     trained = {plan: all_clients(case.engine(plan)).train(row).theta for plan in case.plans}
     for plan, rows in trained.items():

@@ -162,7 +162,10 @@ def every_sample_once(case: PartitionCase) -> None:
 
 @SUITE.check
 def nobody_is_empty(case: PartitionCase) -> None:
-    """Every client has training and test samples."""
+    """Every client has training and test samples.
+
+    Remedy: assign samples of each pool to every client, or raise ConfigError if there are too few.
+    """
     for split in ("merged", "published"):
         try:
             case.split(split)
@@ -172,7 +175,10 @@ def nobody_is_empty(case: PartitionCase) -> None:
 
 @SUITE.check
 def sizes_are_kept(case: PartitionCase) -> None:
-    """No client has fewer samples than the options min_size and min_test of the partition."""
+    """No client has fewer samples than the options min_size and min_test of the partition.
+
+    Remedy: draw again or move samples until every client has enough, or raise ConfigError.
+    """
     partition = case.make()
     if not (hasattr(partition, "min_size") or hasattr(partition, "min_test")):
         raise SkipTest("it has no options min_size and min_test")
@@ -235,7 +241,10 @@ def published_parts_stay_apart(case: PartitionCase) -> None:
 
 @SUITE.check
 def subjects_stay_whole(case: PartitionCase) -> None:
-    """The samples of a subject, such as a patient, are not split into training and test samples."""
+    """The samples of a subject, such as a patient, are not split into training and test samples.
+
+    Remedy: assign all samples of a subject to the same client.
+    """
     arrays = example_data()
     arrays.subject = np.arange(SAMPLES) // 2
     try:

@@ -218,7 +218,17 @@ def case_for(
 
 
 def _loss(case: TaskCase, logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the task's loss of each sample, without gradient; arguments as in `Task.loss`.  # [..., B]"""
+    """Return the task's loss of each sample, without gradient.
+
+    Args:
+        case: The task.
+        logits: Outputs of the model, [..., B, R].
+        y: Targets, [..., B].
+        mask: The classes of each client, [k, C] bool.  None: all.
+
+    Returns:
+        Losses, [..., B].
+    """
     return case.task.loss(logits, y, mask).detach()
 
 
@@ -273,7 +283,10 @@ def samples_are_independent(case: TaskCase) -> None:
 
 @SUITE.check
 def gradient_is_autograds(case: TaskCase) -> None:
-    """`loss_and_gradient` returns the loss, and the gradient of weight * loss that autograd computes."""
+    """`loss_and_gradient` returns the loss, and the gradient of weight * loss that autograd computes.
+
+    Remedy: correct `loss_and_gradient`, or remove it, so that autograd computes the gradient of `loss`.
+    """
     logits, y, weight = case.outputs(K, B), case.batch(K, B), _weights()
     for mask in (None, case.class_mask) if _has_classes(case) else (None,):
         y = y if mask is None else _without_excluded_classes(case, y, mask)
@@ -347,7 +360,10 @@ def class_mask_confines(case: TaskCase) -> None:
 # -- scores ----------------------------------------------------------------------------------------------
 @SUITE.check
 def scores_are_declared(case: TaskCase) -> None:
-    """Every score is declared in `higher_is_better`, `primary` is a score, and `fractions` are between 0 and 1."""
+    """Every score is declared in `higher_is_better`, `primary` is a score, and `fractions` are between 0 and 1.
+
+    Remedy: list all results of `scores` in `higher_is_better`, and in `fractions` only those from 0 to 1.
+    """
     scores, declared = case.scores, case.task.higher_is_better
     different = ", ".join(sorted(scores.keys() ^ declared.keys()))
     assert not different, f"`higher_is_better` and `scores` differ in {different}: declare every score"

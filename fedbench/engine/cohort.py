@@ -222,7 +222,7 @@ class Cohort:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the server receives every upload unchanged: without privacy and without compression."""
+        """Whether the server receives every upload unchanged, because neither privacy nor a compressor changes it."""
         return self._channel.is_lossless
 
     def broadcast(

@@ -158,7 +158,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _all_checks() -> list[dict[str, str]]:
-    """Return kind, name and description of each check."""
+    """Return the checks of all kinds, each as a dict with its kind, its name and what it tests (description)."""
     from fedbench.testing._kinds import KINDS
 
     suites = {name: kind.suite for name, kind in KINDS.items()}

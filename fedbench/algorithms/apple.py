@@ -83,7 +83,7 @@ class APPLE(Algorithm):
         require(
             need <= have,
             f"algorithm=apple stores all clients' cores: {versions:,} cores of {model.size:,} numbers for "
-            f"{n:,} clients take {need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB. "
+            f"{n:,} clients take {need / 2**30:,.1f} GiB, but {federation.device} has {have / 2**30:,.1f} GiB free. "
             "It is a cross-silo method: lower partition.num_clients"
             + ("" if self.bandwidth is None else ", or set algorithm.bandwidth=null"),
         )

@@ -59,10 +59,12 @@ class FedCP(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless the model's head is a linear layer."""
         super().check(federation, model, optimizer)
+        head = getattr(model.module, "head", None)
         require(
-            isinstance(getattr(model.module, "head", None), nn.Linear),
+            isinstance(head, nn.Linear),
             "algorithm=fedcp splits each sample's features between two heads, so the model's module named head must be "
-            "a linear layer: choose another model, or make its last layer a torch.nn.Linear named head",
+            f"a linear layer, but it is {'missing' if head is None else f'a {type(head).__name__}'}: choose another "
+            "model, or make its last layer a torch.nn.Linear named head",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

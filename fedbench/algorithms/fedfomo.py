@@ -69,7 +69,7 @@ class FedFomo(Algorithm):
         if self.reference == "aggregated":
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
-        # previous: the change since the server's version is sent
+        # previous: the version that the server has; the change since then is sent
         up = cohort.upload(theta=out.theta, previous={"theta": self.on_server(cohort)})
         if self.uploaded is not None:
             self.uploaded[cohort.ids] = up.theta

@@ -76,7 +76,7 @@ class FPFC(Algorithm):
         require(
             need <= have,
             f"algorithm=fpfc stores a vector for each pair of clients: {n * (n - 1) // 2:,} pairs of {p:,} numbers "
-            f"take {need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB. Lower "
+            f"take {need / 2**30:,.1f} GiB, but {federation.device} has {have / 2**30:,.1f} GiB free. Lower "
             "partition.num_clients, or choose a smaller model or an adapter",
         )
 

@@ -123,9 +123,9 @@ class LCFed(Algorithm):
         theta = self.rows_of(cohort, server.body)  # [K, P]
         uploaded = self.body | self.head_columns
         out = cohort.train(
-            # uploaded: the columns that leave the client, whose gradients privacy clips
             theta,
             step=lambda s, batch: self.step(s, batch, server.heads),
+            # uploaded: the columns that leave the client, whose gradients privacy clips
             how=LocalTraining(uploaded=uploaded),
         )
         head = self.head_columns.take(out.theta)

@@ -46,9 +46,9 @@ class LGFedAvg(Algorithm):
         h = cohort.broadcast(h=self.h).h
         start = self.head.put(self.theta[cohort.ids], h)  # [K, P]
         out = cohort.train(
-            # uploaded: the columns that leave the client, whose gradients privacy clips
             start,
             step=self.alternate if self.update == "alternate" else None,
+            # uploaded: the columns that leave the client, whose gradients privacy clips
             how=LocalTraining(uploaded=self.head),
         )
         up = cohort.upload(h=self.head.take(out.theta), relative_to={"h": "h"})  # [K, |h|]; the change of h is sent

@@ -332,7 +332,7 @@ class PFedMoAP(Algorithm):
         return apply_gate(gate, self.pooled(image), X, missing)
 
     def attention(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Return MHA(image, X, X), multi-head attention of images to the experts, and the weights.
+        """Mix the experts by multi-head attention with h heads, from each image to the experts of each class.
 
         Args:
             gate: Parameters of the clients' gates by name, without "gate.".
@@ -358,7 +358,9 @@ class PFedMoAP(Algorithm):
         return affine(gate, "out.", T.flatten(1, 2)).view_as(T), a.mean((1, 4))
 
     def linear(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts X weighted by softmax(W image + b), and the weights.  Arguments as in `attention`.
+        """Mix the experts X with the weights softmax(W image + b), and return also the weights.
+
+        Arguments as in `attention`.
 
         # [k, B, C, D], [k, B, E]
         """

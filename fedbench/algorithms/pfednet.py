@@ -138,8 +138,8 @@ class PFedNet(Algorithm):
         super().check(federation, model, optimizer)
         require(
             self.sketch != "label_hist" or federation.task.single_label,
-            f"algorithm.sketch=label_hist compares class counts, and task={federation.task.kind} has no classes: use "
-            "feature_mean or another sketch of the inputs",
+            f"algorithm.sketch=label_hist compares class counts, but task={federation.task.kind} does not have one "
+            "class per sample: set algorithm.sketch=feature_mean, sample_mean or second_moment",
         )
         n, d, have = federation.num_clients, self._columns(model)[1].size, free_memory(federation.device)
         M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)  # largest number of edges
@@ -149,7 +149,7 @@ class PFedNet(Algorithm):
         require(
             need <= have,
             f"algorithm=pfednet stores z of all clients at the server: {n:,} times {d:,} numbers and {M:,} edges take "
-            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB. Lower "
+            f"{need / 2**30:,.1f} GiB, but {federation.device} has {have / 2**30:,.1f} GiB free. Lower "
             "partition.num_clients or algorithm.k, or choose fewer columns by algorithm.personal",
         )
 
@@ -276,7 +276,7 @@ class PFedNet(Algorithm):
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
             dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz  # dz is already a difference
-            # dz_i = 0 for the others; mean rate
+            # changes of all clients, 0 for those that took no part [N, d2], and the mean learning rate
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
             self.move(dZ, self.rates(cohort, how, lr))
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
@@ -329,7 +329,7 @@ class PFedNet(Algorithm):
             rates: Output of `rates`.  # [N]
         """
         n, largest = len(self.Z), float(rates.max())
-        # of dZ, and step size in the objective (module docstring)
+        # factor of dZ, and step size eta of the z-step: with z_step="paper" both are N times smaller
         factor, eta = (1.0, n * largest) if self.z_step in ("full", "single") else (1 / n, largest)
         weights = np.divide(largest, rates, out=np.ones(n), where=rates > 0)  # c_i  [N]
         fused = fuse(self.Z - factor * dZ, self.network(weights), eta * self.lam, self.norm, keep_dual=False)

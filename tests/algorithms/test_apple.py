@@ -213,7 +213,7 @@ def test_independent_cores_come_from_the_seed() -> None:
     clusters = models[0].init_rows(2, "clusters")
     equal(clusters, models[1].init_rows(2, "clusters"))
     assert not any(torch.equal(c, row) for c in clusters for row in rows)
-    with pytest.raises(ValueError, match="new_module="):
+    with pytest.raises(ValueError, match="new_module of FlatModel"):
         FlatModel(mlp()).init_rows(2)
 
 

@@ -50,11 +50,11 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         Exception: Any exception of the method, the model or the data.
     """
     arguments, (choices, others) = split_overrides(overrides), choices_and_values(values)
-    named = [argument for argument in arguments if argument.startswith("resume=")]
-    require(len(named) < 2, f"resume is given twice, as {' and '.join(named)}: give one run folder per call")
-    if named and resume is None:
-        arguments = [argument for argument in arguments if argument not in named]
-        path = named[0].removeprefix("resume=")
+    resumes = [argument for argument in arguments if argument.startswith("resume=")]
+    require(len(resumes) < 2, f"resume is given twice, as {' and '.join(resumes)}: give one run folder per call")
+    if resumes and resume is None:
+        arguments = [argument for argument in arguments if argument not in resumes]
+        path = resumes[0].removeprefix("resume=")
         resume = None if path == "null" else path
     composer = Composer(_text(config_dir))
     with _in_process():
@@ -118,8 +118,8 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
     """
     path = Path(folder).expanduser()
     runs = find_runs([path])
-    found = [Run(run.path, _text(config_dir)) for run in runs]
-    return next((found[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(found)
+    results = [Run(run.path, _text(config_dir)) for run in runs]
+    return next((results[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(results)
 
 
 def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any]) -> DictConfig:

@@ -190,7 +190,7 @@ def _score_row(run: Run, runs: list[Run], options: Options) -> Row:
 
     Args:
         run: The run.
-        runs: The runs among which the run of Local is searched.
+        runs: The runs among which that of Local (algorithm=local) is searched, for the gain over it.
         options: The metric, the selected round and the target.
     """
     row = scores.scores_of(run, options, runs)
@@ -227,7 +227,9 @@ def _curve_rows(run: Run, name: str) -> list[Row]:
 
 
 def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options) -> list[Row]:
-    """Return the rows of gains.csv: the gain over Local of each method and client, mean and spread over seeds.
+    """Return the rows of gains.csv: each method's gain over Local (algorithm=local) for each client.
+
+    A gain is the mean over seeds, with its standard deviation and the number of seeds.
 
     Args:
         part: The part of the page.

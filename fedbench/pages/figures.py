@@ -158,7 +158,7 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """Return the data of a figure of each client's gain over Local, a panel per method.
+    """Return the data of a figure of each client's gain over Local (algorithm=local), a panel of bars per method.
 
     Args:
         page: The page.

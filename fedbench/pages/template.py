@@ -40,10 +40,10 @@ class PageFunctions:
         self._columns = score_columns(page.about["percent"], page.about["target"]) if page.about else {}
 
     def groups(self, part: str | None = None, order: str = "", **where: Any) -> list[Group]:
-        """Return the groups of a part.
+        """Return the groups of a part of the page.  A group has the runs that differ only in the seed.
 
         Args:
-            part: The part.
+            part: The part; None for the first one.
             order: Labels or scores by which groups are sorted, separated by spaces.  A minus sorts in descending order.
             **where: Values of labels.
         """
@@ -75,12 +75,12 @@ class PageFunctions:
         return float(self.spread(key, *names, part=part, **where).std or 0.0)
 
     def each(self, key: str, *names: Any, part: str | None = None, digits: int | None = None, **where: Any) -> str:
-        """Return the scores of all seeds as a text, separated by commas.
+        """Return the scores of the runs of a group, one per seed, as text, separated by commas.
 
         Args:
             key: The score.
-            *names: Values of labels that choose the group.
-            part: The part.
+            *names: Values of labels that choose the group, such as the name of a method.
+            part: The part of the page; None for the first one.
             digits: The number of decimal places of a score that has no column in tables; None for 0.
             **where: Values by label that choose the group.
         """
@@ -171,7 +171,7 @@ class PageFunctions:
         return spread.mean
 
     def _one_row(self, table: Any, columns: Mapping[str, Any]) -> Any:
-        """Return the only row of a printed table with certain values.
+        """Return the only row of a paper's table with certain values.
 
         Args:
             table: A DataFrame with a row per printed cell.
@@ -213,13 +213,13 @@ class PageFunctions:
 
     def table(self, columns: str, part: str | None = None, order: str = "", has: str = "", title: str = "",
               labels: str = "", titles: Mapping[str, str] | None = None, **where: Any) -> str:  # fmt: skip
-        """Return a table of scores in Markdown, with a row per group.
+        """Return a table of scores in Markdown.  A row is about a group: the runs that differ only in the seed.
 
         Args:
             columns: The scores, separated by spaces.
-            part: The part.
+            part: The part of the page; None for the first one.
             order: Keys by which rows are sorted, see `groups`.
-            has: Leave out groups without this score.
+            has: A score; groups without it are omitted.
             title: The title.
             labels: The columns that name rows, separated by spaces; "" for those of page.json.
             titles: Headings of columns by key, instead of the default ones.
@@ -235,6 +235,7 @@ class PageFunctions:
         rows = []
         for group in self.groups(part, order, **where):
             if not has or group.spread(has).count:
+                # counted: the number of clients for which the score is defined, if not all
                 client_counts = group.rows["counted"].dropna().unique() if "counted" in group.rows else []
                 row: dict[str, Any] = {key: group.spread(key) for key in keys if key not in ("n", "counted")}
                 row |= {"n": group.n, "counted": ", ".join(map(str, client_counts)) or None, "tuned": group.tuned}
@@ -333,7 +334,7 @@ class PageFunctions:
         return PageFunctions(cached_page(self._root / name), self._root)
 
     def index(self, *names: str) -> str:
-        """Return a table of pages in Markdown: their summaries, how many cells were run, numbers of runs, and commits.
+        """Return a table in Markdown with a row per page: summary, number of cells that were run, runs, commits.
 
         Args:
             *names: The folders of all pages, in the order of the rows.
@@ -351,10 +352,10 @@ class PageFunctions:
         rows = []
         for name in names:
             page = cached_page(self._root / name)
-            what = render(page.about["summary"], page, self._root, f"{page.folder / 'page.json'}: summary")
+            summary = render(page.about["summary"], page, self._root, f"{page.folder / 'page.json'}: summary")
             groups = [group for part in page.parts for group in groups_of(page, part)]
             n = "; ".join(dict.fromkeys(str(group.n) for group in groups if group.rows["seed"].notna().any()))
-            row = {"page": f"[{name}]({name}/README.md)", "what": what, "form": _forms(page), "n": n}
+            row = {"page": f"[{name}]({name}/README.md)", "what": summary, "form": _forms(page), "n": n}
             rows.append(row | {"commit": _unique(page.runs, "commit", "; ")})
         return _markdown(Table("", [Column(key, key) for key in rows[0]], rows))
 

@@ -188,18 +188,20 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
         The layer, as in "the model's layer body (LSTM)", or "the model" if none is found.
     """
     module, drawing, device = copy.deepcopy(module).train(), [], small.device
-    names = {id(m): name for name, m in module.named_modules()}
+    names = {id(layer): name for name, layer in module.named_modules()}
     state = _generators(device)
 
-    def note_if_moved(m: nn.Module, inputs: Any, output: Any) -> None:
+    def note_if_drawn(layer: nn.Module, inputs: Any, output: Any) -> None:
+        """Note a layer after its forward pass, if a global generator has changed since the previous layer."""
         nonlocal state
         before, state = state, _generators(device)
         if not all(map(torch.equal, before, state)):
-            drawing.append(_describe(names[id(m)], m))
+            drawing.append(_describe(names[id(layer)], layer))
 
-    for m in module.modules():
-        m.register_forward_hook(note_if_moved)
+    for layer in module.modules():
+        layer.register_forward_hook(note_if_drawn)
     index = torch.from_numpy(small.federation.splits["train"].indices).to(device)
+    # ClientRandom replaces torch's known random functions, such as dropout, which therefore do not count as drawing
     with torch.no_grad(), torch.random.fork_rng(), ClientRandom(None, False):
         module(small.federation.gather(index)[0])
     return drawing[0] if drawing else "the model"

@@ -212,6 +212,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
         not augment,
         f"dataset.augment must be null, because model={cfg.choices.model} has a frozen encoder; use model.augment",
     )
+    # the frozen encoder computes its features once; batches then read them through the views
     arrays = arrays.expanded()
     reader: FrozenEncoder = build_module(cfg, arrays)
     arrays = reader.prepare(arrays, split, device)

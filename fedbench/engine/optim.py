@@ -198,14 +198,14 @@ class Optimizer:
         return other
 
     def clipped(self, grad: Tensor, updating: Tensor) -> Tensor:
-        """Clip gradients.
+        """Scale down the gradients of clients whose norm exceeds the option clip.
 
         Args:
             grad: The gradients.  # [k, P]
             updating: Their columns that update the rows, of which the norm is computed.  # [k, p]
 
         Returns:
-            The gradients, scaled down if the norm exceeds clip.  # [k, P]
+            The gradients, times clip / norm for a client whose norm is larger than clip.  # [k, P]
         """
         assert self.clip is not None
         norm = updating.norm(dim=1, keepdim=True)  # [k, 1]

@@ -334,7 +334,17 @@ class Step:
     ) -> tuple[Tensor, Tensor]:
         """Compute the gradient for clients with equal numbers of samples at a time.
 
-        Padding would otherwise enter the batch statistics (BatchNorm).  Arguments and results are those of `_gradient`.
+        Padding would otherwise enter the batch statistics (BatchNorm).
+
+        Args:
+            batch: One batch of every client, of different sizes.
+            rows: The rows, whose running statistics are updated.  # [k, P]
+            loss: Replaces the task's loss, if not None.
+            columns: The columns to differentiate.
+            index: Index of this gradient among those of the step.
+
+        Returns:
+            The gradient, zero in all other columns [k, P], and the losses of the clients [k].
         """
         grad = self._new_gradient()
         losses = torch.zeros(len(rows), device=rows.device)

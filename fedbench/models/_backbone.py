@@ -56,7 +56,7 @@ class Backbone(nn.Module):
             f"{key} needs images [channels, height, width] with 1 or {channels} channels, but the samples of the data "
             f"set have shape {tuple(input_shape)}: choose another data set, or another model",
         )
-        with _library_errors(f"{key} cannot be built for images {tuple(input_shape)}"):
+        with _library_errors(key, "be built for", input_shape):
             body = build()
         load(body)
         self.channels = channels
@@ -102,7 +102,7 @@ class Backbone(nn.Module):
             ConfigError: It does not, or the network cannot compute these images.
         """
         self.body.eval()
-        with _library_errors(f"{key} cannot compute images {tuple(input_shape)}"), torch.no_grad():
+        with _library_errors(key, "compute", input_shape), torch.no_grad():
             features = self.features_of(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
         self.body.train()
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -114,11 +114,13 @@ class Backbone(nn.Module):
 
 
 @contextmanager
-def _library_errors(message: str) -> Iterator[None]:
+def _library_errors(key: str, action: str, input_shape: tuple) -> Iterator[None]:
     """Return a context that turns an error of a library within it into a ConfigError.
 
     Args:
-        message: Beginning of the new message.  The first line of the library's error and an advice follow.
+        key: Option and value that name the network, for the message.
+        action: What the library does with images, "be built for" or "compute", for the message.
+        input_shape: Channels, height and width of the images, for the message.
     """
     try:
         yield
@@ -126,7 +128,8 @@ def _library_errors(message: str) -> Iterator[None]:
         if is_raised_here(error):
             raise
         raise ConfigError(
-            f"{message}: {_first_line(error)}. Change model.options, the size of the images or the network"
+            f"{key} cannot {action} images {tuple(input_shape)}: {_first_line(error)}. Change model.options, the size "
+            "of the images or the network"
         ) from error
 
 
@@ -245,9 +248,11 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
         ConfigError: It does not.  The message lists similar names.
     """
     names = list(names)
-    similar = difflib.get_close_matches(name, names, 4)
-    hint = f"did you mean {', '.join(similar)}?" if similar else f"set one of {', '.join(sorted(names)[:6])}, ..."
-    require(name in names, f"model.name={name} is not a network of {library}; {hint}")
+    suggestions = difflib.get_close_matches(name, names, 4) or sorted(names)[:6]
+    require(
+        name in names,
+        f"model.name={name} is not a network of {library}: choose one that it has, such as {', '.join(suggestions)}",
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -55,7 +55,7 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(path) as archive:
             return _Archive(archive).tensors()
     except Exception as error:  # a damaged pickle may raise any exception
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+        raise ValueError(f"the archive cannot be read ({type(error).__name__}: {error})") from error
 
 
 class _Module:

@@ -275,9 +275,10 @@ def pool_before_relu(layers: list[Layer]) -> list[Layer]:
 
 
 def _is_supported(layers: list[Layer]) -> bool:
-    """Return whether some weight exists, every weight is used once, and linear layers have inputs [B, in].
+    """Return whether `ManualBackward` can compute a sequence of layers.
 
-    Inputs are [B, in] after a Flatten, or if all layers are linear or ReLU.
+    It can if some weight exists, every weight is used once, and linear layers have inputs [B, in].  Inputs have this
+    shape after a Flatten, or if all layers are linear or ReLU.
     """
     weights = [layer.weight for layer in layers if layer.weight is not None]
     if len(set(weights)) < len(weights):

@@ -211,10 +211,12 @@ def case_for(
                 return case
             except ConfigError as refused:
                 reasons.append(refused)
-    tried = (
-        "" if input_shape else f" (tried inputs of the shapes {', '.join(map(str, SHAPES))}: pass another input_shape)"
+    if input_shape is not None:
+        raise reasons[0]
+    raise ConfigError(
+        f"{path_of(target)} accepts none of the example inputs, of the shapes {', '.join(map(str, SHAPES))} "
+        f"({reasons[0]}): pass the shape of a sample by --input, or by the argument input_shape of check_model"
     )
-    raise ConfigError(f"{reasons[0]}{tried}")
 
 
 def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:

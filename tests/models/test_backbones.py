@@ -346,12 +346,12 @@ def test_methods_have_their_columns() -> None:
         (
             "torchvision",
             "resnet19",
-            r"model\.name=resnet19 is not a network of torchvision\.models; did you mean resnet",
+            r"model\.name=resnet19 is not a network of torchvision\.models: choose one that it has, such as resnet",
         ),
         (
             "timm",
             "vit_tny_patch16_224",
-            r"model\.name=vit_tny_patch16_224 is not a network of timm; did you mean vit_tiny",
+            r"model\.name=vit_tny_patch16_224 is not a network of timm: choose one that it has, such as vit_tiny",
         ),
         ("torchvision", "squeezenet1_0", r"model\.name=squeezenet1_0 has no linear layer"),
     ],

@@ -101,7 +101,7 @@ def test_a_table_without_patients_silos_or_parts(tmp_path: Path) -> None:
             {"columns": {"ill": "label"}},
             "has the keys ill, but only image, label, patient, silo, split are allowed",
         ),
-        (lambda rows: None, {"columns": {"split": "silo"}}, "silo is A, expected train, val or test"),
+        (lambda rows: None, {"columns": {"split": "silo"}}, "silo is 'A', expected train, val or test"),
         (lambda rows: None, {"negatives": [4, 6]}, "dataset.negatives has 2 entries for the 3 silos A, B, C"),
         (lambda rows: None, {"negatives": [4, 99, 1]}, "asks for 297 pictures of the first class in the silo B"),
     ],
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, change, options: dict, wo
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set dataset\.path to"):
         ImageTable(str(tmp_path)).load()
-    assert "is not a file" in sentence(tmp_path / "no.csv")
+    assert "does not exist or is a folder" in sentence(tmp_path / "no.csv")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00image")
     assert "cannot be read as a CSV file" in sentence(tmp_path / "bad.csv")
     path, rows = make_table(tmp_path)

@@ -22,9 +22,12 @@ EXAMPLES = """examples:
   python -m fedbench report sweeps --paper pgfed_table1_cifar --figures figures
   python -m fedbench report sweeps --choose
   python -m fedbench report sweeps/mu --choose algorithm.mu
+  python -m fedbench report sweeps --clients --figures figures
+  python -m fedbench report sweeps --client 7
   python -m fedbench report sweeps --compare pgfed fedavg
 """
 EACH_METHOD = "each method"  # --choose without a key
+CLIENTS = ("clients", "client")  # the flags of fedbench.report.clients
 
 
 def parser() -> Arguments:
@@ -64,6 +67,8 @@ def parser() -> Arguments:
         metavar="METHOD",
         help="differences of these methods, paired over seeds, with tests; one method: against every other one",
     )
+    p.add_argument("--clients", action="store_true", help="tables of single clients, sorted by their gain over Local")
+    p.add_argument("--client", metavar="CLIENT", help="the score of one client, by number or name, over the rounds")
     add_output(p)
     return p
 
@@ -101,6 +106,10 @@ def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
         from fedbench.report.paper_command import compare_command
 
         tables, figures = compare_command(args, table_format)
+    elif args.clients or args.client is not None:
+        from fedbench.report.clients import clients_command
+
+        tables, figures = clients_command(args, table_format)
     else:
         tables, figures = overview(args, table_format)
     return as_output(tables, table_format, figures), figures
@@ -112,7 +121,7 @@ def check_flags(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: A value is invalid, or two flags exclude each other.
     """
-    for name in ("paper", "metric", "group", "against", "choose"):
+    for name in ("paper", "metric", "group", "against", "choose", "client"):
         require(getattr(args, name) != "", f"--{name} is empty: give it a value, or leave it out")
     require(
         args.group is None or all(args.group.split(",")),
@@ -124,23 +133,28 @@ def check_flags(args: argparse.Namespace) -> None:
             "--select best chooses a round by its test score, and --choose must not read test scores: use last or "
             "best_val",
         )
-        refuse_flags(args, "choose", ("paper", "compare", "target", "group", "figures", "against"))
+        refuse_flags(args, "choose", ("paper", "compare", "target", "group", "figures", "against", *CLIENTS))
     elif args.choose:
         require(
             not Path(args.choose).is_dir(),
             f"--choose {args.choose}: this is a folder, and --choose may be followed by a config key; give the folders "
             "first: report FOLDER --choose",
         )
-        refuse_flags(args, "choose", ("paper", "compare", "select", "target", "group", "figures", "against"))
+        names = ("paper", "compare", "select", "target", "group", "figures", "against", *CLIENTS)
+        refuse_flags(args, "choose", names)
     elif args.compare:
-        refuse_flags(args, "compare", ("paper", "target", "against"))
+        refuse_flags(args, "compare", ("paper", "target", "against", *CLIENTS))
         require(
             args.select != "best",
             "--compare cannot be combined with --select best, which chooses the round by test scores: choose last or "
             "best_val",
         )
     elif args.paper:
-        refuse_flags(args, "paper", ("metric", "select", "group", "against"))
+        refuse_flags(args, "paper", ("metric", "select", "group", "against", *CLIENTS))
+    elif args.client is not None:
+        refuse_flags(args, "client", ("select", "target", "against", "clients"))
+    elif args.clients:
+        refuse_flags(args, "clients", ("target", "against"))
     require(
         args.against is None or args.figures is not None,
         f"--against {args.against} draws a figure: add --figures FOLDER",
@@ -168,7 +182,7 @@ def given_flag(args: argparse.Namespace, flag: str) -> str:
         flag: The flag, without dashes.
     """
     value = getattr(args, flag)
-    if value == EACH_METHOD:
+    if value in (EACH_METHOD, True):
         return f"--{flag}"
     return f"--{flag} {' '.join(value) if isinstance(value, list) else value}"
 
@@ -180,7 +194,7 @@ def tuning_tables(args: argparse.Namespace, table_format: str) -> list[Table]:
     runs, damaged = runs_of(args)
     labels = ["method"]
     tables = [choice_table(runs, args.metric or scores.primary_metric(runs), args.select)]
-    if table_format not in MACHINE_FORMATS:
+    if table_format not in (*MACHINE_FORMATS, OBJECT):
         tables = [for_readers(tables[0], labels)]
     report_damage(damaged, [], tables, table_format)
     return tables

@@ -31,7 +31,7 @@ from fedbench.report.paired_scores import differences_of, read_settings
 from fedbench.report.ranking import ranks_of, ranks_table, too_few
 from fedbench.report.scores import Options
 from fedbench.report.summary import Group, group_runs
-from fedbench.report.table import MACHINE_FORMATS, DataFrame, Table, pandas
+from fedbench.report.table import MACHINE_FORMATS, OBJECT, DataFrame, Table, pandas
 
 
 def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[Table], list[Path]]:
@@ -68,9 +68,9 @@ def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[T
     figures = draw(args, ranks, names)
     tables = [differences_table(found, names, options)]
     if table_format not in MACHINE_FORMATS:
-        tables = [differences_for_readers(tables[0])]
-        if len(settings) > 1:
-            tables.append(for_readers(ranks_table(settings, ranks, names, options), ["method"]))
+        tables += [ranks_table(settings, ranks, names, options)] if len(settings) > 1 else []
+        if table_format != OBJECT:
+            tables = [differences_for_readers(tables[0]), *(for_readers(table, ["method"]) for table in tables[1:])]
         lines = [*explanations(options), *few_seeds_notes(found), *data_notes(settings, pairs, found, names)]
         if repeated:
             lines.append(f"{repeated} earlier runs are left out: a later run has the same configuration and seed.")

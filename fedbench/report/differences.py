@@ -51,7 +51,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
     methods = [Column(key, key, display=names.__getitem__, dagger_key=f"{key}_tuned") for key in ("method", "against")]
     unit = " (percentage points)" if percent else ""
     title = f"differences of {options.metric}{unit}: {common_facts(groups)}"
-    return Table(title, [*label_columns(labels, groups[0].conf), *methods, *columns], rows)
+    return Table(title, [*label_columns(labels, groups[0].conf), *methods, *columns], rows, name="differences")
 
 
 def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:

@@ -267,7 +267,7 @@ def _is_faster_transposed(z: Tensor) -> bool:
     """Return whether cross-entropy of logits z [n, C] is faster on the transposed logits [C, n].
 
     It is on a CPU with many samples and few classes, because the CPU can then vectorize over samples.  The limits, 32
-    classes and 192 samples, were chosen by measurement.
+    classes and 192 samples, are rough.
     """
     return z.device.type == "cpu" and z.shape[1] <= 32 and len(z) >= 192
 

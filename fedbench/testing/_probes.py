@@ -220,7 +220,7 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
     bits, generator, model = rng.bits, federation_module.generator, engine.model
     init_rows, num_clients = model.init_rows, len(order)
 
-    def permuted_bits(base: int, *counters: np.ndarray) -> np.ndarray:
+    def permuted_bits(base: int, *counters: np.ndarray) -> np.ndarray:  # counters[0]: the clients
         return bits(base, order[np.asarray(counters[0])], *counters[1:])
 
     def permuted_rows(clients: int | np.ndarray, *purpose: str | int) -> Tensor:

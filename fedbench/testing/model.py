@@ -249,7 +249,7 @@ def _only(i: int) -> slice:
 # -- rows ------------------------------------------------------------------------------------------------
 @SUITE.check
 def one_client_is_the_module(case: ModelCase) -> None:
-    """A row predicts the outputs of the module with its values.
+    """A row (all parameters of a client as a vector) predicts the outputs of the module with these parameters.
 
     Remedy: `forward` must read only parameters and buffers of the module, and update buffers in place.
     """

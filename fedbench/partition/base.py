@@ -374,7 +374,7 @@ def _stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> li
 
 
 def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
-    """Return lists of sample indices, one for each client, as a Ragged; a Ragged is returned unchanged."""
+    """Return one array of sample indices for each client as a Ragged (such arrays joined); a Ragged is unchanged."""
     return lists if isinstance(lists, Ragged) else Ragged.from_lists(lists)
 
 

@@ -38,7 +38,7 @@ class Domain:
         self.site_partition = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap)
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N for partition.num_clients=null: clients_per_domain for each client site.
+        """Return the number of clients if partition.num_clients is null: clients_per_domain for each client site.
 
         Args:
             num_domains: The number of client sites of the data set, 0 if it has none.
@@ -54,7 +54,11 @@ class Domain:
         return num_domains * self.clients_per_domain
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the sites as those of the clients; None without names, or with several clients a site."""
+        """Return the names of the clients, which are those of their client sites (hospitals, users).
+
+        Returns:
+            A name for each client.  None: the sites have no names, or several clients each.
+        """
         names = arrays.domain_names if self.clients_per_domain == 1 else None
         return None if names is None else names[: arrays.num_domains]
 
@@ -111,6 +115,13 @@ class Domain:
 
 
 def _concatenate(by_site: list[Ragged]) -> Ragged:
-    """Join the clients of all sites, given as a Ragged for each site, to one Ragged in the order of the sites."""
+    """Join the clients of all client sites.
+
+    Args:
+        by_site: For each site, the sample indices of its clients.
+
+    Returns:
+        The sample indices of all clients, first those of site 0, then those of site 1, and so on.
+    """
     indices = np.concatenate([lists.indices for lists in by_site])
     return Ragged.from_sizes(indices, np.concatenate([lists.sizes for lists in by_site]))

@@ -69,7 +69,7 @@ class File:
         self.trust = trust
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return N for partition.num_clients=null: the number of clients in the file."""
+        """Return the number of clients if partition.num_clients is null: that of the clients in the file."""
         return len(next(iter(self.content.lists.values())))
 
     def predefined_split(self, arrays: Arrays) -> Split | None:
@@ -119,7 +119,7 @@ class File:
         return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the clients in the file, in its order of clients; None if the file has no names."""
+        """Return the names of the clients in the order of their samples; None if the file has no names."""
         return self.content.names
 
     @cached_property
@@ -231,7 +231,7 @@ def _read_npz(path: Path) -> Content:
 
 
 def _read_pickle(path: Path) -> Content:
-    """Return the samples of the clients in a pickle; raise NotPlainError if it has more than plain values."""
+    """Return the samples of the clients in a pickle; raise NotPlainError if it could run code (see `read_plain`)."""
     return _parse(read_plain(path.read_bytes()))
 
 
@@ -242,7 +242,7 @@ def _read_trusted_pickle(path: Path) -> Content:
 
 
 def _read_npy(path: Path) -> Content:
-    """Return the samples of the clients in a .npy file [n], which has the client of each sample, or -1."""
+    """Return the samples of the clients in a .npy file: an array [n] of the client of each sample, -1 for none."""
     client = _indices(np.load(path, allow_pickle=False))  # [n]
     return Content({"": _group_by_client(np.flatnonzero(client >= 0), client[client >= 0])}, None)
 

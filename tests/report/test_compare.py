@@ -52,10 +52,10 @@ def test_p_with_ties_zeros_and_clients_without_score_is_that_of_all_signs(seed):
 
 
 def test_ties_up_to_rounding_are_ties():
-    differences = np.array([[0.3 - 0.2, -0.1], [0.2, 0.1 + 0.2 - 0.3], [0.4, 0.1], [0.5, 0.1], [-0.1, 0.3]])
-    assert differences[1, 1] != 0 and len(set(np.abs(differences[:, 0]))) == 5
-    exact = np.round(differences, 6)
-    assert statistics.signed_rank_p(differences) == statistics.signed_rank_p(exact) == p_of_all_signs(exact)
+    """0.3 - 0.2 is a little less than 0.1, and 0.1 + 0.2 - 0.3 a little more than 0: mid-ranks 1.5, and no rank."""
+    differences = np.array([[0.3 - 0.2, -0.1], [0.1 + 0.2 - 0.3, 0.5]])
+    assert 0 < differences[1, 0] < 1e-12 and differences[0, 0] != 0.1
+    assert list(statistics.signed_rank_sums(differences)) == [0, 3]
 
 
 def test_random_signs_agree_with_all_signs():
@@ -213,6 +213,18 @@ def test_a_pair_by_hand(sweep, capsys):
     assert found == pytest.approx([0.0425, std, 2 / 64, 2 / 64, 0.0425 / (std * sqrt(6 / 5))])
     expected = statistics.bootstrap_interval((0.145 + 0.01 * np.arange(6)) / 4)
     assert [float(row["low"]), float(row["high"])] == pytest.approx(expected)
+
+
+def test_p_is_over_clients(tmp_path, capsys):
+    """One client is far worse with one seed, whose mean is therefore negative, but not its sum of ranks."""
+    differences = np.array([[0.1, 0.11, 0.12, 0.05 + 0.01 * seed] for seed in range(6)])
+    differences[0, 3] = -0.5
+    for seed in range(6):
+        make_run(tmp_path, "pgfed", seed, clients=np.array([BASE, BASE + differences[seed]]))
+        make_run(tmp_path, "local", seed, clients=np.array([BASE, BASE]))
+    (row,) = rows_of(capsys, tmp_path, "--compare", "pgfed", "local")
+    assert float(row["p"]) == pytest.approx(p_of_all_signs(np.round(differences, 9)))
+    assert float(row["p"]) < stats.wilcoxon(differences.mean(axis=1)).pvalue
 
 
 def test_swapping_and_direction(sweep, capsys):

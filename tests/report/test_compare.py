@@ -10,12 +10,16 @@ from math import sqrt
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from run_folders import BASE, make_run
 from scipy import stats
 
 from fedbench.report import statistics
 from fedbench.report.command import main
+from fedbench.report.paired_scores import Setting
+from fedbench.report.ranking import ranks_of
+from fedbench.report.scores import Options
 
 NAN = float("nan")
 
@@ -498,6 +502,15 @@ def test_ranks_and_win_rates(datasets, capsys):
     assert f"chi-squared = {statistic:.2f}, p = {p:.2g}. Nemenyi's critical difference at 0.05 is 1.35" in text
     assert "independent" not in text and "may be called different" not in text
     assert len(rows_of(capsys, datasets, "--compare", "pgfed")) == 2 * 6
+    loss = text_of(capsys, datasets, "--compare", "pgfed", "local", "fedavg", "--metric", "personal/loss")
+    assert all(line in loss for line in ranks.splitlines()[2:5])
+
+
+def test_ranks_are_of_seeds_that_all_methods_have():
+    """With seed 0, a is better; over all of its seeds, its mean is worse than that of b."""
+    means = pandas.DataFrame({"a": [0.5, 0.1], "b": [0.4, NAN]})
+    setting = Setting("digits", dict.fromkeys(means), means, {})  # type: ignore[arg-type]
+    assert ranks_of([setting], Options()).to_dict("records") == [{"a": 1, "b": 2}]
 
 
 def test_ties_count_half(datasets, capsys):

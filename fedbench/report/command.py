@@ -192,10 +192,9 @@ def tuning_tables(args: argparse.Namespace, table_format: str) -> list[Table]:
     from fedbench.report.tuning import choice_table
 
     runs, damaged = runs_of(args)
-    labels = ["method"]
     tables = [choice_table(runs, args.metric or scores.primary_metric(runs), args.select)]
     if table_format not in (*MACHINE_FORMATS, OBJECT):
-        tables = [for_readers(tables[0], labels)]
+        tables = [for_readers(tables[0], ["method"])]
     report_damage(damaged, [], tables, table_format)
     return tables
 

@@ -199,7 +199,7 @@ def choose(study: Study, metric: str, select: str) -> Choice | None:
     best = max(range(len(finished)), key=lambda i: values[i])
     trial = finished[best]
     fresh = [key for key in sorted(trial.runs, key=str) if key not in common]
-    warnings = _edges(study, trial, finished) + _incomplete(study, finished, spreads)
+    warnings = _edges(study, trial) + _incomplete(study, finished, spreads)
     return Choice(study, trial, spreads[best], compared, fresh or compared, warnings)
 
 
@@ -227,11 +227,11 @@ def validation_score(run: Run, metric: str, select: str, until: int | None = Non
     return float(values.min() if scores.lower_is_better(metric) else values.max())
 
 
-def _edges(study: Study, chosen: Trial, trials: Sequence[Trial]) -> list[str]:
+def _edges(study: Study, chosen: Trial) -> list[str]:
     """Return a sentence for each chosen number that is the smallest or largest of the values that were tried."""
     sentences = []
     for key, value in chosen.options.items():
-        tried = {trial.options[key] for trial in trials if _is_number(trial.options[key])}
+        tried = {trial.options[key] for trial in study.trials if _is_number(trial.options[key])}
         if _is_number(value) and len(tried) > 1 and value in (min(tried), max(tried)):
             side, direction = ("largest", "larger") if value == max(tried) else ("smallest", "smaller")
             sentences.append(

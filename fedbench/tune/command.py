@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import math
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 
 from fedbench.app.compose import Composer
 from fedbench.app.trials import RunLauncher
 from fedbench.config.conf_tree import GROUPS
-from fedbench.core.command import Arguments, add_config_dir, arguments, command
+from fedbench.core.command import Arguments, add_config_dir, add_json, arguments, command
 from fedbench.core.files import read_json, replace_text
+from fedbench.core.json_output import output_on_stderr, print_json
 from fedbench.core.options import require
 from fedbench.core.suggest import suggested
 from fedbench.report import scores
 from fedbench.report.display import for_readers
 from fedbench.report.runs import Run
-from fedbench.report.table import FORMATS, MACHINE_FORMATS, pandas, render
+from fedbench.report.table import FORMATS, MACHINE_FORMATS, as_object, pandas, render
 from fedbench.report.tuning import SELECTIONS, choice_table, validation_score
 from fedbench.simulation.processes import under_torchrun
 from fedbench.simulation.status import FILE as STATUS
@@ -34,7 +34,7 @@ from fedbench.tune.space import default_point, search_space
 
 LEDGER = "trials.csv"
 TEST_SEEDS = 5  # by default
-COLUMNS = ("algorithm", "dataset", "partition", "model", "trial", "values", "seeds", "rounds", "score", "state")
+COLUMNS = ("algorithm", "dataset", "partition", "model", "trial", "overrides", "seeds", "rounds", "score", "state")
 EXAMPLES = """examples:
   python -m fedbench tune algorithm=fedavg,fedper,pgfed dataset.val_fraction=0.2 --trials 20
   python -m fedbench tune algorithm=fedprox algorithm.mu=0.001,0.01,0.1,1 dataset.val_fraction=0.2 --search grid
@@ -103,7 +103,6 @@ class Plan:
         searches: The searches, one per method and setting.
         seeds: The seeds of the trials.
         test_seeds: The seeds with which the chosen values are run.
-        show: Prints a line of progress.
     """
 
     args: argparse.Namespace
@@ -111,7 +110,6 @@ class Plan:
     searches: list[Search]
     seeds: list[int]
     test_seeds: list[int]
-    show: Callable[[str], None]
 
 
 def parser() -> Arguments:
@@ -146,31 +144,40 @@ def parser() -> Arguments:
         default="last",
         help="the round of the validation score: the last, or the best one of each run (default: %(default)s)",
     )
-    p.add_argument("--format", choices=[*FORMATS], default="text", help="format of the table (default: %(default)s)")
+    p.add_argument("--format", choices=[*FORMATS], help="format of the table (default: text)")
+    add_json(p)
     add_config_dir(p)
     return p
 
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status: 0, or 1 if all trials of a method failed."""
+    """Run the command line and return the exit status: 0, or 1 if all trials of a method failed.
+
+    Progress goes to standard error, and the table to standard output.
+    """
     args = parser().parse_intermixed_args(argv)
     check_arguments(args)
-    plan = make_plan(args, f"python -m fedbench tune {shlex.join(argv)}")
-    for search in plan.searches:
-        run_search(search, plan)
-    best = [chosen for search in plan.searches if (chosen := best_trial(search, plan)) is not None]
+    with output_on_stderr():
+        plan = make_plan(args, f"python -m fedbench tune {shlex.join(argv)}")
+        for search in plan.searches:
+            run_search(search, plan)
+        tested = run_chosen(plan)
     failed = [search.name for search in plan.searches if best_trial(search, plan) is None]
-    if best:
-        show_results(plan, run_chosen(plan))
+    show_results(plan, tested, int(bool(failed)))
+    folder = plan.launcher.folder
     if failed:
-        folder = plan.launcher.folder
         print(f"fedbench: all trials of {', '.join(failed)} failed: error.txt in {folder}/* says why", file=sys.stderr)
-    return 1 if failed else 0
+    again = suggested(f"python -m fedbench report {shlex.quote(str(folder))} --choose")
+    print(f"all trials: {folder / LEDGER}; the table again: {again}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError if the value of a flag is invalid."""
+    require(
+        not (args.json and args.format), f"--json and --format {args.format} are two formats: leave out one of them"
+    )
     require(args.trials > 0, f"--trials is {args.trials}: give a number of at least 1")
     require(args.halving is None or args.halving > 1, f"--halving is {args.halving}: give a factor of at least 2")
     require(
@@ -220,9 +227,7 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
             f"{override.input_line}: no method of this command has the option {override.key_or_group}; see "
             "python -m fedbench --help algorithm=<method>",
         )
-    machine = args.format in MACHINE_FORMATS
-    show = functools.partial(print, file=sys.stderr if machine else sys.stdout, flush=True)
-    return Plan(args, launcher, searches, seeds, test_seeds, show)
+    return Plan(args, launcher, searches, seeds, test_seeds)
 
 
 def make_search(
@@ -330,27 +335,19 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
     """
     pause = [f"checkpoint.pause_after={rounds}"] if rounds < search.rungs[-1] else []
     runs = [[*run_overrides(search, trial, seed), *pause] for trial in trials for seed in plan.seeds]
-    folders = start(plan, runs)
+    folders = plan.launcher(runs)
     for k, trial in enumerate(trials):
         trial.folders = folders[k * len(plan.seeds) : (k + 1) * len(plan.seeds)]
         trial.rounds = rounds
         trial.score = score_of(trial, plan)
         trial.state = "failed" if math.isnan(trial.score) else "finished" if rounds == search.rungs[-1] else "stopped"
         values = " ".join(f"{key}={value}" for key, value in trial.values.items()) or "default values"
-        plan.show(
+        print(
             f"{search.name}, trial {search.trials.index(trial) + 1} of {plan.args.trials}: {values}: "
-            f"validation score {trial.score:.4f} after round {rounds}"
+            f"validation score {trial.score:.4f} after round {rounds}",
+            flush=True,
         )
     write_ledger(plan)
-
-
-def start(plan: Plan, runs: list[list[str]]) -> list[Path]:
-    """Start, resume or skip runs, wait until they have ended, and return their folders.
-
-    With a table in CSV or JSON, what the runs print goes to standard error.
-    """
-    with contextlib.redirect_stdout(sys.stderr if plan.args.format in MACHINE_FORMATS else sys.stdout):
-        return plan.launcher(runs)
 
 
 def run_overrides(search: Search, trial: Trial, seed: int) -> list[str]:
@@ -379,16 +376,29 @@ def best_trial(search: Search, plan: Plan) -> Trial | None:
     return max(finished, key=lambda trial: sign_of(plan, search) * trial.score, default=None)
 
 
+def ledger(plan: Plan) -> list[dict[str, Any]]:
+    """Return a dict per trial with the keys of `COLUMNS`."""
+    return [
+        {
+            **search.chosen,
+            "trial": number,
+            "overrides": [f"{key}={value}" for key, value in trial.values.items()],
+            "seeds": plan.seeds,
+            "rounds": trial.rounds,
+            "score": trial.score,
+            "state": trial.state,
+        }
+        for search in plan.searches
+        for number, trial in enumerate(search.trials, 1)
+    ]
+
+
 def write_ledger(plan: Plan) -> None:
-    """Write a table of all trials into the folder of the search, `LEDGER`."""
-    seeds = " ".join(map(str, plan.seeds))
-    rows = [
-        [*search.chosen.values(), k, " ".join(f"{key}={value}" for key, value in trial.values.items()), seeds,
-         trial.rounds, trial.score, trial.state]
-        for search in plan.searches for k, trial in enumerate(search.trials, 1)
-    ]  # fmt: skip
-    text = pandas().DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n")
-    replace_text(plan.launcher.folder / LEDGER, [text])
+    """Write a table of all trials into the folder of the search, `LEDGER`.  Lists are separated by spaces."""
+    table = pandas().DataFrame(ledger(plan), columns=COLUMNS)
+    for name in ("overrides", "seeds"):
+        table[name] = [" ".join(map(str, items)) for items in table[name]]
+    replace_text(plan.launcher.folder / LEDGER, [table.to_csv(index=False, lineterminator="\n")])
 
 
 # -- results ---------------------------------------------------------------------------------------------
@@ -397,24 +407,28 @@ def run_chosen(plan: Plan) -> list[Path]:
     best = [(search, trial) for search in plan.searches if (trial := best_trial(search, plan)) is not None]
     runs = [run_overrides(search, trial, seed) for search, trial in best for seed in plan.test_seeds]
     if runs:
-        plan.show(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds")
-    return start(plan, runs) if runs else []
+        print(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds", flush=True)
+    return plan.launcher(runs) if runs else []
 
 
-def show_results(plan: Plan, tested: list[Path]) -> None:
+def show_results(plan: Plan, tested: list[Path], status: int) -> None:
     """Print the table of chosen values with their validation and test scores.
 
     Args:
         plan: What the command did.
         tested: The folders of the runs with the test seeds.
+        status: The exit status, for JSON.
     """
     folders = [folder for search in plan.searches for trial in search.trials for folder in trial.folders]
     runs = [Run(folder) for folder in dict.fromkeys([*folders, *tested])]
     finished = [run for run in runs if run.finished]
-    table = choice_table(runs, plan.args.metric or scores.primary_metric(finished), plan.args.select)
+    tables = []
+    if any(best_trial(search, plan) for search in plan.searches):
+        tables = [choice_table(runs, plan.args.metric or scores.primary_metric(finished), plan.args.select)]
+    if plan.args.json:
+        facts = {"folder": plan.launcher.folder, "exit_code": status, "trials": ledger(plan)}
+        print_json("tune", {**facts, **as_object(tables)})
+        return
     if plan.args.format not in MACHINE_FORMATS:
-        table = for_readers(table, ["method"])
-    print(render([table], plan.args.format), end="")
-    folder = plan.launcher.folder
-    again = suggested(f"python -m fedbench report {shlex.quote(str(folder))} --choose")
-    plan.show(f"all trials: {folder / LEDGER}; this table again: {again}")
+        tables = [for_readers(table, ["method"]) for table in tables]
+    print(render(tables, plan.args.format or "text"), end="")

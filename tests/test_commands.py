@@ -187,6 +187,8 @@ USES = {  # a use of each, and what it prints; run: a finished run
     "synthesize": (["--run", "gone"], "gone"),
     "fid": (["dataset=digits", "--network", "random"], "there are no extra images to compare"),
     "contours": (["run"], "run is a run of task=classification"),
+    "tune": (["rounds=2", "dataset.val_fraction=0.2", "seed=0", "--trials", "1", "--test-seeds", "1"], "chosen values"),
+    "options": (["server=momentum"], "server.beta="),
     "pages": (["write", "page", "run"], "page/README.md"),
 }
 MISTAKES = ("synthesize", "fid", "contours")  # the uses that are refused: a real one takes too long

@@ -1,4 +1,4 @@
-"""A script that reads only JSON: it adds a method, checks it, runs a sweep, and picks the better method."""
+"""A script that reads only JSON: it adds a method, checks, tunes and runs it, and compares it with another."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -47,8 +47,15 @@ def test_a_script_adds_a_method_and_picks_the_better_one(ask: Ask) -> None:
     too_large = ["algorithm=server_momentum", f"algorithm.beta={beta['bounds']['lt']}", "--config-dir", "conf"]
     assert "algorithm.beta must be a number in [0, 1)" in ask("error", *too_large, status=2)["error"]["message"]
 
-    # A search over algorithm.beta belongs here: fedbench tune --json.
-    sweep = ask("sweep", "-m", "algorithm=fedavg,server_momentum", "seed=0,1", *SMALL, "--config-dir", "conf")
+    words = ["algorithm=server_momentum", "algorithm.beta=0.1,0.9", "optimizer.lr=0.05", "seed=0", *SMALL]
+    search = ["--search", "grid", "--trials", "2", "--test-seeds", "none", "--config-dir", "conf"]
+    tuned = ask("tune", "tune", *words, "sweep_dir=tuned", *search)
+    best = max(tuned["trials"], key=lambda trial: trial["score"])
+    (chosen,) = tuned["tables"][0]["rows"]
+    assert best["overrides"] == [chosen["chosen"]]
+
+    methods = ["algorithm=fedavg,server_momentum", "seed=0,1"]
+    sweep = ask("sweep", "-m", *methods, *SMALL, "--config-dir", "conf")
     assert [run["status"] for run in sweep["runs"]] == ["finished"] * 4
 
     report = ask("report", "report", sweep["folder"], "--select", "best_val", "--config-dir", "conf")
@@ -59,3 +66,10 @@ def test_a_script_adds_a_method_and_picks_the_better_one(ask: Ask) -> None:
     for method, score in by_method.items():
         runs = [run for run in sweep["runs"] if run["algorithm"] == method]
         assert score["mean"] == pytest.approx(sum(run["best_val"]["test"] for run in runs) / len(runs))
+
+    compared = ask(
+        "report", "report", sweep["folder"], "--compare", "server_momentum", "fedavg", "--config-dir", "conf"
+    )
+    (difference,) = next(table["rows"] for table in compared["tables"] if table["name"] == "differences")
+    assert (difference["method"], difference["against"], difference["n"]) == ("server_momentum", "fedavg", 2)
+    assert difference["difference"]["mean"] > 0 and difference["p"] is None  # two seeds are too few for a test

@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 
 import pytest
-
 from schemas import validated
 
 from fedbench.commands import main

@@ -27,6 +27,7 @@ class RunLauncher:
         overrides: The overrides that all runs have in common, among them those of the launcher and ``sweep_dir``.
         searched: The keys in which runs differ, which come first in the names of their folders.
         command: The command as typed, for summary.json.
+        subfolder: A folder below ``sweep_dir`` for the runs; "" for ``sweep_dir`` itself.
 
     Attributes:
         folder: The folder of the sweep.
@@ -35,16 +36,19 @@ class RunLauncher:
         ConfigError: An override is invalid, or the folder cannot be made.
     """
 
-    def __init__(self, composer: Composer, overrides: list[str], searched: list[str], command: str) -> None:
+    def __init__(
+        self, composer: Composer, overrides: list[str], searched: list[str], command: str, subfolder: str = ""
+    ) -> None:
         self.composer, self.started = composer, 0
         with restore_hydra():
             self.master = composer.compose(overrides, multirun=True)
             name_run_folders(self.master, searched)
-            self.folder = make_folder(Path(folder_key(self.master, "hydra.sweep.dir")), fresh=False)
+            self.folder = make_folder(Path(folder_key(self.master, "hydra.sweep.dir")) / subfolder, fresh=False)
             with open_dict(self.master.hydra):
                 self.master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(self.folder))}")
                 self.master.hydra.sweep.dir = str(self.folder)
-        self.task = RunTask(command, None, scored=False, quiet=True, group=self.folder.name)
+        group = self.folder.parent.name if subfolder else self.folder.name  # one group of W&B for the whole search
+        self.task = RunTask(command, None, scored=False, quiet=True, group=group)
 
     def compose(self, run: Sequence[str]) -> DictConfig:
         """Return the composed configuration of a run, with Hydra's node.

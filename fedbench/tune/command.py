@@ -33,6 +33,7 @@ from fedbench.tune.search import SEARCHES, Proposer, Values, promoted, proposer,
 from fedbench.tune.space import default_point, search_space
 
 LEDGER = "trials.csv"
+CHOSEN = "chosen"  # folder of the runs with the chosen values and the test seeds
 TEST_SEEDS = 5  # by default
 COLUMNS = ("algorithm", "dataset", "partition", "model", "trial", "overrides", "seeds", "rounds", "score", "state")
 EXAMPLES = """examples:
@@ -99,7 +100,8 @@ class Plan:
 
     Attributes:
         args: The parsed command line.
-        launcher: Starts runs.
+        launcher: Starts the runs of trials.
+        chosen_launcher: Starts the runs with the chosen values and the test seeds.
         searches: The searches, one per method and setting.
         seeds: The seeds of the trials.
         test_seeds: The seeds with which the chosen values are run.
@@ -107,6 +109,7 @@ class Plan:
 
     args: argparse.Namespace
     launcher: RunLauncher
+    chosen_launcher: RunLauncher
     searches: list[Search]
     seeds: list[int]
     test_seeds: list[int]
@@ -215,7 +218,9 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     groups = [str(o.input_line) for o in swept if o.key_or_group in GROUPS]
     searched = [o for o in swept if o.key_or_group not in GROUPS]
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    launcher = RunLauncher(composer, fixed, [*(o.key_or_group for o in swept), "seed"], command)
+    keys = [*(o.key_or_group for o in swept), "seed"]
+    launcher = RunLauncher(composer, fixed, keys, command)
+    chosen_launcher = RunLauncher(composer, fixed, keys, command, CHOSEN)
     fixed = [text for text in fixed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
     searches = [
         make_search(args, composer, launcher, [*fixed, *chosen], searched, seeds[0])
@@ -227,7 +232,7 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
             f"{override.input_line}: no method of this command has the option {override.key_or_group}; see "
             "python -m fedbench --help algorithm=<method>",
         )
-    return Plan(args, launcher, searches, seeds, test_seeds)
+    return Plan(args, launcher, chosen_launcher, searches, seeds, test_seeds)
 
 
 def make_search(
@@ -408,7 +413,7 @@ def run_chosen(plan: Plan) -> list[Path]:
     runs = [run_overrides(search, trial, seed) for search, trial in best for seed in plan.test_seeds]
     if runs:
         print(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds", flush=True)
-    return plan.launcher(runs) if runs else []
+    return plan.chosen_launcher(runs) if runs else []
 
 
 def show_results(plan: Plan, tested: list[Path], status: int) -> None:

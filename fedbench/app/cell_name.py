@@ -69,7 +69,7 @@ def _shortened(overrides: list[str], length: int) -> list[str]:
 
 
 def _key(override: str) -> str:
-    """Return the key of an override, without the signs + and ~ before it."""
+    """Return the key of an override, without value and signs: "algorithm.mu" for "+algorithm.mu=0.1"."""
     return override.lstrip("+~").split("=", 1)[0]
 
 

@@ -84,7 +84,7 @@ class Composer:
         return parsed
 
     def refuse_repeated(self, overrides: list[str]) -> None:
-        """Raise ConfigError if a key has two values, of which Hydra would silently use the last."""
+        """Raise ConfigError if two overrides set the same key; Hydra would silently use the last one."""
         given: dict[str, str] = {}
         for override in self.parse(overrides):
             for key in leaves(override):
@@ -127,7 +127,11 @@ class Composer:
         return [f"{k}={v if isinstance(v, str) else show(v)}" for k, v in params.items()]
 
     def _expand_globs(self, text: str) -> str:
-        """Return an override that chooses options of a group with the matches of its ``glob(pattern)``."""
+        """Replace each ``glob(pattern)`` of an override by the matching options: ``algorithm=fed1,fed2``.
+
+        Args:
+            text: The override.  It is returned unchanged without a pattern, or if its key is not a group.
+        """
         key, _, value = text.partition("=")
         if "glob(" not in value or key.lstrip("+") not in GROUPS:
             return text

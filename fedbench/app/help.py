@@ -136,7 +136,7 @@ def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tu
 
 
 def of_every_option(group: str) -> dict[str, str]:
-    """Return descriptions of the keys that all options of a group have, by key."""
+    """Return a dict from key to description, for the keys that all options of a group have."""
     from fedbench.config.run_keys import KEYS
 
     shared = KEYS.get(group)
@@ -160,14 +160,14 @@ def _key_line(entry: str, meaning: str, width: int) -> str:
 
 
 def header(text: str) -> list[str]:
-    """Return the comments above the first key: name, reference and remarks."""
+    """Return the comment lines above the first key of a YAML file's text: name, reference and remarks."""
     lines = [line for line in text.splitlines() if line.strip()]
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return [line.removeprefix("#").strip() for line in lines[:end]]
 
 
 def commented_keys(text: str) -> dict[str, tuple[str, str]]:
-    """Return the top-level keys of a YAML file, with their values as text and the comments next to and below them."""
+    """Return a dict from top-level key to (value as text, comments next to and below it) for a YAML file's text."""
     import yaml
 
     root, lines = yaml.compose(text, yaml.SafeLoader), text.splitlines()
@@ -211,12 +211,12 @@ def _group(group: str, chosen: str | None) -> str:
 
 
 def _all_options(group: str, folders: list[Path]) -> str:
-    """Return all options of a group, including nested ones."""
+    """Return a line of help with all options of a group, including nested ones; ``folders`` contain the options."""
     return _filled(f"{group:<16}", group_options(group, folders))
 
 
 def _filled(label: str, names: list[str], indent: int = 16) -> str:
-    """Return a label and names behind it, wrapped to WIDTH columns."""
+    """Return a label followed by names, wrapped to WIDTH columns; later lines are indented by ``indent``."""
     return textwrap.fill(
         "  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * indent, break_on_hyphens=False
     )

@@ -129,7 +129,7 @@ def show_config(command: Command) -> int:
 
 
 def _expanded(command: Command) -> Composer:
-    """Return the composer of a command, and replace the command's overrides by their long form."""
+    """Return the composer of a command, and expand the command's overrides in place (glob and sweeper parameters)."""
     composer = Composer(command.args.config_dir)
     command.overrides = composer.expand(command.overrides)
     composer.refuse_repeated(command.overrides)
@@ -191,7 +191,7 @@ def _resumed(folder: Path, command: Command) -> Ended:
 
 
 def _output(command: Command) -> Output:
-    """Return what a run prints: lines of progress, or only warnings with --quiet."""
+    """Return which lines a run prints: progress and warnings, or only warnings with --quiet."""
     return "warnings" if command.args.quiet else "lines"
 
 
@@ -269,5 +269,5 @@ def _join_lists(arguments: list[str]) -> list[str]:
 
 
 def _raise_config_error(message: str) -> NoReturn:
-    """Raise a message of argparse as ConfigError, instead of exiting."""
+    """Raise ConfigError with a message of argparse, which itself would exit."""
     raise ConfigError(f"{message}; see --help")

@@ -53,7 +53,7 @@ class CachedRepository(ConfigRepository):
     """
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Set the folders in which to look for files and tables."""
+        """Set ``sources``, the folders and tables in which Hydra looks for configurations."""
         super().initialize_sources(config_search_path)
         folders = [source.path for source in self.sources if source.scheme() == "file"]
         self.sources.insert(-1, PaperSource("fedbench", source_path(folders)))  # Hydra's schema must be the last
@@ -144,7 +144,7 @@ class Loader(ConfigLoader):
             return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
     def added(self, overrides: Iterable[str]) -> list[str]:
-        """Return the overrides, with `++` before those that change a key, so that Hydra accepts new keys."""
+        """Return the overrides, with `++` before those of the form key=value, so that Hydra also accepts new keys."""
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
 
@@ -157,11 +157,11 @@ class Loader(ConfigLoader):
         return self.hydra.get_sources()
 
     def list_groups(self, parent_name: str) -> list[str]:
-        """Return the groups of options."""
+        """Return the names of the groups of options inside of the group ``parent_name``; "" for the top level."""
         return self.hydra.list_groups(parent_name)
 
     def get_group_options(self, group_name: str, *given: Any, **named: Any) -> list[str]:
-        """Return the options of a group."""
+        """Return the names of the options of a group, such as "fedavg" of "algorithm"."""
         return self.hydra.get_group_options(group_name, *given, **named)
 
     def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:
@@ -170,6 +170,6 @@ class Loader(ConfigLoader):
 
 
 def _changes_a_key(override: Override) -> bool:
-    """Return whether an override is key=value without a sign, for a key that is neither a group nor Hydra's."""
+    """Return whether an override has the form key=value without + or ~, and its key is not a group or Hydra's."""
     group = override.key_or_group in GROUPS or "/" in override.key_or_group
     return override.type is OverrideType.CHANGE and not group and not override.is_hydra_override()

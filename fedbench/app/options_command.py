@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _top_level() -> dict[str, Any]:
-    """Return the keys of config.yaml that belong to no group, with their defaults."""
+    """Return a dict from key to default, for the keys of config.yaml that belong to no group."""
     values = yaml.safe_load((find_conf_dir() / "config.yaml").read_text(encoding="utf-8"))
     return {key: value for key, value in values.items() if key not in (*NOT_SET, *GROUPS)}
 
@@ -85,7 +85,7 @@ def rows_of(name: str, folders: list[Path]) -> list[Row]:
 
 
 def _top_level_rows(key: str) -> list[Row]:
-    """Return the row of a key of config.yaml; those of its keys if it has any."""
+    """Return the rows that describe a key of config.yaml: one row, or a row for each key nested in it."""
     text = (find_conf_dir() / "config.yaml").read_text(encoding="utf-8")
     field, value = fields_of(options_of(RunConfig))[key], _top_level()[key]
     described = {name: meaning for name, (_, meaning) in commented_keys(text).items()} | dict(SETTINGS)
@@ -125,7 +125,7 @@ def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
 
 
 def _shared_defaults(group: str) -> dict[str, Any]:
-    """Return the defaults of the keys that all options of a group have and that their files may leave out."""
+    """Return a dict from key to default, for keys that all options of a group have and their files may leave out."""
     shared = KEYS.get(group)
     declared = fields(shared) if shared and is_dataclass(shared) else ()
     of_values = {field.name: field.default for field in declared if field.default is not MISSING}

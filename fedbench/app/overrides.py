@@ -89,7 +89,12 @@ def check_choice(override: Override, folders: list[Path]) -> None:
 
 
 def unreadable(text: str, folders: list[Path]) -> str:
-    """Return an error message for a text that is not an override, with a suggestion if it is the name of an option."""
+    """Return the error message for a text that is not a valid override.
+
+    Args:
+        text: The text.  If it is the name of an option, the message suggests the override, such as algorithm=fedavg.
+        folders: The folders with configuration files.
+    """
     if "=" not in text:
         owners = [group for group in GROUPS for name in group_options(group, folders) if name == text]
         meant = " or ".join(f"{'+' if group == 'experiment' else ''}{group}={text}" for group in owners)
@@ -99,9 +104,9 @@ def unreadable(text: str, folders: list[Path]) -> str:
 
 
 def leaves(override: Override) -> list[str]:
-    """Return the dotted keys that an override sets, those inside of a mapping if its value is one.
+    """Return the dotted keys that an override sets; [] if it deletes a key.
 
-    The list is empty if the override deletes a key.
+    If its value is a mapping, they are the keys inside of it: "algorithm.mu" for ``algorithm={mu: 1}``.
     """
     if override.is_delete():
         return []
@@ -111,7 +116,7 @@ def leaves(override: Override) -> list[str]:
 
 
 def _values(override: Override) -> list[Any]:
-    """Return all values of an override, several if it is swept; none if it is swept over an interval."""
+    """Return all values of an override: several for ``lr=0.1,1``, and [] for ``lr=interval(0,1)``."""
     if override.is_sweep_override():
         return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
     return [override.value()]

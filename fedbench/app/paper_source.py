@@ -29,11 +29,11 @@ class PaperSource(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Return the scheme of the paths of these sources, "paper"."""
+        """Return "paper", with which the paths of these sources begin: paper://..."""
         return SCHEME
 
     def available(self) -> bool:
-        """Return whether the folders exist."""
+        """Return True: the tables of this source always exist."""
         return all(folder.is_dir() for folder in self.folders)
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -51,11 +51,11 @@ class PaperSource(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": "_global_"})
 
     def is_config(self, config_path: str) -> bool:
-        """Return whether a table has the row."""
+        """Return whether the path is experiment/table/row, and the table has such a row."""
         return self._row(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether the path is experiment, or experiment/table."""
+        """Return whether the path is "experiment", or "experiment/" and the name of a table."""
         group, _, table = config_path.partition("/")
         return f"{group}/" == PREFIX and (not table or table in read_tables(self.folders))
 

@@ -132,7 +132,7 @@ def require_run(folder: Path) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return the stored configuration of a run; ConfigError if it is not one of fedbench."""
+    """Return the content of a run's config.yaml; raise ConfigError if fedbench did not write it."""
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
     is_valid = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
@@ -141,7 +141,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _target(stored: Mapping[str, Any], group: str) -> str | None:
-    """Return the class of a group in a stored configuration; None if it has none."""
+    """Return the dotted path of a group's class (``_target_``) in a stored configuration; None if it has none."""
     return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
 
 

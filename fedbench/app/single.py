@@ -88,7 +88,7 @@ class RunFolder:
     existing: Path
 
     def remove_if_never_begun(self) -> None:
-        """Remove the folder if the run never began, with empty folders above it, unless they existed before."""
+        """Remove the run folder if the run never began; also remove empty folders above it that this command made."""
         if self.existing == self.path or has_begun(self.path):
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -209,7 +209,7 @@ def folder_key(full: DictConfig, key: str) -> str:
 
 
 def _is_made(folder: Path) -> bool:
-    """Make a folder, and return whether it did not exist before."""
+    """Make a folder.  Return True if it was made, and False if it existed already."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -218,7 +218,10 @@ def _is_made(folder: Path) -> bool:
 
 
 def _run_dir(full: DictConfig) -> str:
-    """Return hydra.run.dir, in which a class of the user is named instead of the option that it replaces."""
+    """Return hydra.run.dir.
+
+    If a class of the user replaces that of a chosen option, the path has the name of this class.
+    """
     ran, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
     with flag_override(choices, ["struct", "readonly"], [False, False]):
         choices.update({group: ran[group] for group in RESERVED})

@@ -56,7 +56,7 @@ class Swept(NamedTuple):
 
     @property
     def folders(self) -> list[Path]:
-        """The folders of its runs."""
+        """The run folders of the sweep."""
         return [self.folder / row["run"] for row in self.rows]
 
 
@@ -80,7 +80,7 @@ class RunTask:
 
     @survive_broken_pipe()
     def __call__(self, cfg: DictConfig) -> float:
-        """Run a composed configuration, and return its score for the sweeper; NaN after a failure."""
+        """Run a composed configuration, and return the score that the sweeper optimizes; NaN if the run failed."""
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
         ended = attempt(folder, lambda: self._run(cfg, hydra, folder)).ended
@@ -189,7 +189,7 @@ def _start_runs(composer: Composer, master: DictConfig, task: RunTask) -> tuple[
 
 
 def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
-    """Return the overrides of a sweep, after those in hydra.sweeper.params of its configuration."""
+    """Return the overrides in hydra.sweeper.params of a sweep's configuration, followed by ``overrides``."""
     params = master.hydra.sweeper.get("params") or {}
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 
@@ -238,7 +238,7 @@ def _group(overrides: list[Override], folder: Path) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Return a list of quoted texts in Hydra's grammar."""
+    """Return the names as text in Hydra's grammar: a list of quoted texts, ``['a','b']``."""
     return f"[{','.join(map(repr, names))}]"
 
 

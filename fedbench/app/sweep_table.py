@@ -23,9 +23,10 @@ SCORES = {  # columns of the table, and their meaning
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return inode and modification time of each status file in a sweep's folder, by run.
+    """Return a dict from run to (inode, modification time) of its status file, for all runs in a sweep's folder.
 
-    They change whenever a run writes its status, so that `outcomes` sees which runs were started.
+    A run is named by its folder, relative to that of the sweep.  The values change whenever the run writes its status,
+    so that `outcomes` sees which runs were started.
 
     Args:
         folder: The folder of the sweep.
@@ -107,7 +108,7 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _scores(run_folder: Path) -> dict[str, str]:
-    """Return the scores of a finished run as text, by column of the table; missing ones are left out."""
+    """Return a dict from column of the table to score as text, for a finished run; missing scores are left out."""
     summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)
     found = {

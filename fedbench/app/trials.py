@@ -63,14 +63,14 @@ class RunLauncher:
             return self.composer.compose_run(self.master, list(run))
 
     def check(self, run: Sequence[str]) -> None:
-        """Raise ConfigError if the configuration of a run is invalid."""
+        """Raise ConfigError if the configuration of a run, given by all of its overrides, is invalid."""
         full = self.compose(run)
         with open_dict(full.hydra.job):
             full.hydra.job.num, full.hydra.job.id = 0, "check"
         checked(full, full.hydra)
 
     def run_folder(self, run: Sequence[str]) -> Path:
-        """Return the folder of a run."""
+        """Return the folder of a run, given by all of its overrides."""
         return self.folder / folder_key(self.compose(run), "hydra.sweep.subdir")
 
     def __call__(self, runs: Sequence[Sequence[str]]) -> list[Path]:

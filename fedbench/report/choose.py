@@ -48,7 +48,7 @@ class Sweep:
 
 
 def choose_command(args: argparse.Namespace) -> list[Table]:
-    """Return the tables of ``fedbench report --choose``: one table, from `choose`."""
+    """Return the tables of ``fedbench report --choose KEY``: a list of one table, which compares the key's values."""
     runs, damaged = runs_of(args)
     report_damage(damaged, [], [], "csv")
     return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))]
@@ -192,7 +192,11 @@ def _is_number(value: object) -> bool:
 
 
 def _check_comparable(runs: list[Run], key: str) -> None:
-    """Check that the runs have several values of the key, and otherwise differ in seeds and folds only."""
+    """Check that the runs have several values of the key, and equal partitions and other keys except seed and fold.
+
+    Raises:
+        ConfigError: They do not.
+    """
     values = {run.flat_config[key] for run in runs}
     require(len(values) > 1, f"--choose {key}: there are no finished runs with two different numbers under that key")
     others = [k.removeprefix("choices.") for k in differing(runs) if k not in (key, "fold")]

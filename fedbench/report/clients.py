@@ -137,19 +137,22 @@ def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScor
 
 
 def scores_at(run: Run, options: Options) -> Any:
-    """Return the metric of each client of a run at the selected round [N], a Series; empty if there is none."""
+    """Return the metric of each client of a run at the selected round, a Series by index of the client.
+
+    Clients without a score are left out.  The Series is empty if the run has no such round or metric.
+    """
     table = run.clients(options.metric)
     round = scores.selected_round(run, options.metric, options.select)
     return table.loc[round].dropna() if round in table.index else pandas().Series(dtype=float)
 
 
 def _entry(values: list[Any] | None, client: int) -> Any:
-    """Return the entry of a client in a list of partition.json; None if there is none."""
+    """Return ``values[client]``, a client's entry in a list of partition.json; None if list or entry is missing."""
     return values[client] if values is not None and client < len(values) else None
 
 
 def summary_table(scored: list[ClientScores], options: Options) -> Table:
-    """Return the distribution of the scores over clients, with a row per group."""
+    """Return a table with a row per group: worst, best, mean and other statistics of its clients' scores."""
     lower, name = scores.lower_is_better(options.metric), options.metric.rpartition("/")[2]
     rows = []
     for each in scored:
@@ -182,7 +185,7 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
 
 
 def clients_table(scored: list[ClientScores], options: Options) -> Table:
-    """Return the clients of groups; the labels of the groups are columns if there are several."""
+    """Return a table with a row per client of each group; with several groups, their labels are its first columns."""
     labels = scored[0].group.labels
     rows = [
         each.group.labels | {"tuned": each.group.tuned} | row
@@ -199,12 +202,12 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
 
 
 def _title(options: Options) -> str:
-    """Return the metric, with its unit if it is displayed in percent."""
+    """Return the name of the metric, followed by " (%)" if it is displayed in percent."""
     return options.metric + (" (%)" if scores.is_fraction(options.metric) else "")
 
 
 def _number_format(options: Options) -> dict[str, Any]:
-    """Return scale and digits of a column of scores."""
+    """Return the arguments ``digits`` and ``scale`` of a `Column` with the metric."""
     return {"digits": 2, "scale": 100} if scores.is_fraction(options.metric) else {"digits": 4}
 
 
@@ -296,7 +299,7 @@ def client(
 
 
 def client_index(run: Run, name: str) -> int | None:
-    """Return the number of a client of a run by its name or number; None if there is no such client."""
+    """Return the index of the client whose name, or whose index as text, is ``name``; None if there is none."""
     names = client_names(run)
     if name in names:
         return names.index(name)
@@ -304,12 +307,12 @@ def client_index(run: Run, name: str) -> int | None:
 
 
 def client_names(run: Run) -> list[str]:
-    """Return the names of the clients of a run, which are their numbers if they have no names."""
+    """Return the names of the clients of a run; "0", "1" and so on if its partition has no names."""
     return run.partition.get("names") or [str(i) for i in range(run.summary.get("num_clients") or 0)]
 
 
 def _unknown_client(groups: list[Group], name: str, options: Options) -> str:
-    """Return the message for a client without scores."""
+    """Return the error message if no run has scores of the client: the client or only its metric is missing."""
     runs = [group.runs[0] for group in groups]
     if any(client_index(run, name) is not None for run in runs):
         return (

@@ -188,7 +188,12 @@ def given_flag(args: argparse.Namespace, flag: str) -> str:
 
 
 def tuning_tables(args: argparse.Namespace, table_format: str) -> list[Table]:
-    """Return the tables of ``fedbench report --choose`` without a key: the chosen options of each method."""
+    """Return the tables of ``fedbench report --choose`` without a key, for each method its best options.
+
+    Args:
+        args: The parsed command line.
+        table_format: The format of the tables.  It decides where notes about damaged runs are printed.
+    """
     from fedbench.report.tuning import choice_table
 
     runs, damaged = runs_of(args)

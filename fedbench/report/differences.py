@@ -23,7 +23,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
 
     Args:
         found: The differences, at least one.
-        names: The displayed names of the methods.
+        names: From the name of a method to its displayed name.
         options: The metric and the selected round.
     """
     lower_is_better = scores.lower_is_better(options.metric)
@@ -55,7 +55,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
 
 
 def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
-    """Return a row of the table of differences, without p after Holm's correction."""
+    """Return a row of the table of differences as a dict from column to value; the caller adds "p_holm"."""
     means = difference.means.to_numpy()
     groups = difference.groups
     row = groups[0].setting | {
@@ -79,7 +79,7 @@ def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
 
 
 def differences_for_readers(table: Table) -> Table:
-    """Return the table of differences for readers, with the numbers of clients in one column instead of three."""
+    """Return the table of differences for people: the columns better, equal and worse are joined as "5 / 0 / 3"."""
     counts = ("better", "equal", "worse")
     rows = []
     for row in table.rows:
@@ -151,7 +151,7 @@ def data_notes(
         settings: The settings.
         pairs: The names of the compared methods.
         found: The differences.
-        names: The displayed names of the methods.
+        names: From the name of a method to its displayed name.
     """
     by_line: dict[str, list[str]] = {}  # the descriptions of the settings to which a line applies
     for setting in settings:
@@ -175,7 +175,14 @@ def data_notes(
 
 
 def _run_notes(setting: Setting, method: str, against: str, names: dict[str, str]) -> list[str]:
-    """Return lines about seeds that only one of two methods has, and config keys in which their runs differ."""
+    """Return lines about seeds that only one of two methods has, and config keys in which their runs differ.
+
+    Args:
+        setting: The setting with the runs of both methods.
+        method: The name of the first method.
+        against: The name of the second method.
+        names: From the name of a method to its displayed name.
+    """
     lines = []
     scored = setting.means[[method, against]].notna()
     for name, other in ((method, against), (against, method)):

@@ -121,7 +121,7 @@ def key_title(key: str) -> str:
 
 
 def _last_part(key: str) -> str:
-    """Return the part of a dotted config key after the last point."""
+    """Return the part of a dotted config key after the last point: "mu" for "algorithm.mu"."""
     return key.rpartition(".")[2]
 
 
@@ -186,11 +186,11 @@ def drop_redundant(table: Table, labels: Sequence[str]) -> Table:
 
 
 def _is_measured(value: Any) -> bool:
-    """Return whether a cell has a measured number, which is shown even if all rows have the same."""
+    """Return whether a cell of a table is a measured number.  Such columns remain even if all rows are equal."""
     return bool(value.count) if isinstance(value, Spread) else isinstance(value, float) and not math.isnan(value)
 
 
 def _repeats(text: str, label: str) -> bool:
-    """Return whether all words of a text occur in a label."""
+    """Return whether all words of ``text`` occur in ``label``, so that showing both would repeat them."""
     text_words, label_words = (set(re.findall(r"\w+(?:\.\d+)?", part.casefold())) for part in (text, label))
     return text_words <= label_words

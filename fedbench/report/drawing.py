@@ -80,7 +80,7 @@ class FigureFiles:
     suffix: str = ".png"
 
     def path(self, name: str) -> Path:
-        """Return the path of the figure with a name, such as "curves": ``folder/prefix + name + suffix``."""
+        """Return the path of a figure's file: folder / (prefix + name + suffix).  A name is for example "curves"."""
         return self.folder / f"{self.prefix}{name}{self.suffix}"
 
 

@@ -71,7 +71,7 @@ def draw_settings(groups: list[Group], runs: list[Run], options: Options, files:
 
 
 def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
-    """Return the groups by the description of their setting, such as "mnist, dirichlet, cnn, alpha 0.1"."""
+    """Return a dict from setting, described as "mnist, dirichlet, cnn, alpha 0.1", to its groups of runs."""
     settings: dict[str, list[Group]] = {}
     for group in groups:
         parts = [str(value) if name in SETTING else f"{name} {value}" for name, value in group.setting.items()]
@@ -363,7 +363,7 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
 
 
 def _draw_values(axes: Any, cells: list[Cell]) -> None:
-    """Draw the printed values and ours of a column of a table, a line of the panel per cell, the first one on top."""
+    """Draw printed and our values of a printed table's column: one line of the panel per cell, the first on top."""
     positions = -np.arange(len(cells))
     styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
               "ours": {"color": drawing.COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip

@@ -58,7 +58,7 @@ def matrices(run: Run) -> dict[str, np.ndarray]:
 
 
 def label_counts(run: Run) -> DataFrame | None:
-    """Return the numbers of training images of each client and class [N, C]; None if they are not recorded."""
+    """Return how many training samples each client has of each class [N, C]; None if the run does not record it."""
     counts = run.partition.get("label_counts")
     if counts is None:
         return None

@@ -71,7 +71,11 @@ def default_folders() -> list[Path]:
 
 
 def runs_of(args: argparse.Namespace) -> tuple[list[Run], dict[Path, str]]:
-    """Return the intact runs in the folders, and the damage of the other runs by path."""
+    """Return the intact runs in the given (or default) folders, and a dict from each damaged run's path to its damage.
+
+    Args:
+        args: The parsed command line with ``folders`` and ``config_dir``.
+    """
     return readable(find_runs(args.folders or default_folders() or ["runs"], args.config_dir))
 
 

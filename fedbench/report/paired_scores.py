@@ -52,7 +52,7 @@ class Difference:
 
     @property
     def groups(self) -> tuple[Group, Group]:
-        """The runs of both methods."""
+        """The group of ``method`` and the group of ``against``."""
         return self.setting.groups[self.method], self.setting.groups[self.against]
 
     @property

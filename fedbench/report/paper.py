@@ -1,9 +1,10 @@
 """Compare the printed table of a paper with runs, cell by cell.
 
-The key ``paper`` of an experiment file states which cells its runs answer.  ``table`` is the name of a file in
-fedbench/papers, or a list of names.  The other keys are columns of that file with the value of the cells: a value, a
-list of values, a pattern with ``*``, a reference to a config key, or a mapping from overrides to values.  ``select``
-(last, best, best_val, last3) is the round, if it differs from that of paper_metrics.py.
+The key ``paper`` of an experiment file states which cells its runs reproduce, that is, with which cells their scores
+are compared.  ``table`` is the name of a file in fedbench/papers, or a list of names.  The other keys are columns of
+that file with the value of the cells: a value, a list of values, a pattern with ``*``, a reference to a config key, or
+a mapping from overrides to values.  ``select`` (last, best, best_val, last3) is the round, if it differs from that of
+paper_metrics.py.
 
     paper:
       table: pgfed_table1_cifar
@@ -48,7 +49,7 @@ class Cell:
 
     Attributes:
         row: The row of the CSV file of the table.
-        runs: The runs that answer the cell, one per seed.
+        runs: The runs that reproduce the cell, one per seed.
         overrides: How the runs depart from their experiment file: names of further experiment files, and overrides.
         reduced: Whether the runs use a second experiment file with a reduced setting.
         ours: Our value.  Its standard deviation is over clients if that of the paper is, else over seeds.
@@ -89,7 +90,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The values of `KEYS`, which identify the column of the table."""
+        """Setting, dataset, clients and metric, which identify the column of the printed table."""
         return tuple(self.row[name] for name in KEYS)
 
     @property
@@ -104,8 +105,8 @@ class Experiment:
 
     Attributes:
         name: The name of the experiment.
-        paper: Its key ``paper``, which states the printed cells that it answers (see the module's docstring), with
-            unresolved references such as ${partition.num_clients}.
+        paper: Its key ``paper``, which states the printed cells that it reproduces: the table, and by column of the
+            table's CSV file the values of the cells.  References such as ${partition.num_clients} are not resolved.
     """
 
     name: str
@@ -113,11 +114,15 @@ class Experiment:
 
     @property
     def methods(self) -> list[str]:
-        """The printed names of the methods that it runs."""
+        """The methods that it runs, by their names in the printed table; empty if ``paper`` has no method."""
         return [str(name) for name in _as_list(self.paper.get("method", []))]
 
     def overrides(self, row: dict[str, str]) -> list[str]:
-        """Return the overrides with which the experiment answers a row of a CSV file: ["partition.num_clients=25"]."""
+        """Return the overrides with which the experiment reproduces a cell, such as ["partition.num_clients=25"].
+
+        Args:
+            row: The cell: its row of the table's CSV file, values by column.
+        """
         overrides = []
         for column, value in self.paper.items():
             if reference := REFERENCE.match(str(value)):
@@ -127,7 +132,7 @@ class Experiment:
         return overrides
 
     def config_keys(self) -> set[str]:
-        """Return the config keys that determine which row a run answers."""
+        """Return the config keys whose values determine which cell of the table a run reproduces."""
         keys = set()
         for value in self.paper.values():
             if reference := REFERENCE.match(str(value)):
@@ -138,14 +143,14 @@ class Experiment:
 
 
 def tables() -> list[str]:
-    """Return the names of the printed tables."""
+    """Return the names of the files in fedbench/papers that are compared with runs, without .csv, sorted."""
     columns = {"method", "mean", "std", *KEYS}
     return sorted(path.stem for path in PAPERS.glob("*.csv") if columns <= set(_read_csv(path)[0]))
 
 
 @cache
 def _read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file, a dict by column each."""
+    """Return the rows of a CSV file, each as a dict from column to value.  The result is cached."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -175,17 +180,17 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def names_table(paper: dict[str, Any], table: str) -> bool:
-    """Return whether the value of a key ``paper`` names a table."""
+    """Return whether ``table`` is a table of ``paper``, the value of an experiment's key ``paper``."""
     return table in _as_list(paper.get("table"))
 
 
 def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
-    """Return whether runs answer a row of a printed table.
+    """Return whether runs reproduce a cell of a printed table.
 
     Args:
-        paper: The value of their key ``paper``.  Without a method, they answer no row.
+        paper: The value of their key ``paper``.  Without a method, the runs reproduce no cell.
         table: The name of the table.
-        row: The row of its CSV file.
+        row: The cell: its row of the table's CSV file, values by column.
     """
     columns = {column: value for column, value in paper.items() if column not in ("table", "select")}
     if "method" not in columns or not names_table(paper, table):
@@ -197,8 +202,8 @@ def _matches_value(expected: Any, value: str | None) -> bool:
     """Return whether the value of a column of a CSV file is one that a key ``paper`` states.
 
     Args:
-        expected: A value, a pattern with ``*``, a list of them, a mapping to them, or a reference, which any value
-            matches.
+        expected: What the key ``paper`` states: a value, a pattern with ``*``, a list of them, a dict from override
+            to value, or a reference such as ${partition.num_clients}, which any value matches.
         value: The value of the column; None if the CSV file has no such column.
     """
     if value is None or REFERENCE.match(str(expected)):
@@ -210,7 +215,8 @@ def _matches_value(expected: Any, value: str | None) -> bool:
 def paper_of(run: Run) -> dict[str, Any]:
     """Return the value of the key ``paper`` of a run.
 
-    A mapping such as {dataset=cifar10: CIFAR10} is replaced by the list of its values whose overrides hold in the run.
+    A dict from override to value, such as {dataset=cifar10: CIFAR10}, is replaced by the list of those values whose
+    override agrees with the run's configuration.
     """
     config = run.flat_config
 
@@ -226,18 +232,24 @@ def paper_of(run: Run) -> dict[str, Any]:
 
 
 def experiments(conf_dirs: Sequence[Path]) -> list[Experiment]:
-    """Return the experiments in folders of options that have or inherit a key ``paper``, sorted by name."""
+    """Return the experiments that have or inherit a key ``paper``, sorted by name.
+
+    Args:
+        conf_dirs: Folders of options, such as conf; their subfolders ``experiment`` are searched.
+    """
     names = group_options("experiment", conf_dirs)
     found = [Experiment(name, inherited(f"experiment/{name}", "paper", conf_dirs)) for name in names]
     return [experiment for experiment in found if experiment.paper]
 
 
 def compare(name: str, runs: list[Run], available: list[Experiment], target: float = 0.7) -> list[Cell]:
-    """Compare the cells of a printed table whose metric a run can have with runs.
+    """Compare the cells of a printed table with runs.
+
+    Cells with a metric that no run can have are left out.
 
     Args:
-        name: The table.
-        runs: The runs; unfinished ones answer no cell.
+        name: The name of the printed table.
+        runs: The runs; unfinished ones are left out.
         available: The experiments.
         target: The accuracy to reach, for metrics of convergence.
 
@@ -328,7 +340,7 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
 
 
 def varying_keys(cells: list[Cell]) -> list[str]:
-    """Return the keys of `KEYS` whose values differ among cells."""
+    """Return those of setting, dataset, clients and metric whose values differ among cells."""
     return [key for key in KEYS if len({cell.row[key] for cell in cells}) > 1]
 
 
@@ -442,7 +454,9 @@ def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[
 
 
 def unmatched_runs(name: str, runs: list[Run]) -> list[str]:
-    """Return a line for each run that names the table but answers none of its rows, because of a misspelt method, say.
+    """Return a line of text for each run that names the table but reproduces none of its cells.
+
+    A misspelt method in the key ``paper`` is a possible reason.
 
     Args:
         name: The name of the printed table.

@@ -144,7 +144,10 @@ def gain_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Mea
 
 
 def _gains(run: Run, cell: PrintedCell, metric: str) -> Series:
-    """Return the gain over Local of each client between its own best rounds [N]; empty without a run of Local."""
+    """Return each client's score at its best round minus its score under Local at its best round there, [N].
+
+    The Series is empty if ``cell.runs`` contains no run of Local.
+    """
     return scores.gains(run, scores.local_of(run, list(cell.runs)), metric, own_best=True)
 
 
@@ -199,7 +202,7 @@ RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float
 
 
 def is_measured(metric: str) -> bool:
-    """Return whether a run can have a metric of a printed table.  Other columns describe data and settings."""
+    """Return whether fedbench can compute a metric of a printed table from a run."""
     return metric in METRICS or metric in RELATIVE_METRICS
 
 

@@ -75,7 +75,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished."""
+        """Whether the run is finished: not running, paused or failed."""
         return self.summary.get("status") == "finished"
 
     @property
@@ -124,7 +124,7 @@ class Run:
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
-        """The resolved configuration by dotted keys."""
+        """The resolved configuration as a dict from dotted key to value."""
         return flatten(self.config, drop_empty=True)
 
     @cached_property

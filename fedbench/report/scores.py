@@ -120,7 +120,7 @@ def best_of(values: DataFrame, metric: str) -> Series:
 
 
 def value_at(run: Run, metric: str, round: float | None) -> float:
-    """Return a metric at a round; NaN if the run has no such metric or round."""
+    """Return the value of a metric at a round; NaN if the run has no such metric or round, or if the round is None."""
     return float(curve(run, metric).get(round, NAN))
 
 

@@ -84,7 +84,7 @@ def signed_rank_p(differences: np.ndarray) -> np.ndarray:
 
 
 def smallest_p(seeds: int) -> float:
-    """Return the smallest two-sided p of the signed-rank test with a number of seeds."""
+    """Return the smallest two-sided p-value that the signed-rank test can have with this number of seeds."""
     return 2 / 2**seeds
 
 
@@ -98,7 +98,7 @@ def seeds_needed(comparisons: int) -> int:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return p after Holm's correction [n], for n comparisons."""
+    """Return the p-values ``p`` [n] of n comparisons after Holm's correction [n], in the same order."""
     order = np.argsort(p)
     factors = np.arange(len(p), 0, -1)  # n for the smallest p, 1 for the largest
     corrected = np.empty(len(p))
@@ -120,7 +120,7 @@ def standardized_mean(differences: np.ndarray) -> float:
 
 
 def signs(differences: np.ndarray) -> np.ndarray:
-    """Return 1, 0, -1 or NaN for differences of any shape; 0 for those that are equal to 0 in 12 decimal places."""
+    """Return the sign of each difference: 1, -1, NaN, or 0 if it is 0 after rounding to 12 decimal places."""
     return np.sign(np.round(differences, DECIMALS))
 
 

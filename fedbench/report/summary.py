@@ -48,7 +48,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The name in a legend: the method, and the labels that are not part of the setting."""
+        """The name in a legend: the method, and the other labels that are not part of the setting."""
         return legend_name(self.method_labels, self.tuned, self.conf)
 
     @property
@@ -58,7 +58,7 @@ class Group:
 
     @property
     def method_labels(self) -> dict[str, Any]:
-        """The labels that are not part of the setting."""
+        """The labels of the method: those that are not keys of the setting, from column title to value."""
         return {key: value for key, value in self.labels.items() if key not in self.setting}
 
     @property

@@ -225,7 +225,7 @@ def as_object(tables: list[Table]) -> dict[str, Any]:
 
 
 def _table_object(table: Table) -> dict[str, Any]:
-    """Return a table with columns as a dict: name, title, columns and rows."""
+    """Return a table for JSON as a dict with the keys name, title, columns and rows."""
 
     def cell(value: Any) -> Any:
         if isinstance(value, Spread):
@@ -291,7 +291,7 @@ def escape_control(text: str) -> str:
 
 
 def format_row(table: Table, row: dict[str, Any]) -> list[str]:
-    """Return the text of each cell of a row, with its dagger if it has one."""
+    """Return the text of each cell of a row, with a dagger behind a fine-tuned method."""
     daggers = [DAGGER if column.dagger_key and row.get(column.dagger_key) else "" for column in table.columns]
     return [format_cell(row.get(column.key), column) + dagger for column, dagger in zip(table.columns, daggers)]
 

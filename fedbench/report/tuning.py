@@ -53,7 +53,7 @@ class Study:
 
     Attributes:
         method: The name of the method.
-        setting: The values of the other config keys in which settings differ, by title of their columns.
+        setting: The values of the config keys in which the settings differ: from title of the column to value.
         trials: The trials, in the order of their options.
         conf: The folders of options in which the method is looked up; None for those of fedbench.
     """
@@ -129,18 +129,18 @@ def studies(runs: list[Run]) -> list[Study]:
 
 
 def _setting_of(run: Run) -> Hashable:
-    """Return the options of a run that a search does not change, as sorted pairs of key and text."""
+    """Return the config entries of a run's setting, which a search does not change, as sorted pairs (key, text)."""
     entries = identity(run)
     return tuple(sorted((key, repr(value)) for key, value in entries.items() if _is_setting(key)))
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a config key belongs to the setting: neither to the method, nor the fold of cross-validation."""
+    """Return whether a config key is part of the setting, that is, neither tunable nor the method nor the fold."""
     return not is_matched(key, TUNABLE) and key not in ("choices.algorithm", "fold")
 
 
 def _setting_titles(runs: list[Run]) -> dict[str, str]:
-    """Return titles of columns by config key, for the keys of the setting in which the runs differ.
+    """Return a dict from config key to column title, for the keys of the setting in which the runs differ.
 
     Data set, partition and model come first.  A difference in one of them hides the differences in its options.
     """
@@ -151,7 +151,7 @@ def _setting_titles(runs: list[Run]) -> dict[str, str]:
 
 
 def _trials(runs: list[Run]) -> list[Trial]:
-    """Return the trials of a method in one setting."""
+    """Return the runs of a method in one setting as trials, one for each choice of options, sorted by option."""
     keys = [key for key in differing(runs) if not _is_setting(key) and key != "fold" and not key.endswith("_target_")]
     trials: dict[tuple[str, ...], Trial] = {}
     for run in runs:
@@ -245,7 +245,13 @@ def _is_number(value: object) -> bool:
 
 
 def _incomplete(study: Study, finished: Sequence[Trial], spreads: Sequence[Spread]) -> list[str]:
-    """Return sentences about trials without a finished run, and about trials with undefined scores."""
+    """Return a sentence with the number of unfinished trials, and one with that of undefined scores, if not 0.
+
+    Args:
+        study: The trials of a method.
+        finished: Those of its trials that are finished with all compared seeds and folds.
+        spreads: The validation score of each finished trial over these seeds and folds.
+    """
     sentences = []
     if unfinished := len(study.trials) - len(finished):
         sentences.append(f"{_name(study)}: {unfinished} of {len(study.trials)} trials did not finish all rounds.")
@@ -261,7 +267,13 @@ def _name(study: Study) -> str:
 
 
 def _table(choices: list[Choice], metric: str, select: str) -> Table:
-    """Return the table of the choices.  Its rows are sorted by setting, and then by the selected test score."""
+    """Return the table of the choices, sorted by setting and then by test score.
+
+    Args:
+        choices: The chosen trial of each method and setting.
+        metric: A metric of test samples, personal/...
+        select: The round of the test scores that sort the rows: "last" or "best_val".
+    """
     sign = 1 if scores.lower_is_better(metric) else -1
     rows = [_row(choice, metric) for choice in choices]
     titles = list(choices[0].study.setting)
@@ -284,7 +296,7 @@ def _table(choices: list[Choice], metric: str, select: str) -> Table:
 
 
 def _row(choice: Choice, metric: str) -> dict[str, Any]:
-    """Return a row of the table.  This reads the test scores."""
+    """Return a row of the table as a dict from column to value.  Test scores are read here, after the choice."""
     runs = [choice.trial.runs[key] for key in choice.tested]
     test = {
         name: over_seeds(scores.value_at(run, metric, scores.selected_round(run, metric, name)) for run in runs)
@@ -309,7 +321,12 @@ def override(option: tuple[str, Any]) -> str:
 
 
 def _notes(choices: list[Choice], select: str) -> list[str]:
-    """Return the lines below the table: what the columns mean, and warnings."""
+    """Return the lines below the table: what the columns mean, and warnings.
+
+    Args:
+        choices: The chosen trial of each method and setting.
+        select: The round of the validation scores by which the trials were chosen: "last" or "best_val".
+    """
     when = "at the last round" if select == "last" else "at the best round of each run by validation"
     lines = [
         f"validation: the score {when}, by which the values were chosen; a maximum over trials, and so too high. "

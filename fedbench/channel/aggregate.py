@@ -1,12 +1,15 @@
-"""Means of clients' uploads."""
+"""Means of clients' uploads, and estimates of them by aggregation rules."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.aggregators.base import Aggregator
+from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
 
 
@@ -28,14 +31,63 @@ def mean(
     Returns:
         The mean, or the mean of each group.  # [...] or [M, ...]
     """
-    weights = mean_weights(context, weights)
-    if groups is not None:
-        members = groups.to(weights) * weights  # weight of each client in each group, else 0  [M, K]
-        # normalized in each group; without clients 0 / tiny = 0
-        weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
+    weights = _group_weights(mean_weights(context, weights), groups)
     if uploads.dim() <= 2:
         return weights @ uploads
     return (weights @ uploads.flatten(1)).unflatten(-1, uploads.shape[1:])
+
+
+def robust_mean(
+    context: RoundContext,
+    aggregator: Aggregator,
+    uploads: Tensor,
+    weights: Literal["samples", "uniform"] | Tensor,
+    groups: Tensor | None,
+    center: Tensor | None,
+) -> Tensor:
+    """Return the estimate of `mean` by an aggregation rule.
+
+    A client with weight 0 is left out.  If given weights sum to s, the result is s times the rule's estimate.
+
+    Args:
+        context: The clients.
+        aggregator: The rule.
+        uploads: As in `mean`.  # [K, ...]
+        weights: As in `mean`.
+        groups: As in `mean`.  The rule is applied to each group.  # [M, K]
+        center: The value that the server sent and that the result replaces, or None.  # [...]
+
+    Returns:
+        The estimate, or that of each group.  # [...] or [M, ...]
+    """
+    rows = uploads.reshape(len(uploads), -1)  # [K, p]
+    center = None if center is None else center.flatten()
+    keys = rng.client_keys(rng.key(context.seed, "bucketing", context.round), context.ids)  # [K]
+
+    def estimate(w: Tensor, total: Tensor | None) -> Tensor:
+        """Combine the clients with positive weights w [K].  Their sum `total` is None if it is 1.  # [p]"""
+        members = torch.nonzero(w)[:, 0]
+        if not len(members):
+            return torch.zeros_like(rows[0])
+        chosen = (rows, w) if len(members) == len(w) else (rows[members], w[members])
+        order = torch.from_numpy(np.argsort(keys[members.cpu().numpy()])).to(rows.device)
+        if total is None:
+            return aggregator.aggregate(*chosen, center, order)
+        return total * aggregator.aggregate(chosen[0], chosen[1] / total, center, order)
+
+    of_clients = _group_weights(mean_weights(context, weights), groups)  # [K] or [M, K]
+    if groups is not None:
+        return torch.stack([estimate(w, None) for w in of_clients]).view(-1, *uploads.shape[1:])
+    return estimate(of_clients, of_clients.sum() if isinstance(weights, Tensor) else None).view(uploads.shape[1:])
+
+
+def _group_weights(weights: Tensor, groups: Tensor | None) -> Tensor:
+    """Return the weights [K] of clients, or with groups [M, K] their weights in each group [M, K], with sum 1 or 0."""
+    if groups is None:
+        return weights
+    members = groups.to(weights) * weights  # weight of each client in each group, else 0  [M, K]
+    # normalized in each group; without clients 0 / tiny = 0
+    return members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
 
 
 def mean_weights(context: RoundContext, weights: Literal["samples", "uniform"] | Tensor) -> Tensor:

@@ -21,6 +21,7 @@ class RoundCost:
         loss: Mean training loss of the last call of `train`.
         losses: Training loss of each client.  # [K]
         takes_means: Whether the server averaged clients by the option `client_weights`.
+        takes_aggregates: Whether the server combined uploads by the option `aggregator`.
         takes_server_steps: Whether the server moved its model by the option `server`.
     """
 
@@ -33,4 +34,5 @@ class RoundCost:
     loss: float = float("nan")
     losses: Tensor | None = None
     takes_means: bool = False
+    takes_aggregates: bool = False
     takes_server_steps: bool = False

@@ -325,6 +325,7 @@ class RunConfig:
     algorithm: dict
     optimizer: dict
     server: dict
+    aggregator: dict
     compression: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
@@ -344,6 +345,7 @@ RESERVED: dict[str, type | None] = {
     "optimizer": OptimizerKeys,
     "algorithm": None,
     "server": None,
+    "aggregator": None,
     "compression": None,
 }
 # group: dataclass of keys of the group
@@ -358,6 +360,7 @@ KINDS = {
     "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
     "server": ("ServerRule", "fedbench.server.base.ServerRule"),
+    "aggregator": ("Aggregator", "fedbench.aggregators.base.Aggregator"),
     "compression": ("Compressor", "fedbench.compression.base.Compressor"),
 }
 # constructor arguments that are not options: they are set by the data set, or by the attribute `reads` of the method

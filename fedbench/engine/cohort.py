@@ -323,7 +323,7 @@ class Cohort:
         updates: str | None = None,
         rule: ServerRule | None = None,
     ) -> Tensor:
-        """Return the mean of the clients' uploads.
+        """Return the mean of the clients' uploads, or the estimate of the run's aggregation rule (option aggregator).
 
         A server model is averaged by `self.w = cohort.mean(up.theta, updates="w")`.  The run's server rule (option
         server) then replaces the mean.
@@ -345,7 +345,13 @@ class Cohort:
         """
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
         self.cost.takes_server_steps |= updates is not None and rule is None
-        mean, rule = aggregate.mean(self.context, uploads, weights, groups), rule or self.engine.server
+        self.cost.takes_aggregates = True
+        rule, aggregator = rule or self.engine.server, self.engine.aggregator
+        if aggregator is None:
+            mean = aggregate.mean(self.context, uploads, weights, groups)
+        else:
+            center = None if updates is None else self._channel.broadcast_value(updates)
+            mean = aggregate.robust_mean(self.context, aggregator, uploads, weights, groups, center)
         if updates is None or rule is None:
             return mean
         w, weights = self._channel.broadcast_value(updates), aggregate.mean_weights(self.context, weights)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedbench.aggregators.base import Aggregator
 from fedbench.channel.compression import Compression
 from fedbench.channel.privacy import Privacy
 from fedbench.core.rows import Rows, RowStore
@@ -33,6 +34,7 @@ class Engine:
         privacy: Clips uploads and adds noise, or None.
         compression: Compresses messages, or None.
         server: Server rule that moves the server's model towards the mean of the uploads.  None: it takes the mean.
+        aggregator: Rule that combines uploads.  None: their mean.
         seed: The run's seed.
         rounds: Number of rounds of the run.
         epochs: local.epochs: one number for all clients, or one for each.  # [N]
@@ -55,6 +57,7 @@ class Engine:
     privacy: Privacy | None = None
     compression: Compression | None = None
     server: ServerRule | None = None
+    aggregator: Aggregator | None = None
     seed: int = 0
     rounds: int = 1
     epochs: float | np.ndarray = 1

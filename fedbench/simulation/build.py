@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from fedbench.aggregators.base import Aggregator
+from fedbench.aggregators.mean import Mean
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import OLD_NAMES, Algorithm
 from fedbench.channel.compression import Compression
@@ -323,6 +325,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         privacy=privacy(cfg, rows),
         compression=compression(cfg, rows, flat),
         server=server_rule(cfg),
+        aggregator=aggregator(cfg, training),
         seed=int(cfg.seed),
         rounds=cfg.rounds,
         epochs=epochs(cfg, training.num_clients),
@@ -397,6 +400,23 @@ def server_rule(cfg: DictConfig) -> ServerRule | None:
     """Return the server rule; None with server=average."""
     rule = component(cfg, "server")
     return None if type(rule) is Average else rule
+
+
+def aggregator(cfg: DictConfig, training: Federation) -> Aggregator | None:
+    """Return the aggregation rule; None with aggregator=mean.
+
+    Args:
+        cfg: The checked configuration.
+        training: The federation of the training clients.
+
+    Raises:
+        ConfigError: aggregator.f is too large for the number of clients in a round.
+    """
+    rule = component(cfg, "aggregator")
+    if type(rule) is Mean:
+        return None
+    rule.check(training.cohort_size)
+    return rule
 
 
 def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compression | None:

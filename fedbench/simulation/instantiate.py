@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.adapters.base import Adapter
+from fedbench.aggregators.base import Aggregator
 from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Compressor
 from fedbench.config.find_target import find_target
@@ -33,6 +34,7 @@ KINDS = {
     "optimizer": ((), "a fedbench.engine.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
     "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
     "server": ((), "a fedbench.server.base.ServerRule", lambda x: isinstance(x, ServerRule)),
+    "aggregator": ((), "a fedbench.aggregators.base.Aggregator", lambda x: isinstance(x, Aggregator)),
     "compression": ((), "a fedbench.compression.base.Compressor", lambda x: isinstance(x, Compressor)),
 }
 

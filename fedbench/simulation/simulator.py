@@ -233,9 +233,9 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
 
 
 def check_used(sim: Simulation, cost: RoundCost) -> None:
-    """Check after the first round that the options `client_weights`, `server` and `compression` had an effect.
+    """Check after the first round that client_weights, aggregator, server and compression had an effect.
 
-    A round without local steps may send nothing.  Then `server` and `compression` are checked after the next round.
+    A round without local steps may send nothing.  Then the last three are checked after the next round.
 
     Args:
         sim: The run.
@@ -251,6 +251,11 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
         engine.client_weights == "samples" or sim.takes_means,
         f"client_weights={engine.client_weights} has no effect: algorithm={choices.algorithm} does not "
         "average clients by number of samples; use client_weights=samples",
+    )
+    require(
+        engine.aggregator is None or cost.takes_aggregates or check_later,
+        f"aggregator={choices.aggregator} has no effect: algorithm={choices.algorithm} does not average uploads; "
+        "use aggregator=mean, or another algorithm such as fedavg",
     )
     require(
         engine.server is None or cost.takes_server_steps or check_later,

@@ -84,6 +84,9 @@ def log_components(sim: Simulation) -> None:
         f"{model.trained.size:,}",
         engine.executor.plan,
     )
+    rule = engine.aggregator
+    if rule is not None and not rule.uses_weights and engine.client_weights == "samples":
+        log.info("aggregator: this rule treats all clients equally, whatever their numbers of samples")
     if engine.privacy is not None:
         log.info("privacy: %s", "\n  ".join(clauses(engine.privacy.guarantee())))
     ranks = engine.executor.ranks

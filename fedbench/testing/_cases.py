@@ -149,7 +149,11 @@ class Case:
             eval_batch=8,
             cohort_size=min(cohort_size(cfg, 6), federation.num_clients),
         )
-        engine = replace(engine, compression=build.compression(cfg, engine.rows, engine.model))
+        engine = replace(
+            engine,
+            aggregator=build.aggregator(cfg, federation),
+            compression=build.compression(cfg, engine.rows, engine.model),
+        )
         return Simulation(cfg, Path(), engine, build.algorithm(cfg), split)
 
     @property

@@ -39,7 +39,8 @@ from fedbench.simulation import build, checkpoint, evaluate, simulator
 
 SIZES = (3, 8, 1, 8, 2)
 NORM, SUMMED = "fedavg, batch statistics", "fedpia, outputs that are added"
-OTHERS = (NORM, SUMMED)  # than methods as conf has them
+ROBUST = "fedavg, multi_krum of buckets"
+OTHERS = (NORM, SUMMED, ROBUST)  # than methods as conf has them
 USUAL = METHODS[::4]  # whom two processes play by default: the others where slow tests are asked for
 LOOP = Plan("loop", 1, 1, 1)
 ENVIRONMENT = {
@@ -63,6 +64,9 @@ def simulation(name: str) -> Any:
     if name == NORM:
         found = Case("fedavg", ["model=resnet", "model.widths=[4]", "model.norm=batch", *case("fedavg").optimizer])
         return found.simulation("loop", **{"local.batch_size": 8})
+    if name == ROBUST:
+        rule = ["aggregator=multi_krum", "aggregator.pre=bucketing", "aggregator.f=0"]
+        return case("fedavg").on([*case("fedavg").overrides, *rule]).simulation("loop")
     return (summed() if name == SUMMED else case(name)).simulation("loop")
 
 

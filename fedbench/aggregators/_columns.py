@@ -1,0 +1,77 @@
+"""Operations on each column of some rows, which need its sorted values.
+
+Letters: m rows, p columns, b columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 16384  # columns that are sorted at a time
+ROUNDING = 1e-6  # of a sum of normalized float32 weights
+
+
+def are_equal(weights: Tensor) -> bool:
+    """Return whether all weights [m] are equal."""
+    return bool((weights == weights[0]).all())
+
+
+def sorted_columns(rows: Tensor) -> Iterator[Tensor]:
+    """Yield blocks of columns, each column sorted in ascending order.
+
+    On a CPU, NumPy sorts short columns much faster than torch.
+
+    Args:
+        rows: The rows.  # [m, p]
+
+    Yields:
+        The sorted values of some columns.  # [b, m]
+    """
+    for block in rows.split(BLOCK, 1):
+        columns = block.T.contiguous()  # [b, m]
+        yield torch.from_numpy(np.sort(columns.numpy(), 1)) if columns.is_cpu else columns.sort(1).values
+
+
+def sorted_with_weights(rows: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of columns, sorted as by `sorted_columns`, and the weight of each value.
+
+    Args:
+        rows: The rows.  # [m, p]
+        weights: Weights of the rows.  # [m]
+
+    Yields:
+        The sorted values of some columns [b, m], and their weights [b, m].
+    """
+    for block in rows.split(BLOCK, 1):
+        columns = block.T.contiguous()  # [b, m]
+        order = torch.from_numpy(np.argsort(columns.numpy(), 1)) if columns.is_cpu else columns.argsort(1)  # [b, m]
+        yield columns.gather(1, order), weights[order]
+
+
+def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted median of each column.
+
+    It is the mean of the lower and the upper median.  These are the smallest values up to which the weights sum to at
+    least, and to more than, half of the total.  With equal weights, it is the usual median.
+
+    Args:
+        rows: The rows.  # [m, p]
+        weights: Weights of the rows, with sum 1.  # [m]
+
+    Returns:
+        The medians.  # [p]
+    """
+    last = len(rows) - 1
+    if are_equal(weights):
+        return torch.cat([(values[:, last // 2] + values[:, (last + 1) // 2]) / 2 for values in sorted_columns(rows)])
+    medians = []
+    for values, w in sorted_with_weights(rows, weights):
+        cumulative = w.double().cumsum(1)  # [b, m]
+        lower = (cumulative < 0.5 - ROUNDING).sum(1, keepdim=True)  # position of the lower median  [b, 1]
+        upper = (cumulative < 0.5 + ROUNDING).sum(1, keepdim=True).clamp_max(last)
+        medians.append((values.gather(1, lower) + values.gather(1, upper))[:, 0] / 2)
+    return torch.cat(medians)

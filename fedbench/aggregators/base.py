@@ -1,0 +1,137 @@
+"""Base class of aggregation rules.
+
+A method averages uploads by `cohort.mean`.  A rule replaces this mean by an estimate that a few wrong uploads cannot
+move far.  Before the rule, nearest-neighbour mixing (NNM) or bucketing may replace uploads by means of several uploads.
+
+Letters: n clients whose uploads are combined, m rows that the rule receives, p values of an upload.
+
+References:
+    Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, AISTATS 2023 (NNM).
+    Karimireddy, He and Jaggi, ICLR 2022 (bucketing).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.aggregators._columns import weighted_median
+from fedbench.aggregators._mixing import bucket_means, mix_nearest
+from fedbench.core.options import Count, NonNegative, require
+
+PreAggregation = Literal["none", "nnm", "bucketing"]
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What a rule combines.
+
+    Attributes:
+        rows: The uploads, or their means after `pre`.  # [m, p]
+        weights: Weights of the rows, with sum 1.  # [m]
+        f: Assumed number of wrong rows, at most `max_f(m)`.
+        center: The value that the server sent and that the result replaces.  None: there is none.  # [p]
+    """
+
+    rows: Tensor
+    weights: Tensor
+    f: int
+    center: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """The weighted mean of the rows.  # [p]"""
+        return self.weights @ self.rows
+
+    @property
+    def start(self) -> Tensor:
+        """A point near the rows: the center, or without it their coordinate-wise weighted median.  # [p]"""
+        return weighted_median(self.rows, self.weights) if self.center is None else self.center
+
+
+class Aggregator:
+    """Base class of aggregation rules.
+
+    Args:
+        f: Assumed number of wrong uploads among those that are combined, or a fraction of them below 0.5.  A fraction
+            is rounded up.
+        pre: What replaces the uploads before the rule: "none", "nnm" or "bucketing".
+        bucket_size: Number of uploads in a bucket.
+
+    Attributes:
+        uses_weights: Whether the rule uses the clients' weights.  If not, it treats all clients equally.
+    """
+
+    uses_weights = True
+
+    def __init__(self, f: NonNegative = 0.1, pre: PreAggregation = "none", bucket_size: Count = 2):
+        require(
+            f < 0.5 or f == int(f),
+            f"aggregator.f={f} must be a whole number of clients, or a fraction of them below 0.5: change it",
+        )
+        self.f, self.pre, self.bucket_size = f, pre, bucket_size
+
+    def combine(self, u: Uploads) -> Tensor:
+        """Return the rule's estimate of the mean of the correct rows.  Subclasses must implement it.
+
+        Args:
+            u: The rows, and what is known about them.
+
+        Returns:
+            The estimate.  # [p]
+        """
+        raise NotImplementedError
+
+    def max_f(self, m: int) -> int:
+        """Return the largest number of wrong rows that the rule allows among m rows.  Subclasses may override it."""
+        return max((m - 1) // 2, 0)
+
+    def num_wrong(self, n: int) -> int:
+        """Return the assumed number of wrong uploads among n."""
+        return math.ceil(self.f * n - 1e-9) if self.f < 1 else int(self.f)  # 0.1 * 30 is more than 3
+
+    def check(self, num_clients: int) -> None:
+        """Check f against the number of clients in a round.
+
+        Args:
+            num_clients: The number of clients.
+
+        Raises:
+            ConfigError: f is too large for the rule.
+        """
+        m = math.ceil(num_clients / self.bucket_size) if self.pre == "bucketing" else num_clients
+        buckets = f" in {m} buckets" if self.pre == "bucketing" else ""
+        wrong = self.num_wrong(num_clients)
+        require(
+            wrong <= self.max_f(m),
+            f"aggregator.f={self.f} assumes {wrong} wrong uploads, but with {num_clients} clients a round{buckets} "
+            f"this rule allows at most {self.max_f(m)}: lower it, or raise clients_per_round",
+        )
+
+    def aggregate(self, rows: Tensor, weights: Tensor, center: Tensor | None, order: Tensor) -> Tensor:
+        """Combine the uploads: `pre`, then the rule.
+
+        f is limited to `max_f`, because few clients may remain in a group or after dropouts.
+
+        Args:
+            rows: The uploads.  # [n, p]
+            weights: Their weights, positive, with sum 1.  # [n]
+            center: The value that the result replaces, or None.  # [p]
+            order: A random permutation of the uploads, for buckets.  # [n] int64
+
+        Returns:
+            The combined upload.  # [p]
+        """
+        n = len(rows)
+        f = min(self.num_wrong(n), (n - 1) // 2)
+        if not self.uses_weights:
+            weights = torch.full_like(weights, 1 / n)
+        if self.pre == "nnm":
+            rows = mix_nearest(rows, weights, f)
+        elif self.pre == "bucketing":
+            rows, weights = bucket_means(rows[order], weights[order], self.bucket_size)
+        return self.combine(Uploads(rows, weights, min(f, self.max_f(len(rows))), center))

@@ -1,0 +1,46 @@
+"""Centered clipping: Karimireddy, He and Jaggi, ICML 2021.
+
+    v <- v + sum_i p_i (x_i - v) min(1, tau / |x_i - v|)
+
+Departs from the paper: uploads are models, so v starts at the model that the server sent; p_i are the clients' weights,
+and client_weights=uniform is the paper.
+Reduces to: the mean if tau is larger than all distances.
+"""
+
+from torch import Tensor
+
+from fedbench.aggregators._mixing import distances
+from fedbench.aggregators.base import Aggregator, PreAggregation, Uploads
+from fedbench.core.options import Count, NonNegative, Positive
+
+
+class CenteredClipping(Aggregator):
+    """The mean of changes that are clipped around the last estimate.
+
+    Args:
+        f: Assumed number of wrong uploads, or a fraction below 0.5; only used by pre=nnm.
+        pre: "none", "nnm" or "bucketing".
+        bucket_size: Number of uploads in a bucket.
+        tau: Largest l2 norm of a change, > 0.
+        iterations: Number of iterations.
+    """
+
+    def __init__(
+        self,
+        f: NonNegative = 0.1,
+        pre: PreAggregation = "none",
+        bucket_size: Count = 2,
+        tau: Positive = 1.0,
+        iterations: Count = 3,
+    ):
+        super().__init__(f, pre, bucket_size)
+        self.tau, self.iterations = tau, iterations
+
+    def combine(self, u: Uploads) -> Tensor:
+        """Return v after the iterations.  # [p]"""
+        v = u.start  # [p]
+        for _ in range(self.iterations):
+            distance = distances(u.rows, v)  # [m]
+            factors = u.weights * (self.tau / distance).clamp_max(1)  # p_i min(1, tau / |x_i - v|)  [m]
+            v = (1 - factors.sum()) * v + factors @ u.rows
+        return v

@@ -1,0 +1,53 @@
+"""Krum: Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017.
+
+The score of an upload is the sum of squared distances to its nearest other uploads, n - f - 2 of them.  Krum returns
+the upload with the lowest score.
+Departs from the paper: nowhere.  neighbors="n-f-1" is the definition of Allouah et al., AISTATS 2023, and of ByzFL.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from fedbench.aggregators._mixing import squared_distances
+from fedbench.aggregators.base import Aggregator, PreAggregation, Uploads
+from fedbench.core.options import Count, NonNegative
+
+Neighbors = Literal["n-f-2", "n-f-1"]
+
+
+class Krum(Aggregator):
+    """The upload that is nearest to others.
+
+    Args:
+        f: Assumed number of wrong uploads, or a fraction below 0.5; see `Aggregator`.
+        pre: "none", "nnm" or "bucketing".
+        bucket_size: Number of uploads in a bucket.
+        neighbors: Number of other uploads in a score: "n-f-2", as in the paper, or "n-f-1".
+    """
+
+    uses_weights = False
+
+    def __init__(
+        self,
+        f: NonNegative = 0.1,
+        pre: PreAggregation = "none",
+        bucket_size: Count = 2,
+        neighbors: Neighbors = "n-f-2",
+    ):
+        super().__init__(f, pre, bucket_size)
+        self.left_out = int(neighbors[-1])
+
+    def max_f(self, m: int) -> int:
+        """Return the largest f: m > 2f + 2 in the paper, m > 2f with neighbors="n-f-1"."""
+        return max((m - 1) // 2 if self.left_out == 1 else (m - 3) // 2, 0)
+
+    def scores(self, u: Uploads) -> Tensor:
+        """Return the sum of squared distances of each row to its nearest other rows.  # [m]"""
+        m = len(u.rows)
+        others = squared_distances(u.rows).sort(1).values[:, 1:]  # without the row itself  [m, m - 1]
+        return others[:, : max(m - u.f - self.left_out, 1)].sum(1)
+
+    def combine(self, u: Uploads) -> Tensor:
+        """Return the row with the lowest score; of rows with equal scores, the first.  # [p]"""
+        return u.rows[self.scores(u).argmin()].clone()

@@ -1,0 +1,26 @@
+"""Coordinate-wise trimmed mean: Yin, Chen, Ramchandran and Bartlett, ICML 2018.
+
+In each coordinate, the f smallest and the f largest values are left out.
+Departs from the paper: the remaining values have the clients' weights.  client_weights=uniform is the paper.
+Reduces to: the mean with f = 0.
+"""
+
+import torch
+from torch import Tensor
+
+from fedbench.aggregators._columns import are_equal, sorted_columns, sorted_with_weights
+from fedbench.aggregators.base import Aggregator, Uploads
+
+
+class TrimmedMean(Aggregator):
+    """The mean of each coordinate without its f smallest and its f largest values."""
+
+    def combine(self, u: Uploads) -> Tensor:
+        """Return the trimmed weighted mean of each coordinate of the rows.  # [p]"""
+        if u.f == 0:
+            return u.mean
+        inner = slice(u.f, len(u.rows) - u.f)
+        if are_equal(u.weights):
+            return torch.cat([values[:, inner].mean(1) for values in sorted_columns(u.rows)])
+        blocks = ((values[:, inner], w[:, inner]) for values, w in sorted_with_weights(u.rows, u.weights))
+        return torch.cat([(values * w).sum(1) / w.sum(1) for values, w in blocks])

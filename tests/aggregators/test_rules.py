@@ -1,0 +1,258 @@
+"""Aggregation rules: equal to ByzFL, to NumPy by hand, and to their definitions with weights; robust and symmetric.
+
+golden/byzfl.npz has results of ByzFL 0.0.11 on ROWS, written by:
+
+    PYTHONPATH=tests/helpers uv run --with byzfl==0.0.11 python tests/aggregators/test_rules.py
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import close, equal
+from torch import Tensor
+
+from fedbench.aggregators import _columns
+from fedbench.aggregators._columns import weighted_median
+from fedbench.aggregators._mixing import bucket_means, mix_nearest, squared_distances
+from fedbench.aggregators.base import Aggregator
+from fedbench.config.conf_tree import group_options, read_option
+from fedbench.core.options import ConfigError
+from fedbench.simulation.instantiate import make
+
+NAMES = group_options("aggregator")
+ROBUST = [name for name in NAMES if name != "mean"]
+WEIGHTED = ["mean", "median", "trimmed_mean", "geometric_median", "centered_clipping", "norm_bound"]
+PRE = ["none", "nnm", "bucketing"]
+N, F, P = 11, 3, 40
+ROWS = torch.from_numpy(np.random.default_rng(0).standard_normal((N, P)))  # float64
+UNIFORM = torch.full((N,), 1 / N, dtype=torch.float64)
+COUNTS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
+ZERO = torch.zeros(P, dtype=torch.float64)
+
+
+def rule(name: str, **options: Any) -> Aggregator:
+    """Return a rule with the options of conf/aggregator, but those given."""
+    f = {} if name == "mean" else {"f": F}
+    return make({**read_option(f"aggregator/{name}"), **f, **options}, key="aggregator")
+
+
+def combined(
+    of: Aggregator, rows: Tensor = ROWS, weights: Tensor | None = None, center: Tensor | None = ZERO, order: Any = None
+) -> Tensor:
+    n = len(rows)
+    weights = rows.new_full((n,), 1 / n) if weights is None else weights
+    return of.aggregate(rows, weights, center, torch.arange(n) if order is None else order)
+
+
+# -- other implementations -----------------------------------------------------------------------------------
+BYZFL = [  # a rule, its options, and the same in ByzFL
+    ("mean", {}, "Average()"),
+    ("median", {}, "Median()"),
+    ("trimmed_mean", {}, "TrMean(f=3)"),
+    ("krum", {"neighbors": "n-f-1"}, "Krum(f=3)"),
+    ("multi_krum", {"neighbors": "n-f-1"}, "MultiKrum(f=3)"),
+    ("meamed", {}, "Meamed(f=3)"),
+    ("geometric_median", {"nu": 0.1}, "GeometricMedian(nu=0.1, T=3)"),
+    ("centered_clipping", {"tau": 2.0, "iterations": 4}, "CenteredClipping(L=4, tau=2.0)"),
+    ("norm_bound", {"bound": 2.0}, "CenteredClipping(L=1, tau=2.0)"),
+]
+GOLDEN = Path(__file__).parents[1] / "golden" / "byzfl.npz"
+
+
+def write_golden() -> None:
+    """Write what ByzFL returns for the first n of ROWS, its mixed rows, and its buckets with their permutation."""
+    import byzfl  # type: ignore[import-not-found]
+
+    found = {}
+    for n in (N, N - 1):
+        for _, _, other in BYZFL:
+            found[f"{n} {other}"] = eval(f"byzfl.{other}", {"byzfl": byzfl})(ROWS[:n].numpy().copy())
+        found[f"{n} NNM"] = byzfl.NNM(f=F)(ROWS[:n].numpy().copy())
+        for name, function in (("Bucketing", byzfl.Bucketing(s=3)), ("order", np.random.permutation)):
+            np.random.seed(5)  # noqa: NPY002
+            found[f"{n} {name}"] = function(ROWS[:n].numpy().copy() if name == "Bucketing" else n)
+    np.savez_compressed(GOLDEN, **found)
+
+
+@pytest.mark.parametrize("name, options, other", BYZFL)
+@pytest.mark.parametrize("n", [N, N - 1])
+def test_rules_equal_byzfl(name: str, options: dict[str, Any], other: str, n: int) -> None:
+    close(combined(rule(name, **options), ROWS[:n]), torch.from_numpy(np.load(GOLDEN)[f"{n} {other}"]), 1e-6)
+
+
+@pytest.mark.parametrize("n", [N, N - 1])
+def test_mixing_and_buckets_equal_byzfl(n: int) -> None:
+    golden = {name: torch.from_numpy(array) for name, array in np.load(GOLDEN).items()}
+    weights = ROWS.new_full((n,), 1 / n)
+    close(mix_nearest(ROWS[:n], weights, F), golden[f"{n} NNM"], 1e-6)
+    means, weights = bucket_means(ROWS[golden[f"{n} order"]], weights, 3)
+    close(means, golden[f"{n} Bucketing"], 1e-6)
+    close(weights, torch.tensor([3, 3, 3, n - 9]).double() / n)
+
+
+def test_krum_of_the_paper_by_hand() -> None:
+    """The score sums n - f - 2 distances; f = 4 of 11 is the most."""
+    x = ROWS.numpy()
+    d = ((x[:, None] - x[None]) ** 2).sum(2)
+    for f in range(5):
+        scores = np.array([np.sort(np.delete(d[i], i))[: N - f - 2].sum() for i in range(N)])
+        equal(combined(rule("krum", f=f)), ROWS[int(scores.argmin())])
+        best = np.argsort(scores)[: N - f]
+        close(combined(rule("multi_krum", f=f)), torch.from_numpy(x[best].mean(0)), 1e-12)
+        close(combined(rule("multi_krum", f=f, m=2)), torch.from_numpy(x[best[:2]].mean(0)), 1e-12)
+    assert rule("krum").max_f(N) == 4 and rule("krum", neighbors="n-f-1").max_f(N) == 5
+
+
+def test_distances_are_exact_far_from_the_origin() -> None:
+    rows = (ROWS * 1e-3 + 100).float()
+    expected = (rows.double()[:, None] - rows.double()[None]).square().sum(2)
+    close(squared_distances(rows), expected, 1e-9)
+
+
+# -- weights -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["mean", "median", "geometric_median", "centered_clipping", "norm_bound"])
+def test_a_weight_of_three_is_three_equal_uploads(name: str) -> None:
+    repeated = ROWS.repeat_interleave(COUNTS, 0)
+    found = combined(rule(name), weights=COUNTS / COUNTS.sum().double())
+    close(found, combined(rule(name), repeated), 1e-9)
+    if name == "median":
+        close(found, torch.from_numpy(np.median(repeated.numpy(), 0)), 1e-12)
+    assert float((found - combined(rule(name))).abs().max()) > 1e-3
+
+
+def test_weighted_median_between_two_halves() -> None:
+    rows = torch.tensor([[3.0], [1.0], [10.0], [2.0]])
+    close(weighted_median(rows, torch.tensor([0.25, 0.125, 0.25, 0.375])), torch.tensor([2.5]))
+    close(weighted_median(rows, torch.tensor([0.25, 0.1, 0.25, 0.4])), torch.tensor([2.5]))
+    close(weighted_median(rows, torch.tensor([0.3, 0.05, 0.3, 0.35])), torch.tensor([3.0]))
+
+
+def test_weighted_trimmed_mean_by_hand() -> None:
+    """Values are left out by their number, whatever their weights."""
+    w = (COUNTS / COUNTS.sum()).double()
+    order = ROWS.argsort(0)[F : N - F]  # [n - 2f, P]
+    kept = w[order]
+    close(combined(rule("trimmed_mean"), weights=w), (ROWS.gather(0, order) * kept).sum(0) / kept.sum(0), 1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("pre", PRE)
+def test_equal_weights_are_the_rule_without_weights(name: str, pre: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for weights gives the same when all are equal.  With them, rules of `WEIGHTED` change."""
+    of = rule(name, **({} if name == "mean" else {"pre": pre}))
+    expected, with_weights = combined(of), combined(of, weights=(COUNTS / COUNTS.sum()).double())
+    for module in (_columns, *[__import__(f"fedbench.aggregators.{m}", fromlist=["x"]) for m in ("trimmed_mean",)]):
+        monkeypatch.setattr(module, "are_equal", lambda weights: False)
+    close(combined(of), expected, 1e-9)
+    assert of.uses_weights == (name in WEIGHTED)
+    assert torch.equal(with_weights, expected) == (not of.uses_weights)
+
+
+def test_mixing_with_weights_by_hand() -> None:
+    w, d = (COUNTS / COUNTS.sum()).double(), torch.cdist(ROWS, ROWS)
+    nearest = [d[i].argsort()[: N - F] for i in range(N)]
+    close(mix_nearest(ROWS, w, F), torch.stack([(w[j] @ ROWS[j]) / w[j].sum() for j in nearest]), 1e-12)
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["trimmed_mean", "meamed", "multi_krum"])
+def test_f_0_is_the_mean_bit_for_bit(name: str) -> None:
+    rows, weights = ROWS.float(), UNIFORM.float()
+    equal(combined(rule(name, f=0), rows, weights), weights @ rows)
+    equal(combined(rule("multi_krum", m=N), rows, weights), weights @ rows)
+    weights = COUNTS / COUNTS.sum()
+    equal(combined(rule("trimmed_mean", f=0), rows, weights), weights @ rows)
+    equal(mix_nearest(rows, weights, 0), (weights @ rows).expand(N, -1))
+
+
+@pytest.mark.parametrize("name, option", [("centered_clipping", "tau"), ("norm_bound", "bound")])
+def test_a_large_radius_is_the_mean(name: str, option: str) -> None:
+    w = (COUNTS / COUNTS.sum()).double()
+    close(combined(rule(name, **{option: 1e9}), weights=w), w @ ROWS, 1e-6)
+
+
+def test_the_norm_of_a_single_change_is_bounded() -> None:
+    center = torch.ones_like(ZERO)
+    moved = combined(rule("norm_bound", bound=0.5), ROWS[:1] * 1e6, center=center) - center
+    close(moved.norm(), torch.tensor(0.5).double(), 1e-6)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("pre", PRE)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_few_uploads(name: str, pre: str, n: int) -> None:
+    """f is limited to what so few allow, and equal uploads are returned."""
+    of = rule(name, pre=pre)
+    assert torch.isfinite(combined(of, ROWS[:n])).all()
+    close(combined(of, ROWS[:1].expand(n, -1), center=ROWS[0]), ROWS[0], 1e-9)
+
+
+# -- what the rules are for ------------------------------------------------------------------------------------
+def is_in_range(found: Tensor, honest: Tensor) -> bool:
+    """Return whether an estimate is no farther from the mean of the honest rows than the farthest of them."""
+    mean = honest.mean(0)
+    return float((found - mean).norm()) <= float((honest - mean).norm(dim=1).max())
+
+
+@pytest.mark.parametrize("pre", PRE)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("center", [None, ZERO])
+def test_f_uploads_at_a_million_do_not_move_the_estimate_away(name: str, pre: str, center: Tensor | None) -> None:
+    """They move the mean.  Two of seven buckets are wrong."""
+    n, f = 14, 2
+    rows = torch.cat([ROWS, ROWS[:3] + 0.1]).float()
+    for sign in (1, -1):
+        wrong = rows.clone()
+        wrong[[4, 7]] += sign * 1e6
+        honest = rows[[i for i in range(n) if i not in (4, 7)]]
+        of = rule(name, **({} if name == "mean" else {"pre": pre, "f": f}))
+        found = combined(of, wrong, center=None if center is None else center.float())
+        assert is_in_range(found, honest) == (name != "mean")
+        if name in ("median", "trimmed_mean", "meamed", "krum", "multi_krum"):
+            assert bool((found >= honest.min(0).values - 1e-6).all() and (found <= honest.max(0).values + 1e-6).all())
+
+
+@pytest.mark.parametrize("pre", PRE)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_clients_does_not_matter(name: str, pre: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    permutation, order = torch.randperm(N, generator=generator), torch.randperm(N, generator=generator)
+    w = (COUNTS / COUNTS.sum()).double()
+    of = rule(name, **({} if name == "mean" else {"pre": pre}))
+    same = torch.argsort(permutation)[order]  # the buckets have the same clients
+    close(combined(of, ROWS[permutation], w[permutation], order=same), combined(of, ROWS, w, order=order), 1e-6)
+
+
+# -- options ---------------------------------------------------------------------------------------------------
+def test_a_fraction_of_wrong_uploads_is_rounded_up() -> None:
+    found = {f: combined(rule("trimmed_mean", f=f)) for f in (0, 1, 2, 3, 1 / 11, 0.1, 0.2, 0.45)}
+    equal(found[1 / 11], found[1])
+    equal(found[0.1], found[2])
+    equal(found[0.2], found[3])
+    close(found[0.45], combined(rule("median")))
+
+
+@pytest.mark.parametrize("f", [0.5, 1.5])
+def test_a_part_of_a_client_is_refused(f: float) -> None:
+    with pytest.raises(ConfigError, match=f"aggregator.f={f} must be a whole number of clients, or a fraction"):
+        rule("median", f=f)
+
+
+def test_too_many_wrong_uploads_are_refused() -> None:
+    rule("trimmed_mean", f=2).check(5)
+    rule("krum", f=0.2).check(5)
+    with pytest.raises(
+        ConfigError, match="f=3 assumes 3 wrong uploads, but with 5 clients a round this rule allows at"
+    ):
+        rule("trimmed_mean", f=3).check(5)
+    with pytest.raises(ConfigError, match="this rule allows at most 1: lower it, or raise clients_per_round"):
+        rule("krum", f=2).check(5)
+    with pytest.raises(ConfigError, match=r"f=0\.2 assumes 2 wrong uploads, but with 8 clients a round in 4 buckets"):
+        rule("median", f=0.2, pre="bucketing").check(8)
+
+
+if __name__ == "__main__":
+    write_golden()

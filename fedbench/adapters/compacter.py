@@ -147,6 +147,8 @@ class PHMLinear(nn.Module):
         Returns:
             Weights of the m / n units, for `in` inputs and n blocks.  # [k, m / n, n in]
         """
+        # A layer has one bottleneck named adapter, and perhaps a second one named twin.  Each has its own shared A,
+        # which is stored in the down projection of only one layer.
         which = ".twin." if ".twin." in prefix else ".adapter."
         (A,) = (t for name, t in named.items() if name.endswith(f"{which}down.rule.A"))  # [k, n, n, n]
         H = torch.vmap(_written_out)(A, named[f"{prefix}s"], named[f"{prefix}t"])  # [k, in, out]

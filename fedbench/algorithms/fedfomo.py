@@ -23,7 +23,7 @@ from fedbench.engine.training import LocalTraining
 
 
 class FedFomo(Algorithm):
-    """FedFomo.
+    """FedFomo.  The K clients i of a round download M of the models theta_j of the K' clients j of the last cohort.
 
     Args:
         models: Number M of models that a client downloads in a round.
@@ -84,7 +84,7 @@ class FedFomo(Algorithm):
         return self.uploaded[cohort.ids]
 
     def mixed(self, cohort: Cohort, theta: Tensor, ref: Tensor) -> Tensor:
-        """Mix the models that each client downloads, and update its preferences Pref for their owners.
+        """Mix the models that each client downloads, and update its preferences Pref for the clients that trained them.
 
         Args:
             cohort: The clients i.
@@ -94,14 +94,14 @@ class FedFomo(Algorithm):
         Returns:
             sum_j omega_j theta_j, or theta_i if no downloaded model has a lower loss.  # [K, P]
         """
-        chosen = self.choose(cohort)  # [K, M]
-        # one-hot form of chosen, to count bytes
+        chosen = self.choose(cohort)  # positions j in the last cohort  [K, M]
+        # the same as a mask, by which fetch counts the bytes of the downloads
         is_chosen = torch.zeros(len(cohort), len(self.prev), dtype=torch.bool, device=chosen.device)  # [K, K']
         others = cohort.fetch(is_chosen.scatter(1, chosen, True), theta=self.last).theta[chosen]  # theta_j  [K, M, P]
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        # None: omega is sent as it is, because the server has no version
+        # previous None: omega is sent as it is, not as a change, because the server has no earlier value
         uploaded = cohort.upload(omega=omega, previous={"omega": None}, uncompressed=["omega"]).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
         mixture = (omega[:, None] @ others)[:, 0]  # [K, P]

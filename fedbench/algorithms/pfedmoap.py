@@ -93,7 +93,7 @@ class PFedMoAP(Algorithm):
         self.last: Any = None  # before the first round
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model is CLIP, there are enough clients, and the gate's width fits."""
+        """Raise ConfigError unless the model is CLIP, num_experts <= N, and ``heads`` divides the gate's width."""
         super().check(federation, model, optimizer)
         clip: Any = model.module
         require(
@@ -182,7 +182,7 @@ class PFedMoAP(Algorithm):
             cohort: The clients.
             start: Rows before training, one for all [P] or one each [K, P].
             experts: Text features of the experts.  # [K, K_e, C, d]
-            count: How many experts each client has, or NO_GATE.  # [K, 1]
+            count: How many experts each client has; NO_GATE (-1) if it uses its prompt alone.  # [K, 1]
 
         Returns:
             The trained rows.  # [K, P]
@@ -296,7 +296,7 @@ class PFedMoAP(Algorithm):
             rows: Rows with the clients' prompts and gates.  # [k, P]
             inputs: Images, or features of the frozen image tower.
             experts: Text features of the experts.  # [k, K_e, C, d]
-            count: How many experts exist, or NO_GATE.  # [k, 1]
+            count: How many experts exist; NO_GATE (-1) if the client uses its prompt alone.  # [k, 1]
 
         Returns:
             Logits.  # [k, B, C]
@@ -317,7 +317,7 @@ class PFedMoAP(Algorithm):
             image: Image features.  # [k, B, D]
             text: Text features of the clients' prompts.  # [k, C, D]
             experts: Text features of the experts.  # [k, K_e, C, d]
-            count: How many experts exist, or NO_GATE.  # [k, 1]
+            count: How many experts exist; NO_GATE (-1) if the client uses its prompt alone.  # [k, 1]
 
         Returns:
             Mixed text features T_MoE [k, B, C, d], and the weights of the client's prompt and the K_e experts [k, B,
@@ -374,7 +374,8 @@ class PFedMoAP(Algorithm):
         Clients of the last round use the experts that they trained with; others with a gate download experts now.
 
         Returns:
-            theta [K, P], experts [K, K_e, C, d] and count [K, 1], how many experts exist, or NO_GATE.
+            theta [K, P], experts [K, K_e, C, d] and count [K, 1]: how many experts exist, NO_GATE (-1) if the client
+            uses its prompt alone.
         """
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         prompt = torch.where(self.prompt.has(cohort.ids)[:, None], self.prompt[cohort.ids], P_g)  # [K, l d]

@@ -325,8 +325,8 @@ class PFedNet(Algorithm):
         that of client i, and 1 for a client whose rate is 0.
 
         Args:
-            dZ: Uploaded changes dz_i, 0 for clients that took no part.  # [N, d2]
-            rates: Output of `rates`.  # [N]
+            dZ: Uploaded changes dz_i of the d2 personal parameters, 0 for clients that took no part.  # [N, d2]
+            rates: Step size of each client.  # [N]
         """
         n, largest = len(self.Z), float(rates.max())
         # factor of dZ, and step size eta of the z-step: with z_step="paper" both are N times smaller
@@ -353,7 +353,10 @@ class PFedNet(Algorithm):
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of new clients without a sketch: x with the mean of all z_i.  # [P]"""
+        """Return the model of all new clients if sketches do not tell which clients are near: x and the mean z_i.
+
+        # [P]
+        """
         return self.row_of_new_client(self.Z.mean(0))
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:

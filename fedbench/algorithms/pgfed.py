@@ -25,7 +25,9 @@ from fedbench.engine.per_client import mean, per_client
 
 
 class PGFed(Algorithm):
-    """PGFed, and with beta > 0 PGFedMo.  mu, eta2, beta and alpha_max may be lists with one value per client.
+    """PGFed.  The K clients i of a round weigh the risks of the K' clients j of the last cohort by a_ij.
+
+    With beta > 0 it is PGFedMo.  mu, eta2, beta and alpha_max may be lists with one value per client.
 
     Args:
         mu: Weight of the auxiliary risks, >= 0.

@@ -69,7 +69,7 @@ class PaperSource(ConfigSource):
         return sorted(row.partition("/")[2] for row in row_names(self.folders) if row.startswith(f"{table}/"))
 
     def _row(self, config_path: str) -> dict | None:
-        """Return the row at experiment/<table>/<row> as the content of an experiment file; None if there is none."""
+        """Return the content of the experiment at ``experiment/<table>/<row>``; None if no table has this row."""
         return read_row(config_path, self.folders) if config_path.startswith(PREFIX) else None
 
 

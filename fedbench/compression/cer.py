@@ -100,7 +100,10 @@ class CER(Compressor):
         return message.size if self.has_values else 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's segments: 32 for a value, and a gamma code for a length.  # [k]"""
+        """Return the number of bits of each row's segments: 32 for a value, and a gamma code for a length.  # [k]
+
+        With send="all" there are no segments, and the number is 0: the values themselves are sent.
+        """
         if self.has_values:
             return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
         begins = encoded.codes["begins"]

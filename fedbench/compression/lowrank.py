@@ -158,7 +158,7 @@ class LowRank(Compressor):
         return sum(part.values for part in self._parts(message))
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return 0 bits of codes for each row, because everything is transmitted as values.  # [k]"""
+        """Return the number of bits of each row besides its float32 values: 0, because factors are values.  # [k]"""
         return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:

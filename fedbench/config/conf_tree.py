@@ -296,11 +296,11 @@ def group_overview(names: Iterable[str]) -> list[str]:
 
 
 def families(names: Iterable[str], least: int = 3) -> list[str]:
-    """Return a still shorter list of options: folders with the same first word become one entry, ``word_*/*``.
+    """Return a shorter list of options: folders with the same first word become one entry, ``word_*/*``.
 
     Args:
-        names: The result of `group_overview`.
-        least: The smallest number of folders that become one entry.
+        names: Names of options, and of folders of options as ``folder/*``.
+        least: With fewer folders of the same first word, these remain.
     """
     names = list(names)
     first_words = {name: name.split("_")[0] for name in names if name.endswith("/*")}  # of folders only

@@ -338,7 +338,10 @@ def _is_deep_color(image: Any) -> bool:
 
 
 def _deep_range(path: Path | IO[bytes]) -> Range | None:
-    """Return the range of the pixels of a picture file of more than 8 bits; None for 8 bits, which are not decoded."""
+    """Return the range of the pixel values of a file with more than 8 bits per pixel or color.
+
+    None for a file of 8 bits; then only its header is read.
+    """
     with _opened(path) as image:
         if _is_deep_color(image):  # Pillow reads the upper 8 bits: fill the lower 8 with ones
             return Range.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))

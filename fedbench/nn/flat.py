@@ -268,7 +268,12 @@ class FlatModel(RowLayout):
     ) -> Tensor:
         """Return the logits, or the input of the layer named `until`, for parameters by name.
 
-        Arguments and result as in `ForwardPass.apply`.
+        Args:
+            params: Parameters and running statistics by name.  # [k, ...] each if batched
+            inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
+            batched: Whether to compute k clients at once.
+            context: Options of the pass, and its other results.
+            until: Name of a layer; None for the whole model.
         """
         return self.forward_pass.apply(params, inputs, batched, context, until)
 

@@ -65,7 +65,10 @@ class HiddenUnitLayer(Protocol):
         ...
 
     def input_units(self) -> UnitAxes:
-        """Return the parameters of this layer, and their axes, that are reordered with the units which it reads."""
+        """Return the axes of this layer's parameters that are reordered with the hidden units of its input.
+
+        A dict from name of the parameter to (shape to which it is reshaped first, axis in this shape).
+        """
         ...
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:

@@ -57,7 +57,7 @@ class VmappedModule:
         def run_client(
             client_params: Params, x: Tensor | dict[str, Tensor], key: Tensor | None
         ) -> tuple[Any, dict[str, Tensor]]:
-            """Compute one client.
+            """Compute the forward pass of one client.
 
             Args:
                 client_params: Its parameters by name.
@@ -65,7 +65,8 @@ class VmappedModule:
                 key: Its key for dropout, [] int64.  None in evaluation mode.
 
             Returns:
-                The output of the module, and the outputs of recorded layers by name.
+                The output of the module (the input of the layer `until` if that is given), and the outputs of the
+                layers that the context records, as a dict from name to output.
             """
             for dropout in self._local.dropouts:
                 dropout.key = key

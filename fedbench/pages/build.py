@@ -118,7 +118,7 @@ def differences(built: BuiltPage) -> list[str]:
 
 
 def _outdated(built: BuiltPage) -> dict[Path, Drawing]:
-    """Return the data of the figures whose SVG files are missing or show other data, by the path of the file."""
+    """Return a dict from path to data of the figures whose SVG file is missing or shows other data."""
     paths = {built.folder / f"{name}.svg": drawing for name, drawing in built.drawings.items()}
     return {path: drawing for path, drawing in paths.items() if not is_current(path, drawing)}
 

@@ -162,7 +162,8 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
     Args:
         page: The page.
-        spec: The entry of the figure in page.json: part and title, both optional.
+        spec: The entry of the figure in page.json: "part", the name of a part of the page's runs (default: the first),
+            and "title", both optional.
     """
     rows = page.gains[page.gains["part"] == page.part(spec.get("part"))]
     series = []

@@ -114,7 +114,7 @@ class Partition(Protocol):
         Args:
             labels: Label of each sample of the data set, [n] int64.
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
-                Random shares are drawn for the first pool, and divide all pools.
+                A client gets the same random shares of every pool; they are drawn for the first one.
             num_clients: N.
             rng: The only source of random numbers.
             domain: The client site of each sample of the data set, [n] int64, or None.

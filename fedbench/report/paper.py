@@ -422,29 +422,30 @@ def ranking_table(cells: list[Cell]) -> Table | None:
 
 
 def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[str]:
-    """Return lines of text: how many cells are not run, the commands of rows, and the cells without an experiment.
+    """Return lines of text: how many cells were not run, commands that run cells, and cells without an experiment.
 
     Args:
         name: The name of the printed table.
         cells: Its cells.
         available: The experiments with a key ``paper``.
     """
+    # positions: method and column of a cell
     done = {cell.position for cell in cells if cell.runs and not cell.reduced}
     distinct = {cell.position: cell for cell in cells}
     missing = [cell for position, cell in distinct.items() if position not in done]
     reduced = sum(cell.reduced for cell in missing)
     note = f" ({reduced} of them only in a reduced setting)" if reduced else ""
     lines = [f"{len(missing)} of {len(distinct)} cells are not run{note}." if missing else "Every cell has a run."]
-    rows = set()
+    names = set()  # of experiments
     without = []
     for position, cell in distinct.items():
         able = [experiment for experiment in available if matches(experiment.paper, name, cell.row)]
         if able:  # prefer the experiments of this table to those of other tables
-            rows.add(min(able, key=lambda experiment: not experiment.name.startswith(f"{name}/")).name)
+            names.add(min(able, key=lambda experiment: not experiment.name.startswith(f"{name}/")).name)
         elif position not in done:
             without.append(cell)
     command = suggested("python -m fedbench")
-    shown = [e for e in available if e.name in rows or e.name.startswith(f"{name}/")]
+    shown = [e for e in available if e.name in names or e.name.startswith(f"{name}/")]
     lines += ["Commands of the rows:"] if shown else []
     lines += [f"  {', '.join(e.methods)}: {command} +experiment={e.name}" for e in shown]
     if without:

@@ -128,7 +128,7 @@ def ranks(values: np.ndarray, lower_is_better: bool) -> np.ndarray:
     """Return the ranks of methods in each setting [M, K]: 1 for the best; equal methods have their mean rank.
 
     Args:
-        values: The scores [M, K].
+        values: The scores of K methods in M settings [M, K].
         lower_is_better: Whether lower scores are better.
     """
     return stats.rankdata(np.round(values if lower_is_better else -values, DECIMALS), axis=1)
@@ -138,7 +138,7 @@ def friedman(ranks: np.ndarray) -> tuple[float, float]:
     """Return statistic and p of Friedman's test, that all methods have equal average ranks.
 
     Args:
-        ranks: The ranks [M, K], K >= 3.
+        ranks: The ranks of K >= 3 methods in M settings [M, K].
 
     Returns:
         The statistic and p.  If all methods are equal in all settings, they are 0 and 1.

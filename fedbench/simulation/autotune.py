@@ -267,6 +267,7 @@ class Trial:
         """
         self.engine = use(self.engine, Plan("loop", 1, 1, 1))
         first = self._time_steps(1)
+        # a hundredth of the smallest budget (in seconds) is too short for a warm-up
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:

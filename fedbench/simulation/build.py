@@ -72,8 +72,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
     Raises:
         ConfigError: A component has the wrong type, or the method refuses an option.
     """
-    device = device_of(cfg)
-    cuda_graphs(cfg.hardware.graphs, device)
+    cuda_graphs(cfg.hardware.graphs, device_of(cfg))  # raises ConfigError for graphs on a CPU
     source, module = target_of(cfg, "dataset"), target_of(cfg, "model")
     require(
         not inspect.isclass(source) or hasattr(source, "load"),

@@ -85,6 +85,7 @@ def _described(split: Split, arrays: Arrays) -> dict[str, Any]:
     if (arrays.split == EXTRA).any():
         facts["extra"] = count_extra(split, arrays).tolist()
     if arrays.domain is not None and arrays.domain_names is not None:
+        # the domain of each client's first training sample
         facts["domains"] = [arrays.domain_names[d] for d in arrays.domain[train.indices[train.offsets[:-1]]]]
     if split.num_clients * arrays.num_classes <= MOST_COUNTS:
         labels = arrays.labels()[train.indices]

@@ -105,7 +105,7 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
 
 
 def skip(folder: Path) -> Ended:
-    """Print that the run in a folder is finished, and return its summary.
+    """Print that the run in a folder is finished, and return its result: the content of summary.json.
 
     If a later attempt in this folder failed or was stopped, status.json is set back to "finished".
     """
@@ -149,7 +149,7 @@ def simulate(
     with logged(folder, output), recorded(folder):
         from fedbench.simulation.simulator import run  # torch
 
-        broadcast_run((config, folder, resume))
+        broadcast_run((config, folder, resume))  # to the other processes of torchrun
         command_entries = {"command": command, "classes": named_classes(config)}
         summary = run(cfg, folder, resume, command_entries, output)
     sentence = paused(folder, summary) if summary["status"] == "paused" else ""

@@ -18,7 +18,7 @@ from fedbench.report.table import Column, format_cell
 
 
 def rows_of_tables(conf: Path) -> Any:
-    """Return the rows of printed tables that experiments run.
+    """Return which methods of printed tables (their rows) the experiment files run.
 
     Args:
         conf: The folder conf of the repository.

@@ -310,7 +310,7 @@ def without_learning(cfg: DictConfig) -> None:
 
 # -- comparing -------------------------------------------------------------------------------------------
 def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors, arrays and numbers of nested dicts and lists as tensors by path.
+    """Return the tensors, arrays and numbers in nested dicts and lists as one dict, from path to tensor.
 
     None becomes NaN.  Values of other types are left out.
 

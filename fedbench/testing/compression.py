@@ -47,7 +47,7 @@ class CompressionCase:
         return compressor
 
     def send(self, x: Tensor, message: Message) -> tuple[Tensor, Tensor]:
-        """Send rows by a new compressor.
+        """Compress and decompress rows by a new compressor that is set up for the message.
 
         Args:
             x: The rows.  # [k, n]

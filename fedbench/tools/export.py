@@ -219,7 +219,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
 
 
 def saved_round(sim: Simulation) -> str:
-    """Return for messages which round the models of an open run are of, and whether it is the best round."""
+    """Return a phrase for messages: the round of the run's saved models, and whether it is the best one by score."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved

@@ -237,7 +237,7 @@ class Table(CsvTable):
             ConfigError: A cell is empty.
         """
         column = self.roles[role]
-        if column is None:
+        if column is None:  # the path of the picture stands for its patient
             return self.cells("image") if role == "patient" else ["all"] * len(self)
         return self.pattern(str(column))
 

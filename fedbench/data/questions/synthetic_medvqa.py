@@ -122,7 +122,7 @@ class SyntheticMedVQA:
         """Return scans [16, 16] of hospitals, and two questions about each scan.
 
         Args:
-            sites: The hospitals.  Their order is that of the natural clients.
+            sites: Indices of the hospitals, one for each natural client.
         """
         pictures, questions = [], []
         for silo, site in enumerate(sites):

@@ -10,7 +10,7 @@ mean over seeds, is chosen.  Test scores are read after that, so they cannot inf
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedbench.core.settings import is_matched
 from fedbench.report import scores
 from fedbench.report.display import label_columns
 from fedbench.report.runs import Run
-from fedbench.report.summary import SETTING, differing, identity, over_seeds, sort_key
+from fedbench.report.summary import DATA_PATHS, SETTING, differing, identity, over_seeds, sort_key
 from fedbench.report.table import Column, Spread, Table
 
 # Config keys that a search may change.  All other keys are the setting in which methods are compared.
@@ -74,7 +74,9 @@ class Choice:
         validation: Its validation score over the seeds (and folds) that all trials have in common.
         compared: These seeds and folds.
         tested: The seeds and folds of its test scores: those of the trial that are not in `compared`, or else all.
-        warnings: Sentences about values at the edge of their range, failed trials and left-out seeds.
+        edges: The chosen numbers that are the smallest or largest of the values that were tried, as texts.
+        undefined: The number of trials whose validation score is not a number.
+        unfinished: The number of trials that did not finish all rounds.
     """
 
     study: Study
@@ -82,7 +84,9 @@ class Choice:
     validation: Spread
     compared: list[tuple[Any, Any]]
     tested: list[tuple[Any, Any]]
-    warnings: list[str]
+    edges: list[str]
+    undefined: int
+    unfinished: int
 
 
 def choice_table(runs: list[Run], metric: str, select: str) -> Table:
@@ -115,12 +119,18 @@ def studies(runs: list[Run]) -> list[Study]:
     Args:
         runs: The runs.  Unfinished ones count as trials, but only finished ones can be chosen.
     """
-    by_study: dict[tuple[Hashable, str], list[Run]] = {}
-    for run in sorted(runs, key=lambda run: str(run.summary.get("finished"))):
-        by_study.setdefault((_setting_of(run), run.method), []).append(run)
+    by_study: dict[tuple[Hashable, Hashable, str], list[Run]] = {}
+    runs = sorted(runs, key=lambda run: str(run.summary.get("finished")))
+    with_data = [run for run in runs if run.summary.get("data_hash")]
+    without = [run for run in runs if not run.summary.get("data_hash")]  # they failed before the data were read
+    for run in with_data:
+        by_study.setdefault((_setting_of(run), run.summary["data_hash"], run.method), []).append(run)
+    for run in without:
+        same = [key for key in by_study if (key[0], key[2]) == (_setting_of(run), run.method)]
+        by_study.setdefault(same[0] if len(same) == 1 else (_setting_of(run), None, run.method), []).append(run)
     titles = _setting_titles([members[0] for members in by_study.values()])
     found = []
-    for (_, method), members in by_study.items():
+    for (_, _, method), members in by_study.items():
         if any(run.finished for run in members):
             values = {**identity(members[0]), **{name: members[0].choice(name) for name in SETTING}}
             setting = {title: values.get(key) for key, title in titles.items()}
@@ -135,8 +145,11 @@ def _setting_of(run: Run) -> Hashable:
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a config key is part of the setting, that is, neither tunable nor the method nor the fold."""
-    return not is_matched(key, TUNABLE) and key not in ("choices.algorithm", "fold")
+    """Return whether a config key belongs to the setting in which methods are compared.
+
+    Keys of the method do not, nor the fold of cross-validation.  Data are compared by their hash, not by their paths.
+    """
+    return not is_matched(key, TUNABLE) and key not in ("choices.algorithm", "fold", "data", *DATA_PATHS)
 
 
 def _setting_titles(runs: list[Run]) -> dict[str, str]:
@@ -145,14 +158,14 @@ def _setting_titles(runs: list[Run]) -> dict[str, str]:
     Data set, partition and model come first.  A difference in one of them hides the differences in its options.
     """
     varying = [name for name in SETTING if len({run.choice(name) for run in runs}) > 1]
-    keys = [key for key in differing(runs) if _is_setting(key) and not key.startswith("choices.") and key != "data"]
+    keys = [key for key in differing(runs) if _is_setting(key) and not key.startswith("choices.")]
     keys = [key for key in keys if key.partition(".")[0] not in varying]
     return {name: name for name in varying} | {key: key for key in keys}
 
 
 def _trials(runs: list[Run]) -> list[Trial]:
     """Return the runs of a method in one setting as trials, one for each choice of options, sorted by option."""
-    keys = [key for key in differing(runs) if not _is_setting(key) and key != "fold" and not key.endswith("_target_")]
+    keys = [key for key in differing(runs) if is_matched(key, TUNABLE) and not key.endswith("_target_")]
     trials: dict[tuple[str, ...], Trial] = {}
     for run in runs:
         entries = identity(run)
@@ -199,8 +212,9 @@ def choose(study: Study, metric: str, select: str) -> Choice | None:
     best = max(range(len(finished)), key=lambda i: values[i])
     trial = finished[best]
     fresh = [key for key in sorted(trial.runs, key=str) if key not in common]
-    warnings = _edges(study, trial) + _incomplete(study, finished, spreads)
-    return Choice(study, trial, spreads[best], compared, fresh or compared, warnings)
+    undefined = sum(spread.count < spread.total for spread in spreads)
+    unfinished = len(study.trials) - len(finished)
+    return Choice(study, trial, spreads[best], compared, fresh or compared, _edges(study, trial), undefined, unfinished)
 
 
 def validation_score(run: Run, metric: str, select: str, until: int | None = None) -> float:
@@ -228,36 +242,17 @@ def validation_score(run: Run, metric: str, select: str, until: int | None = Non
 
 
 def _edges(study: Study, chosen: Trial) -> list[str]:
-    """Return a sentence for each chosen number that is the smallest or largest of the values that were tried."""
-    sentences = []
+    """Return a text for each chosen number that is the smallest or largest of the values that were tried."""
+    texts = []
     for key, value in chosen.options.items():
         tried = {trial.options[key] for trial in study.trials if _is_number(trial.options[key])}
         if _is_number(value) and len(tried) > 1 and value in (min(tried), max(tried)):
-            side, direction = ("largest", "larger") if value == max(tried) else ("smallest", "smaller")
-            sentences.append(
-                f"warning: {_name(study)}: {key}={value!r} is the {side} value that was tried; try {direction} ones"
-            )
-    return sentences
+            texts.append(f"{key}={value!r} ({'largest' if value == max(tried) else 'smallest'})")
+    return texts
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _incomplete(study: Study, finished: Sequence[Trial], spreads: Sequence[Spread]) -> list[str]:
-    """Return a sentence with the number of unfinished trials, and one with that of undefined scores, if not 0.
-
-    Args:
-        study: The trials of a method.
-        finished: Those of its trials that are finished with all compared seeds and folds.
-        spreads: The validation score of each finished trial over these seeds and folds.
-    """
-    sentences = []
-    if unfinished := len(study.trials) - len(finished):
-        sentences.append(f"{_name(study)}: {unfinished} of {len(study.trials)} trials did not finish all rounds.")
-    if undefined := sum(spread.count < spread.total for spread in spreads):
-        sentences.append(f"warning: {_name(study)}: the validation score of {undefined} trials is not a number")
-    return sentences
 
 
 def _name(study: Study) -> str:
@@ -346,4 +341,15 @@ def _notes(choices: list[Choice], select: str) -> list[str]:
         if len(set(by_method.values())) > 1:
             numbers = ", ".join(f"{method} {count}" for method, count in by_method.items())
             lines.append(f"warning: methods had different numbers of trials, which favours those with more: {numbers}")
-    return lines + [sentence for choice in choices for sentence in choice.warnings]
+    edges = [f"{_name(choice.study)} {', '.join(choice.edges)}" for choice in choices if choice.edges]
+    if edges:
+        lines.append(
+            "warning: these chosen values are the smallest or largest that were tried, so that better ones may lie "
+            f"beyond them: {'; '.join(edges)}"
+        )
+    if undefined := [f"{_name(choice.study)} {choice.undefined}" for choice in choices if choice.undefined]:
+        lines.append(f"warning: trials whose validation score is not a number: {', '.join(undefined)}")
+    unfinished = [f"{_name(c.study)} {c.unfinished} of {len(c.study.trials)}" for c in choices if c.unfinished]
+    if unfinished:
+        lines.append(f"Trials that did not finish all rounds: {', '.join(unfinished)}.")
+    return lines

@@ -26,7 +26,7 @@ from fedbench.report import scores
 from fedbench.report.display import for_readers
 from fedbench.report.runs import Run
 from fedbench.report.table import FORMATS, MACHINE_FORMATS, as_object, pandas, render
-from fedbench.report.tuning import SELECTIONS, choice_table, validation_score
+from fedbench.report.tuning import SELECTIONS, choice_table, choose, studies, validation_score
 from fedbench.simulation.processes import under_torchrun
 from fedbench.simulation.status import FILE as STATUS
 from fedbench.tune.search import SEARCHES, Proposer, Values, promoted, proposer, rungs
@@ -165,8 +165,9 @@ def main(argv: list[str]) -> int:
         plan = make_plan(args, f"python -m fedbench tune {shlex.join(argv)}")
         for search in plan.searches:
             run_search(search, plan)
-        tested = run_chosen(plan)
-    failed = [search.name for search in plan.searches if best_trial(search, plan) is None]
+        best = [best_trial(search, plan) for search in plan.searches]
+        tested = run_chosen(plan, best)
+    failed = [search.name for search, trial in zip(plan.searches, best) if trial is None]
     show_results(plan, tested, int(bool(failed)))
     folder = plan.launcher.folder
     if failed:
@@ -376,9 +377,16 @@ def sign_of(plan: Plan, search: Search) -> int:
 
 
 def best_trial(search: Search, plan: Plan) -> Trial | None:
-    """Return the finished trial with the best score, the first of equal ones; None if all failed."""
-    finished = [trial for trial in search.trials if trial.state == "finished"]
-    return max(finished, key=lambda trial: sign_of(plan, search) * trial.score, default=None)
+    """Return the trial that `fedbench report --choose` chooses; None if all failed."""
+    runs = [Run(folder) for trial in search.trials for folder in trial.folders]
+    metric = plan.args.metric or (runs[0].primary if runs else "")
+    choices = [choice for study in studies(runs) if (choice := choose(study, metric, plan.args.select)) is not None]
+    if not choices:
+        return None
+    sign = sign_of(plan, search)
+    chosen = max(choices, key=lambda choice: sign * choice.validation.mean)  # several if fine-tuning was searched
+    folder = next(iter(chosen.trial.runs.values())).path
+    return next(trial for trial in search.trials if folder in trial.folders)
 
 
 def ledger(plan: Plan) -> list[dict[str, Any]]:
@@ -407,12 +415,17 @@ def write_ledger(plan: Plan) -> None:
 
 
 # -- results ---------------------------------------------------------------------------------------------
-def run_chosen(plan: Plan) -> list[Path]:
-    """Run the best trial of each search with the test seeds, and return the folders of these runs."""
-    best = [(search, trial) for search in plan.searches if (trial := best_trial(search, plan)) is not None]
-    runs = [run_overrides(search, trial, seed) for search, trial in best for seed in plan.test_seeds]
+def run_chosen(plan: Plan, best: list[Trial | None]) -> list[Path]:
+    """Run the best trial of each search with the test seeds, and return the folders of these runs.
+
+    Args:
+        plan: What the command does.
+        best: The best trial of each search; None if all its trials failed.
+    """
+    chosen = [(search, trial) for search, trial in zip(plan.searches, best) if trial is not None]
+    runs = [run_overrides(search, trial, seed) for search, trial in chosen for seed in plan.test_seeds]
     if runs:
-        print(f"running the chosen values of {len(best)} searches with {len(plan.test_seeds)} test seeds", flush=True)
+        print(f"running the chosen values of {len(chosen)} searches with {len(plan.test_seeds)} test seeds", flush=True)
     return plan.chosen_launcher(runs) if runs else []
 
 
@@ -428,7 +441,7 @@ def show_results(plan: Plan, tested: list[Path], status: int) -> None:
     runs = [Run(folder) for folder in dict.fromkeys([*folders, *tested])]
     finished = [run for run in runs if run.finished]
     tables = []
-    if any(best_trial(search, plan) for search in plan.searches):
+    if finished:
         tables = [choice_table(runs, plan.args.metric or scores.primary_metric(finished), plan.args.select)]
     if plan.args.json:
         facts = {"folder": plan.launcher.folder, "exit_code": status, "trials": ledger(plan)}

@@ -26,6 +26,7 @@ def make(
     seed: int = 0,
     status: str = "finished",
     config: dict | None = None,
+    summary: dict | None = None,
 ) -> Path:
     """Write a run of four clients with mean validation and test accuracies of its three rounds."""
     values: dict = {"algorithm": {}, "optimizer": {"lr": 0.1}} | (config or {})
@@ -34,7 +35,7 @@ def make(
         values[group][name] = value
     best = {"round": int(np.argmax(val)) + 1, "values": {}}
     curves = (np.repeat(np.array(each)[:, None], 4, axis=1) for each in (test, val))
-    return make_run(folder, algorithm, seed, (), status, values, {"best_val": best}, *curves)
+    return make_run(folder, algorithm, seed, (), status, values, {"best_val": best} | (summary or {}), *curves)
 
 
 def rows(folder: Path, select: str = "last") -> dict[str, dict]:
@@ -110,9 +111,8 @@ def test_a_choice_needs_no_test_scores(sweep: Path, monkeypatch: pytest.MonkeyPa
 
 def test_warnings(sweep: Path) -> None:
     text = notes(sweep)
-    assert "warning: fedavg: optimizer.lr=0.1 is the largest value that was tried; try larger ones" in text
-    assert "warning: ditto: optimizer.lr=0.01 is the smallest value that was tried; try smaller ones" in text
-    assert "algorithm.lam" not in text
+    edges = "better ones may lie beyond them: ditto optimizer.lr=0.01 (smallest); fedavg optimizer.lr=0.1 (largest)"
+    assert edges in text and "algorithm.lam" not in text
     assert "warning: methods had different numbers of trials, which favours those with more: ditto 4, fedavg 2" in text
     assert "Test scores are of the seeds by which the values were chosen: ditto, fedavg." in text
 
@@ -133,14 +133,14 @@ def test_unfinished_trials_count_but_are_not_chosen(sweep: Path) -> None:
         make(sweep, "fedavg", {"optimizer.lr": 2.0}, (0.9, 0.9, 0.9), seed=seed, status="failed")
     row = rows(sweep)["fedavg"]
     assert (row["chosen"], row["trials"], row["n_val"]) == ("optimizer.lr=0.1", 4, 2)
-    assert "fedavg: 2 of 4 trials did not finish all rounds." in notes(sweep)
+    assert "Trials that did not finish all rounds: fedavg 2 of 4." in notes(sweep)
 
 
 def test_an_undefined_score_is_the_worst(tmp_path: Path) -> None:
     make(tmp_path, "fedavg", {"optimizer.lr": 0.1}, (0.1, 0.1, 0.1))
     make(tmp_path, "fedavg", {"optimizer.lr": 0.2}, (0.1, 0.1, float("nan")))
     assert rows(tmp_path)["fedavg"]["chosen"] == "optimizer.lr=0.1"
-    assert "the validation score of 1 trials is not a number" in notes(tmp_path)
+    assert "warning: trials whose validation score is not a number: fedavg 1" in notes(tmp_path)
 
 
 def test_settings_are_compared_separately(tmp_path: Path) -> None:
@@ -150,6 +150,22 @@ def test_settings_are_compared_separately(tmp_path: Path) -> None:
     assert [(row["partition.alpha"], row["chosen"]) for row in table.rows] == [
         (0.1, "optimizer.lr=0.1"), (1.0, "optimizer.lr=0.2"),
     ]  # fmt: skip
+
+
+def test_other_data_are_another_setting(tmp_path: Path) -> None:
+    for data_hash, lr, val in (("a", 0.1, 0.6), ("a", 0.2, 0.5), ("b", 0.1, 0.5), ("b", 0.2, 0.6)):
+        make(tmp_path, "fedavg", {"optimizer.lr": lr}, (0, 0, val), summary={"data_hash": data_hash})
+    chosen = [row["chosen"] for row in choice_table(find_runs([tmp_path]), METRIC, "last").rows]
+    assert sorted(chosen) == ["optimizer.lr=0.1", "optimizer.lr=0.2"]
+
+
+def test_a_run_that_failed_before_the_data_were_read_is_a_trial(tmp_path: Path) -> None:
+    make(tmp_path, "fedavg", {"optimizer.lr": 0.1}, (0, 0, 0.5), summary={"data_hash": "a"})
+    failed = make(tmp_path, "fedavg", {"optimizer.lr": 0.2}, (0, 0, 0.9))
+    (failed / "summary.json").unlink()
+    (failed / "error.txt").write_text("no")
+    row = rows(tmp_path)["fedavg"]
+    assert (row["chosen"], row["trials"]) == ("optimizer.lr=0.1", 2)
 
 
 def test_trials_without_a_common_seed_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from schemas import validated
 
 from fedbench.commands import main
 from fedbench.report.runs import find_runs
+from fedbench.report.tuning import choice_table
 
 SETTING = [
     *("dataset=digits", "model.hidden=[8]", "partition.num_clients=6", "clients_per_round=3", "rounds=4"),
@@ -98,6 +99,14 @@ def test_several_data_sets_are_searched_separately(tmp_path: Path) -> None:
     assert [(row["algorithm"], row["partition"]) for row in ledger(tmp_path)] == [
         ("local", "dirichlet"), ("local", "iid"), ("fedper", "dirichlet"), ("fedper", "iid"),
     ]  # fmt: skip
+
+
+def test_of_equal_trials_the_report_names_the_one_that_was_tested(tmp_path: Path) -> None:
+    """The first trial has larger values, and all have the same scores, because nothing is learned."""
+    values = ("algorithm.mu=0.2,0.1", "optimizer.lr=1e-30", "algorithm=fedprox", "--search=grid", "--trials=2")
+    assert tune(tmp_path, *values, "seed=0", "--test-seeds=4,5") == 0
+    [row] = choice_table(find_runs([tmp_path]), "personal/accuracy", "last").rows
+    assert row["chosen"] == "algorithm.mu=0.1" and row["n_test"] == 2
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,9 @@ class Prompt(Adapter):
         parameters = list(layer.parameters())
         if not parameters or isinstance(layer, nn.ModuleList) or inputs_of(layer) != 1:
             return None
+        # The last parameter is a bias or weight whose last axis has the width of the tokens.
         width, network = parameters[-1].shape[-1], nn.Sequential()  # an empty network is the identity
-        if self.reparam:
+        if self.reparam:  # prompts are the outputs of a small network for trained inputs
             network = nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width))
         return (PromptBehind if self.tap == "output" else PromptBefore)(layer, self.tokens, width, network)
 

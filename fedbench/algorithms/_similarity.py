@@ -111,6 +111,7 @@ def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
     Returns:
         The adjacency.  # [N, N] bool
     """
+    # themselves: a client is not its own neighbour
     neighbours = nearest(sketches, sketches, k, metric, themselves=True)  # [N, k]
     n = len(sketches)
     lists = torch.zeros(n, n, dtype=torch.bool, device=sketches.device).scatter_(1, neighbours, True)  # i lists j

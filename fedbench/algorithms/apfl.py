@@ -19,7 +19,7 @@ from fedbench.engine.per_client import PerClient, mean, per_client
 
 
 class APFL(Algorithm):
-    """APFL.
+    """APFL.  w: server model; v_i: personal model of client i; a_i: its weight in the deployed mixture.
 
     Args:
         alpha: Weight a of the personal model in the mixture, in [0, 1].  A list sets one value per client.

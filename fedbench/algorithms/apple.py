@@ -39,7 +39,7 @@ from fedbench.engine.per_client import per_client
 
 
 class APPLE(Algorithm):
-    """APPLE.
+    """APPLE.  c_j: core of client j; d_i [N]: its weights in the model sum_j d_ij c_j of client i.
 
     Args:
         mu: Weight of the penalty ||d_i - q||^2, >= 0.  A list sets one value per client.
@@ -94,6 +94,7 @@ class APPLE(Algorithm):
         self.columns = model.trained  # columns that are mixed; BatchNorm's running statistics are not
         self.q = torch.from_numpy(federation.num_samples / federation.num_samples.sum()).to(w)  # [N]
         cores = model.init_rows(n)  # [N, P]
+        # which versions of the cores each client has, with or without a limit on downloads
         self.exchange = (
             CoreExchange(cores)
             if self.bandwidth is None

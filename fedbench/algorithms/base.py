@@ -250,7 +250,7 @@ class Algorithm:
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors that are attributes of the method, by name.  Row stores are saved separately."""
+        """Return a dict from name to tensor, for all tensors that are attributes.  Row stores are saved separately."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

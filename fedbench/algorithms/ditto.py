@@ -14,7 +14,7 @@ from fedbench.engine.per_client import per_client
 
 
 class Ditto(FedAvg):
-    """Ditto.
+    """Ditto.  w: server model; v_i: personal model of client i.
 
     Args:
         lam: Weight of the regularization of v_i towards w, >= 0.  A list sets one value per client.

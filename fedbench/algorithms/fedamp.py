@@ -31,7 +31,7 @@ BLOCK = 256  # models of other clients gathered at once
 
 
 class FedAMP(Algorithm):
-    """FedAMP.
+    """FedAMP.  w_j: upload of client j; X_ij: its weight in client i's mixture u_i = sum_j X_ij w_j.
 
     Args:
         lam: Weight of the pull towards u_i, >= 0.  A list sets one value per client.

@@ -18,7 +18,7 @@ from fedbench.core.options import NonNegativeInt, Positive
 
 
 class FedBABU(Algorithm):
-    """FedBABU.
+    """FedBABU.  u: base, which is trained; h: head, which keeps its initial values until fine-tuning.
 
     Args:
         finetune_epochs: Epochs of the final fine-tuning; 0 disables it.

@@ -19,7 +19,7 @@ PATTERNS = {"batch": ["type:*BatchNorm*"], "all": ["type:*Norm*"]}
 
 
 class FedBN(Algorithm):
-    """FedBN.
+    """FedBN.  w: shared parameters; b_i: normalization layers of client i, which are personal.
 
     Args:
         norms: Which layers are personal: "batch", or "all" normalization layers (batch, layer, group, instance).

@@ -27,7 +27,7 @@ TINY, TINIEST = 1e-10, 1e-20  # a threshold below TINY is replaced by the smalle
 
 
 class FedCAC(Algorithm):
-    """FedCAC.
+    """FedCAC.  m_i [P]: which parameters of client i are critical; c_i: mean over clients with similar m_i.
 
     Args:
         tau: Fraction of critical parameters in each tensor, in [0, 1].

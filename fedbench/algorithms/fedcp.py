@@ -38,7 +38,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedCP(Algorithm):
-    """FedCP.
+    """FedCP.  u: base; r: policy network; g: global head; h_i: personal head of client i.
 
     Args:
         lam: Weight of the distance between the features of the trained and the received base, >= 0, or a list with one

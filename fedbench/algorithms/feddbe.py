@@ -36,7 +36,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedDBE(Algorithm):
-    """FedDBE.
+    """FedDBE.  c_i [F]: shift of client i's features; r: running mean of its features; g: global mean.
 
     Args:
         kappa: Weight of the distance between the running mean and the global mean, >= 0, or a list with one per client.

@@ -20,7 +20,7 @@ from fedbench.engine.per_client import fractions, mean, per_client
 
 
 class FedDyn(Algorithm):
-    """FedDyn.
+    """FedDyn.  g_i: gradient of client i at its last optimum; h: mean of all g_i.
 
     Args:
         alpha: Weight of the quadratic term, > 0.  A list sets one value per client.

@@ -29,7 +29,7 @@ from fedbench.core.options import Positive, require
 
 
 class FedGH(Algorithm):
-    """FedGH.
+    """FedGH.  u_i: personal base of client i; h: shared head, which the server trains.
 
     Args:
         head_lr: Learning rate eta_s of the head at the server.  None: that of the clients.

@@ -34,7 +34,7 @@ from fedbench.core.options import Fraction, Positive
 
 
 class FedKD(Algorithm):
-    """FedKD.
+    """FedKD.  theta_i: teacher, personal; g: student, exchanged; W_i [F, F] maps features of g to those of theta_i.
 
     Args:
         student_lr: Learning rate of g.  None: that of theta_i.

@@ -32,7 +32,7 @@ from fedbench.core.options import Fraction, Positive
 
 
 class FedOTP(Algorithm):
-    """FedOTP.
+    """FedOTP.  p_g: shared prompt; p_l: personal prompt; an image has M tokens, features have width D.
 
     Args:
         gamma: Transported mass, in (0, 1].  At 1 every token is fully assigned.

@@ -21,7 +21,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedPHP(FedAvg):
-    """FedPHP.
+    """FedPHP.  theta_p: running average of the models of a client, which it deploys.
 
     Args:
         mu: Weight of theta_p in the average of the last round, in [0, 1], or a list with one per client.

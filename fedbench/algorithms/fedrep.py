@@ -12,7 +12,7 @@ from fedbench.core.options import Count, NonNegativeInt
 
 
 class FedRep(FedPer):
-    """FedRep.
+    """FedRep.  u: shared base; h_i: personal head of client i.
 
     Args:
         head_epochs: Epochs of head training, with the base frozen.

@@ -35,7 +35,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FML(Algorithm):
-    """FML.
+    """FML.  theta_i: personal model of client i; g: its copy of the server model w.
 
     Args:
         alpha: Weight of the cross-entropy of theta_i, in [0, 1], or a list with one per client.

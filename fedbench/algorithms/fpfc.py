@@ -88,8 +88,9 @@ class FPFC(Algorithm):
         self.W = self.columns.take(w).repeat(n, 1)  # last uploads  [N, p]
         # client weights in cluster means; with merge, `round` replaces them
         self.n: np.ndarray | Tensor = federation.num_samples
-        self.s = w.new_ones(n * (n - 1) // 2)  # [M]
-        self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
+        self.s = w.new_ones(n * (n - 1) // 2)  # factor of each pair, whose difference is s delta  [M]
+        # delta of the pairs [M, p]; while all pairs have one s, a vector per client suffices [N, p]
+        self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FPFC: clients train towards zeta_i and upload; the server updates their pairs.

@@ -37,7 +37,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class GPFL(Algorithm):
-    """GPFL.
+    """GPFL.  u: base; M [C, F]: class embeddings; h_i: personal head of client i.
 
     Args:
         lam: Weight of the distance to the class embeddings, >= 0, or a list with one per client.

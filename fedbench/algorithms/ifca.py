@@ -24,7 +24,7 @@ from fedbench.core.options import Count, require
 
 
 class IFCA(Algorithm):
-    """IFCA.
+    """IFCA.  theta_1 to theta_M are the models of M clusters.
 
     Args:
         clusters: Number M of cluster models.

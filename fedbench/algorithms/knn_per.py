@@ -28,7 +28,7 @@ WITHOUT_VALIDATION = 0.5  # lam of a client without validation samples
 
 
 class KNNPer(FedAvg):
-    """kNN-Per.
+    """kNN-Per.  A client stores its training samples' features z [F], and predicts with the nearest of them, too.
 
     Args:
         k: Number of neighbours.

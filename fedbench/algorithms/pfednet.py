@@ -52,7 +52,7 @@ ALL_COLUMNS = "all"  # value of `personal`
 
 
 class PFedNet(Algorithm):
-    """pFedNet.
+    """pFedNet.  x: the d1 shared parameters; z_i: the d2 personal parameters of client i; Z [N, d2]: all z_i.
 
     Args:
         lam: Weight of the sum over edges of ||z_i - z_j||, >= 0.

@@ -17,7 +17,7 @@ from fedbench.core.options import Positive, require
 
 
 class Scaffold(Algorithm):
-    """SCAFFOLD.
+    """SCAFFOLD.  x: server model; c_i: control variate of client i; c: control variate of the server.
 
     Args:
         server_lr: Global step size eta_g, > 0.

@@ -74,7 +74,7 @@ class Scaled(Compressor):
         self.inner.update_state(encoded, message)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors of the inner compressor for a checkpoint, by name."""
+        """Return a dict from name to tensor of the inner compressor, for a checkpoint."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

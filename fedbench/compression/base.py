@@ -181,7 +181,7 @@ class Compressor:
         """Adapt to the training losses [K] of a round's clients.  By default nothing adapts."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors that are attributes, by name.  Row stores are saved separately."""
+        """Return a dict from name to tensor, for all tensors that are attributes.  Row stores are saved separately."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

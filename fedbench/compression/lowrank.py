@@ -110,7 +110,7 @@ class LowRank(Compressor):
         Returns:
             The factors and values of each client, as one row of m < n numbers.  # [k, m]
         """
-        values, starts = [], self._starts(draws, message)
+        values, starts = [], self._starts(draws, message)  # starts: initial factors of the power iterations
         for part in self._parts(message):
             columns = x[:, part.begin : part.end]
             if part.r:  # a matrix with factors of rank r; 0: no matrix, or one that factors would not shorten

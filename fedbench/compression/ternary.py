@@ -14,7 +14,7 @@ from fedbench.compression.base import FLOAT, Compressor, Direction, Encoded, Mes
 from fedbench.core.options import Positive
 from fedbench.core.rng import RowRandom
 
-TRITS, BYTE = 5, 8  # values of three levels in a byte, and bits of a byte
+TRITS, BYTE = 5, 8  # a byte has 8 bits, and stores 5 values -1, 0 or 1 (3^5 < 256)
 
 
 class Ternary(Compressor):
@@ -61,7 +61,7 @@ class Ternary(Compressor):
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read one row that `write` wrote: the scale, and the values -1, 0 or 1."""
         scale, trits = stream.floats(1)[None], []
-        for _ in range(-(-message.size // TRITS)):  # ceil(n / 5) bytes
+        for _ in range(-(-message.size // TRITS)):  # ceil(n / 5) bytes, of 5 digits in base 3 each
             byte = stream.fixed(BYTE)
             trits += [byte // 3**power % 3 - 1 for power in reversed(range(TRITS))]
         return {"scale": scale, "trit": torch.tensor([trits[: message.size]], dtype=torch.int8)}

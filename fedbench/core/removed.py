@@ -218,7 +218,7 @@ def refuse_removed(key: str, values: Any) -> None:
 def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
     """Yield (mapping, removed options of its class) for each mapping in nested values whose class has such options.
 
-    The removed options are given by name, as pairs (value without effect, what to use instead).
+    The removed options are a dict from name to (value without effect, what to use instead).
     """
     if isinstance(values, dict):
         if options := _options_of(values.get("_target_")):

@@ -81,7 +81,7 @@ class Arrays:
         return digests.digest(facts if self.shared is None else {**facts, "shared": self.shared})
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Return the inputs as a dict of arrays by name, {"inputs": array} if they are a single array."""
+        """Return the inputs as a dict from name to array, {"inputs": array} if they are a single array."""
         return wrap_inputs(self.inputs)
 
     @property

@@ -399,7 +399,7 @@ class Federation:
         return largest
 
     def named_inputs(self) -> dict[str, Any]:
-        """Return the stored inputs [n, ...] of all samples by name; a single input has the name "inputs"."""
+        """Return a dict from name to stored inputs [n, ...] of all samples; a single input has the name "inputs"."""
         return wrap_inputs(self.inputs)
 
     def _entries(self, name: str, samples: Tensor) -> Tensor:

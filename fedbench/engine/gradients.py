@@ -84,7 +84,7 @@ class GradientRequest:
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the parameters and running statistics in rows [k, P] as views, by name.  # [k, ...] each"""
+        """Return a dict from name to parameters or running statistics in rows [k, P], as views.  # [k, ...] each"""
         return (self.named or self.model.named)(rows)
 
 

@@ -384,9 +384,9 @@ class CohortTraining:
 
     def save_buffers(self) -> None:
         """Store the optimizer buffers that clients keep until their next round (optimizer.reset=never)."""
-        owners = self.how.buffer_names
+        owners = self.how.buffer_names  # from "theta" or a state to the name under which its buffers are stored
         for rows_name, buffers in self.stored_buffers.items():
-            for buffer, values in buffers.items():
+            for buffer, values in buffers.items():  # such as momentum [K, ...]
                 stored = self.engine.optimizer_state(owners[rows_name], buffer, values.shape[1])
                 stored[self.context.ids] = values
 

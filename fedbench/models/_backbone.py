@@ -226,7 +226,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file by name; raise ValueError if the file is damaged."""
+    """Return a dict from name to tensor of a .safetensors file; raise ValueError if the file is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

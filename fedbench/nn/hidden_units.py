@@ -79,7 +79,7 @@ class HiddenUnitLayer(Protocol):
             prefix: Prefix of the names of this layer's parameters.
 
         Returns:
-            The weights.  # [k, m, d]
+            The weights of m units.  # [k, m, d], where d is the number of inputs times the number of blocks
         """
         ...
 

@@ -390,7 +390,7 @@ class BFloat16ManualBackward(ManualBackward):
         return super().predict(self._rounded(params), x.to(AUTOCAST_DTYPE), batched).float()
 
     def _rounded(self, params: Params) -> Params:
-        """Return copies of the layers' weights and biases in bfloat16, by name."""
+        """Return a dict from name to a copy in bfloat16, for the layers' weights and biases."""
         names = {name for layer in self.layers for name in (layer.weight, layer.bias)}
         return {name: t.to(AUTOCAST_DTYPE) for name, t in params.items() if name in names}
 

@@ -443,9 +443,10 @@ def _markdown(table: Table) -> str:
 
 
 def _forms(page: Page) -> str:
-    """Return how many cells of a page are full, reduced and not run, as in "3 full, 1 not run".
+    """Return how many printed cells of a page have each form, such as "3 full, 1 not run".
 
-    For a page without printed cells, return the forms of its runs, as in "full, reduced".
+    The form is "full" (run in the setting of the paper), "reduced" (in a smaller setting) or "not run".  For a page
+    without printed cells, return the different forms of its runs, such as "full, reduced".
     """
     if not len(page.cells):
         return _unique(page.runs, "form")

@@ -311,8 +311,8 @@ def _parse_parts(value: Mapping[str, Any]) -> Content:
     """Return the samples and names of the clients in a file that has lists for each part.
 
     Args:
-        value: By part ("train", "test" and perhaps "val"), the lists of the clients: a list of them, or a dict by name,
-            whose order may differ between parts.
+        value: A dict from part ("train", "test" and perhaps "val") to the clients' lists of sample indices.  These are
+            a list with one list for each client, or a dict from name to list, whose order may differ between parts.
 
     Raises:
         ConfigError: A client is not in all parts.
@@ -328,5 +328,5 @@ def _parse_parts(value: Mapping[str, Any]) -> Content:
                     f"partition.path: client {different[0]} is not in all parts: give each client a list in each part"
                 )
             clients = {name: clients[name] for name in names}
-        lists[part] = _parse(clients).lists[""]
+        lists[part] = _parse(clients).lists[""]  # "": lists without parts
     return Content(lists, None if names is None else list(map(str, names)))

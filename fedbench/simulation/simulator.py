@@ -372,5 +372,5 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 
 def _evaluated(sim: Simulation) -> np.ndarray:
-    """Return the ids of the training clients that the run evaluates, all or eval.clients of them.  # [n]"""
+    """Return the ids of the training clients that are evaluated: all, or as many as eval.clients says.  # [n]"""
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)

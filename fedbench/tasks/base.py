@@ -287,7 +287,7 @@ class Task:
         return {"loss": mean_loss(statistics["loss"], offsets)}
 
     def directions(self) -> dict[str, Direction]:
-        """Return, for each metric of the task by name, whether higher is better and whether it is a fraction of 1."""
+        """Return a dict from metric to its direction: whether higher is better, and whether it lies in [0, 1]."""
         return {name: Direction(up, name in self.fractions) for name, up in self.higher_is_better.items()}
 
 

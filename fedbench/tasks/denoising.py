@@ -165,7 +165,7 @@ class Denoising(Task):
         return Schedule(self.alpha_bar)
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
-        """Return the shape of each input of the model for one sample, by name, from the shape [C, H, W] of an image."""
+        """Return a dict from name to shape of the model's inputs for one sample, for images of shape [C, H, W]."""
         return {"image": shape, "step": (), "label": (num_classes,)}
 
     def stochastic_inputs(

@@ -295,7 +295,7 @@ def steps_without_synchronization() -> Iterator[list[int]]:
         run = cohort.engine.executor.run
 
         def watched_run(job: Callable[[int, int], None], *args: Any, **options: Any) -> None:
-            """Call job for each chunk as Executor.run does, but refuse synchronization during its calls."""
+            """Run a job for each chunk as Executor.run does; raise Synchronizes if it waits for the device."""
 
             def chunk(first: int, stop: int) -> None:
                 chunks.append(first)

@@ -306,9 +306,10 @@ def renumbering_clients(case: Case) -> None:
     reason = case.simulation().algorithm.depends_on_client_order
     if reason is not None:
         raise SkipTest(reason)
+    # client i of the permuted run has the samples and random numbers of client PERMUTATION[i] of the other run
     split = Split(*(getattr(SPLIT, part).select(PERMUTATION) for part in ("train", "val", "test")))
     sim = case.simulation(split=split)
-    position = np.argsort(PERMUTATION)
+    position = np.argsort(PERMUTATION)  # the new index of each client
     with probes.permuted_random_numbers(PERMUTATION, sim.engine):
         state = state_of(run_rounds(sim, 3, [np.sort(position[cohort]) for cohort in COHORTS]))
     found, expected = {}, {}

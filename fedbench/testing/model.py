@@ -281,10 +281,12 @@ def samples_are_independent(case: ModelCase) -> None:
     Remedy: use no batch statistics except those of BatchNorm: other samples may be padding.
     """
     one, keys = _only(0), torch.tensor([7])
+    # a batch of the first two samples of client 0, and other samples of client 1
     mixed = map_inputs(lambda a, b: torch.cat([a[:, :2], b[:, 2:]], 1), _select(case.x, one), _select(case.x, _only(1)))
     for mode, train in (("evaluation", False), ("training", True)):
         if train and case.model.batch_statistics:
             continue
+        # None: client 0's own batch
         found, expected = (case.logits(one, train, keys if train else None, x)[:, :2] for x in (mixed, None))
         assert_close(found, expected, 1e-4, f"in {mode} the logits of a sample in two batches")
 

@@ -147,5 +147,5 @@ def _is_within(name: str, modules: Iterable[str]) -> bool:
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, list[int]]:
-    """Return the shape of each tensor of a state_dict as a list, by name."""
+    """Return a dict from name to shape (a list) of the tensors of a state_dict."""
     return {name: list(tensor.shape) for name, tensor in state.items()}

@@ -110,7 +110,7 @@ def proposer(
     """Return the proposer of a search.
 
     Args:
-        search: One of `SEARCHES`.
+        search: "tpe", "random" or "grid".
         space: The search space of the method.
         default: The default values that lie in the search space, by config key.
         trials: The number of trials.

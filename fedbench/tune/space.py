@@ -136,7 +136,10 @@ def default_point(space: Mapping[str, Dimension], composed: DictConfig) -> dict[
 
 
 def grid(space: Mapping[str, Dimension]) -> list[dict[str, str]]:
-    """Return all combinations of listed values: values in Hydra's grammar by config key.
+    """Return all combinations of the listed values, each as a dict from config key to value in Hydra's grammar.
+
+    Args:
+        space: A dict from config key to its dimension, a list of values or an interval.
 
     Raises:
         ConfigError: A key has an interval.

@@ -74,7 +74,7 @@ class MNIST(DownloadedImages):
         return resized(arrays, self.resize, self.data_dir, source)
 
     def _download(self, folder: Path) -> dict[str, Path]:
-        """Download the four gzipped idx files to a folder, and return their paths by key, such as "train_images"."""
+        """Download the four gzipped idx files to a folder, and return a dict from key ("train_images", ...) to path."""
         addresses = [base.rstrip("/") for base in ([self.mirror] if self.mirror else self.mirrors)]
         files = {}
         for key, name in IDX_FILES.items():
@@ -99,7 +99,7 @@ class FashionMNIST(MNIST):
 
 
 def idx_files(folder: Path) -> dict[str, Path] | None:
-    """Return the four idx files of a folder (plain or .gz) by key, such as "train_images"; None unless all exist."""
+    """Return a dict from key ("train_images", ...) to idx file (plain or .gz) of a folder; None if one is missing."""
     files = {}
     for key, name in IDX_FILES.items():
         path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)

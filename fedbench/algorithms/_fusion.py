@@ -171,7 +171,8 @@ class Network:
     def flows(self, V: Tensor) -> Tensor:
         """Return a dual variable U for the solution in which all connected clients have their mean.
 
-        Of all U with B' U = C (V - means of V), it is the one of minimal norm.
+        Of all U with B' U = C (V - means of V), it is the one of minimal norm.  B [M, N] is the incidence matrix of the
+        M edges, C the diagonal matrix of the clients' weights, and the means are over connected clients.
 
         Args:
             V: The clients' vectors.  # [N, d]

@@ -49,8 +49,9 @@ class FedNTD(FedAvg):
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
             """Return the task's loss plus the divergence from w's predictions without the true class.  # [k, B]"""
             logits = s.forward(theta, batch)  # [k, B, C]
+            # log probabilities without the true class, of the received w and of theta
             with torch.no_grad():
-                log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)  # teacher: the received w
+                log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)
             log_q = self.not_true(logits, batch)  # [k, B, C]
             kl = (log_q_w.exp() * (log_q_w - log_q)).sum(2)  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl

@@ -195,9 +195,11 @@ class FedPIA(Algorithm):
             rows: Rows of the clients.  # [K, P]
 
         Returns:
-            For each bottleneck, activations; zeros pad clients with fewer samples.  # [K, m, d] each
+            For each bottleneck, the activations of its m units; d is the number of samples (times classes, if a unit
+            has an activation for each class).  Zeros pad clients with fewer samples.  # [K, m, d] each
         """
         # one pass for all bottlenecks, unless a unit has an activation for each class
+        # such bottlenecks are computed once, not once for each sample
         one_by_one = any(self._is_computed_once(cohort.model, b) for b in self.bottlenecks)
         passes = [[b] for b in self.bottlenecks] if one_by_one else [self.bottlenecks]
         return [activations for group in passes for activations in self._activations_at(cohort, rows, group)]

@@ -53,7 +53,7 @@ class CachedRepository(ConfigRepository):
     """
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Set ``sources``, the folders and tables in which Hydra looks for configurations."""
+        """Set ``sources``, the folders and tables in which Hydra looks for configurations, with the papers' tables."""
         super().initialize_sources(config_search_path)
         folders = [source.path for source in self.sources if source.scheme() == "file"]
         self.sources.insert(-1, PaperSource("fedbench", source_path(folders)))  # Hydra's schema must be the last

@@ -39,11 +39,11 @@ def of_docstring(docstring: str) -> dict[str, str]:
 
 
 def _of_class(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
-    """Return descriptions by option from the docstrings of a class and of its base classes.
+    """Return a dict from option to description, from the docstrings of a class and of its base classes.
 
     Args:
-        name: The name of the class; if it is not in the file, there are no descriptions.
-        classes: The classes of the file by name.
+        name: The name of the class.  If it is not in the file, the dict is empty.
+        classes: A dict from name to class, for the classes of the file.
     """
     if name not in classes:
         return {}

@@ -89,7 +89,8 @@ def _top_level_rows(key: str) -> list[Row]:
     text = (find_conf_dir() / "config.yaml").read_text(encoding="utf-8")
     field, value = fields_of(options_of(RunConfig))[key], _top_level()[key]
     described = {name: meaning for name, (_, meaning) in commented_keys(text).items()} | dict(SETTINGS)
-    head = {"group": None, "option": None}
+    head = {"group": None, "option": None}  # entries of each row
+    # nested keys are described by the docstring of their class
     return list(_rows(head, key, field, value, {} if nested_model(field) else {key: described.get(key, "")}))
 
 

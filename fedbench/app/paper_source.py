@@ -33,7 +33,7 @@ class PaperSource(ConfigSource):
         return SCHEME
 
     def available(self) -> bool:
-        """Return True: the tables of this source always exist."""
+        """Return whether all folders of the source exist."""
         return all(folder.is_dir() for folder in self.folders)
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -60,7 +60,12 @@ class PaperSource(ConfigSource):
         return f"{group}/" == PREFIX and (not table or table in read_tables(self.folders))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the names of the tables, for the path experiment, or of the rows, for experiment/<table>."""
+        """Return the names below a path: of the tables for "experiment", or of the rows for "experiment/<table>".
+
+        Args:
+            config_path: The path.
+            results_filter: What to list.  Tables are groups and rows are configurations; None for either.
+        """
         table = config_path.partition("/")[2]
         if (results_filter is ObjectType.CONFIG and not table) or (results_filter is ObjectType.GROUP and table):
             return []

@@ -273,7 +273,7 @@ class Channel:
             size: Bytes that are sent to them.
             dense: Bytes that would be sent without compression.
         """
-        # if all clients of the federation download, none dropped out
+        # The factor is downloads per participant.  If all clients of the federation download, none dropped out.
         factor = 1.0 if len(context) == context.num_clients else self.download_factor
         self.cost.bytes_down += round(factor * size)
         self.cost.dense_down += round(factor * dense)

@@ -66,7 +66,7 @@ class DAdaQuant(QSGD):
         self.seen = torch.zeros(1)
 
     def observe(self, losses: Tensor) -> None:
-        """Update the running loss by the clients' training losses [K], and double q if it has stalled."""
+        """Update the running loss by the clients' training losses [K]; if it stopped falling, double the levels q."""
         G = losses.float().mean().to(self.q.device)  # mean training loss of this round
         # running mean, from G in the first round
         H = torch.where(self.seen == 0, G, self.psi * self.H[-1:] + (1 - self.psi) * G)  # [1]

@@ -31,7 +31,12 @@ def json_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def print_json(kind: str, data: Mapping[str, Any]) -> None:
-    """Print data as one JSON object.  Arguments as in `json_text`."""
+    """Print data as one JSON object.
+
+    Args:
+        kind: The kind of the object, such as "report".
+        data: The keys and values.
+    """
     print(json_text(kind, data), end="", flush=True)
 
 

@@ -64,7 +64,7 @@ class LocalTraining:
 
     @property
     def buffer_names(self) -> dict[str, str]:
-        """Names under which optimizer buffers are stored between rounds, by "theta" or the name of a state."""
+        """A dict from "theta" or the name of a state to the name under which its optimizer buffers are stored."""
         return {"theta": self.buffers} if isinstance(self.buffers, str) else dict(self.buffers)
 
 

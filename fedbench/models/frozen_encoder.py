@@ -29,10 +29,10 @@ class FrozenEncoder(Protocol):
         ...
 
     def training_view(self, x: Any, random: RowRandom) -> Any:
-        """Return the model's inputs for a training batch.
+        """Return the model's inputs for a training batch, for example the features of a random crop of each image.
 
         Args:
-            x: Inputs of the prepared data set, [k, B, ...].
+            x: Inputs of the data set that `prepare` returned, [k, B, ...].
             random: Random numbers of each client.
         """
         ...

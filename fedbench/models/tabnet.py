@@ -75,7 +75,7 @@ class FeatureTransformer(nn.Module):
 
         Args:
             x: Features, [B, features].
-            shared: Linear layers of the first units, the same as in the constructor.
+            shared: Linear layers of the first units, which all feature transformers of the model share.
 
         Returns:
             Outputs, [B, outputs].

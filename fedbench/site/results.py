@@ -91,7 +91,7 @@ def option_of(label: str, names: Mapping[str, str]) -> str | None:
 
     Args:
         label: The label.
-        names: The options by their `normalized` names.
+        names: A dict from the letters and digits of an option's name, in lower case, to the option.
     """
     candidates = [label, *re.split(r"[^\w]+", label)]
     return next((names[word] for word in map(normalized, candidates) if word in names), None)

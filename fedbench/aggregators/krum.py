@@ -43,7 +43,10 @@ class Krum(Aggregator):
         return max((m - 1) // 2 if self.left_out == 1 else (m - 3) // 2, 0)
 
     def scores(self, u: Uploads) -> Tensor:
-        """Return the sum of squared distances of each row to its nearest other rows.  # [m]"""
+        """Return the sum of squared distances of each of the m rows to its m - f - 2 nearest other rows.  # [m]
+
+        With neighbors="n-f-1" they are m - f - 1 rows.
+        """
         m = len(u.rows)
         others = squared_distances(u.rows).sort(1).values[:, 1:]  # without the row itself  [m, m - 1]
         return others[:, : max(m - u.f - self.left_out, 1)].sum(1)

@@ -268,6 +268,7 @@ class LCFed(Algorithm):
         """
         if not self.calibrate_head:
             return model.forward(rows["theta"], inputs)
+        # rows["heads"]: the last uploaded heads of all clients, the same for each of the k clients
         return self.calibrated_logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["heads"][0])
 
 

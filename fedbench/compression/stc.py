@@ -88,7 +88,7 @@ class STC(Compressor):
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
         """Return rows with the mean magnitude or minus it at the selected positions, and zeros elsewhere.  # [k, n]"""
         mean = encoded.codes["mean"]
-        if self.variant == "pfednet":
+        if self.variant == "pfednet":  # one mean of the positive and one of the negative values
             trit = encoded.codes["trit"]
             return torch.where(trit > 0, mean[:, :1], torch.where(trit < 0, -mean[:, 1:], 0))
         values = torch.where(encoded.codes["negative"], -mean, mean)  # [k, m]

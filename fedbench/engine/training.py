@@ -359,7 +359,8 @@ class CohortTraining:
         exchanged = ranks.exchange(
             self.schedule.positions_by_rank, self.outputs | buffers, self.changed | buffers.keys()
         )
-        if ranks.is_distributed:  # outputs of other ranks' clients are not initialized on this rank
+        # States that were not sent are equal to their initial values, which this rank has for all clients.
+        if ranks.is_distributed:
             for name in self.state.keys() - exchanged:
                 self.outputs[name].copy_(self.state[name])
 

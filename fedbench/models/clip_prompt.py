@@ -390,7 +390,7 @@ class CLIPPrompt(MoveListener):
         key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), purpose, sha.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
-            """Compute the features of the used images, by name.  # [number of used images, ...] each"""
+            """Return a dict from name to features of all images that a client uses.  # [number of these images, ...]"""
             log.info("computing features of %s images with the frozen tower (once)", f"{len(used):,}")
             batches = []
             for start in range(0, len(used), ENCODER_BATCH):

@@ -329,7 +329,8 @@ def _is_supported_index(node: fx.Node) -> bool:
 
 
 def _has_constant_axes(node: fx.Node) -> bool:
-    """Return whether all axes of an operation in `AXES` are constant numbers, and none is the batch axis 0."""
+    """Return whether all axes of an operation (softmax, for example) are constant, and none is the batch axis 0."""
+    # AXES: positions of the arguments of an operation that are axes
     values = [a for i, a in enumerate(node.args) if i in AXES[node.target]]
     values += [a for key, a in node.kwargs.items() if key in AXIS_KEYWORDS]
     axes = [a for value in values for a in (value if isinstance(value, tuple | list) else (value,))]

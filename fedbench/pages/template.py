@@ -78,7 +78,7 @@ class PageFunctions:
         """Return the scores of the runs of a group, one per seed, as text, separated by commas.
 
         Args:
-            key: The score.
+            key: The score, a column of runs.csv such as "last".
             *names: Values of labels that choose the group, such as the name of a method.
             part: The part of the page; None for the first one.
             digits: The number of decimal places of a score that has no column in tables; None for 0.

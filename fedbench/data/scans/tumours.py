@@ -49,7 +49,7 @@ class Tumours:
 
     Args:
         n: Number of scans.
-        size: S.
+        size: S, the side of the slice in pixels.
         lack: A modality that is missing at the first clients (`_channels.py`): flair, t1, t1c or t2.  None: none.
         lack_clients: How many clients lack it.  None: all.
         sites: Number of hospitals, the natural clients.  Scanners differ in contrast and noise, tumours in size.
@@ -206,7 +206,7 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
 
     Args:
         rng: Random numbers.
-        size: S.
+        size: S, the side of the slice in pixels.
 
     Returns:
         Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
@@ -241,7 +241,7 @@ def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> t
 
     Args:
         rng: Random numbers.
-        size: S.
+        size: S, the side of the slice in pixels.
         atlas: The MNI152 template.
 
     Returns:

@@ -91,7 +91,7 @@ class Aggregator:
         return max((m - 1) // 2, 0)
 
     def num_wrong(self, n: int) -> int:
-        """Return the assumed number of wrong uploads among n."""
+        """Return the assumed number of wrong uploads among n: the option f, or the fraction f of n, rounded up."""
         return math.ceil(self.f * n - 1e-9) if self.f < 1 else int(self.f)  # 0.1 * 30 is more than 3
 
     def check(self, num_clients: int) -> None:

@@ -37,7 +37,7 @@ class CenteredClipping(Aggregator):
         self.tau, self.iterations = tau, iterations
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return v after the iterations.  # [p]"""
+        """Return v [p].  Each iteration adds the weighted mean of the rows' differences to v, clipped to norm tau."""
         v = u.start  # [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, v)  # [m]

@@ -37,7 +37,7 @@ class GeometricMedian(Aggregator):
         self.iterations, self.nu = iterations, nu
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the geometric median of the rows after the iterations.  # [p]"""
+        """Return the geometric median of the rows, as approximated by `iterations` Weiszfeld iterations.  # [p]"""
         z = u.start  # [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, z)  # [m]

@@ -39,7 +39,7 @@ class Krum(Aggregator):
         self.left_out = int(neighbors[-1])
 
     def max_f(self, m: int) -> int:
-        """Return the largest f: m > 2f + 2 in the paper, m > 2f with neighbors="n-f-1"."""
+        """Return the largest f for m rows: with m > 2f + 2 as in the paper, or with m > 2f for neighbors="n-f-1"."""
         return max((m - 1) // 2 if self.left_out == 1 else (m - 3) // 2, 0)
 
     def scores(self, u: Uploads) -> Tensor:
@@ -52,5 +52,5 @@ class Krum(Aggregator):
         return others[:, : max(m - u.f - self.left_out, 1)].sum(1)
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the row with the lowest score; of rows with equal scores, the first.  # [p]"""
+        """Return the row with the lowest score (see `scores`); of rows with equal scores, the first.  # [p]"""
         return u.rows[self.scores(u).argmin()].clone()

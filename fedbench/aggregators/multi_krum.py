@@ -34,7 +34,7 @@ class MultiKrum(Krum):
         self.m = m
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the mean of the m rows with the lowest scores.  # [p]"""
+        """Return the mean of the rows with the lowest scores; their number is the option m, or n - f.  # [p]"""
         n = len(u.rows)
         m = min(self.m or n - u.f, n)
         selected = self.scores(u).argsort(stable=True)[:m]  # [m]

@@ -16,7 +16,7 @@ class TrimmedMean(Aggregator):
     """The mean of each coordinate without its f smallest and its f largest values."""
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the trimmed weighted mean of each coordinate of the rows.  # [p]"""
+        """Return each coordinate's weighted mean over the rows, without the f smallest and f largest values.  # [p]"""
         if u.f == 0:
             return u.mean
         inner = slice(u.f, len(u.rows) - u.f)

@@ -240,12 +240,10 @@ class Algorithm:
         return {}
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return measurements of the cohort's clients for figures, by name.
-
-        It is called after the last round.  By default there are none.
+        """Return measurements of the cohort's clients for figures, after the last round.  The default has none.
 
         Returns:
-            Tensors with one entry per client.  # [K, ...] each
+            A dict from name to a tensor with one entry per client.  # [K, ...] each
         """
         return {}
 

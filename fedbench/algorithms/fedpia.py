@@ -219,7 +219,7 @@ class FedPIA(Algorithm):
         layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-            """Return the outputs of the layers for each sample, side by side.  # [k, b, D]"""
+            """Return the outputs of the layers for each of b samples, D numbers of all layers.  # [k, b, D]"""
             _, captured = model.capture(rows, inputs, layers)
             if self._is_computed_once(model, bottlenecks[0]):  # the text of each class is the same for all samples
                 (of_text,) = (self._over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
@@ -267,7 +267,8 @@ class FedPIA(Algorithm):
             The output of `cohort.train`, and the adapters w_k to store and upload.  # [K, A]
         """
         shared = self.shared
-        if self.combine == "output_sum":  # G~ in the second bottlenecks; parameters outside start from the server's
+        # Gk is in the second bottlenecks, w in the first; all other shared parameters start from the server's
+        if self.combine == "output_sum":
             start = self.first.put(self.in_both(shared.put(personal, Gk)), self.first.take(personal))
             out = self.trained(cohort, start)
             return out, shared.take(out.theta)

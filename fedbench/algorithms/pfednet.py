@@ -393,8 +393,9 @@ class PFedNet(Algorithm):
         """Return the network, and the spread of the z_i.
 
         Returns:
-            network [N, N]; iterations of the last z-step [1]; sdwd and sdwd_pairwise, the spread of each coordinate of
-            z in ascending order, subsampled evenly [min(d2, 1001)].
+            network [N, N]; iterations of the last z-step [1]; and for each coordinate of z, in ascending order and
+            subsampled evenly [min(d2, 1001)], "sdwd", the standard deviation over clients, and "sdwd_pairwise", the
+            root mean square of z_i - z_j over linked clients.
         """
         if not self.fused.size:
             return {}

@@ -228,7 +228,7 @@ def _default(root: Path, config: dict[str, Any], chosen: dict[str, str], key: st
     Args:
         root: The conf folder.
         config: The content of config.yaml.
-        chosen: The default options by group.
+        chosen: From the name of a group to its default option.
         key: The dotted key.
     """
     import yaml

@@ -28,7 +28,7 @@ PREFIX = "experiment/"
 
 
 def read_tables(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return the tables of conf folders by name.  If a name occurs twice, the first folder has priority.
+    """Return a dict from name to table, for the tables of conf folders.  Of equal names, the first folder's is used.
 
     Args:
         folders: The conf folders.

@@ -261,7 +261,7 @@ def _model(fields: Mapping[str, FieldInfo], is_open: bool, docstring: str | None
     uses itself.
 
     Args:
-        fields: The fields by option.
+        fields: From the name of an option to its field.
         is_open: Whether other options are allowed.
         docstring: The docstring of the class with these options.
     """

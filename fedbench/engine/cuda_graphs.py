@@ -140,8 +140,8 @@ class GraphedGradients(DirectGradients):
     Attributes:
         disabled: Whether all gradients are computed directly.
         chunk_size: Number of clients of the chunk whose rows are in the static buffer.
-        num_requests: Number of requests that had no graph, by key.
-        replays: The recorded graphs, by key.
+        num_requests: From the key of a request to the number of requests that had no graph.
+        replays: From the key of a request to its recorded graph.
         static_buffers: Static buffers [K, ...], by name, shape and type, for the largest K so far.
     """
 

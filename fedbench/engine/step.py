@@ -388,7 +388,7 @@ class Step:
         return self.rng.keys if self.model.has_dropout else None
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the parameters and running statistics in rows [k, P] as views, by name.  # [k, ...] each
+        """Return a dict from name to parameters or running statistics in rows [k, P], as views.  # [k, ...] each
 
         Views of theta, states and gradient buffers are cached, because their memory stays the same in all steps.
         """

@@ -131,7 +131,7 @@ class CLIPPrompt(MoveListener):
 
     # -- text --------------------------------------------------------------------------------------------
     def context(self, named: dict[str, Tensor]) -> Tensor:
-        """Return the context: the tensors "shared" and "own" of named, joined along the tokens.  # [..., l, d]"""
+        """Return the context [..., l, d]: the parameters named["shared"] and named["own"], joined along the tokens."""
         return torch.cat([named["shared"], named["own"]], -2)
 
     def text(
@@ -165,6 +165,7 @@ class CLIPPrompt(MoveListener):
         tower = functools.partial(self.tower, prompts, layer if params else None)
         if context.observes_layers or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return tower()
+        # the cache of this thread: prompts and adapted parameters of the last call, and their features
         last, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
         if last is not None and features is not None and _begins_with(last, tensors, batched=prompts.dim() > 2):
             return features[: len(prompts)] if prompts.dim() > 2 else features

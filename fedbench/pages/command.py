@@ -43,7 +43,7 @@ def parser() -> Arguments:
     w.add_argument("--select", choices=scores.SELECTIONS, help="the round of worst tenth and global (default: last)")
     w.add_argument("--target", type=float, help="value to reach (default: 0.7)")
     w.add_argument("--group", help="config keys to group by, separated by commas (default: all but the seed)")
-    w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table that the runs answer")
+    w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table whose cells the runs reproduce")
     add_config_dir(w)
     b = commands.add_parser("build", help="write README.md and the figures of pages, or compare them")
     b.add_argument(

@@ -373,51 +373,51 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
         ConfigError: cells.csv has a cell that the table does not have.
     """
     keys = ["method", *paper.KEYS]
-    answers: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows of cells.csv by the values of keys
+    ours_by_cell: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows of cells.csv by the values of keys
     run = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")]
-    for answer in run.to_dict("records"):
-        answers.setdefault(tuple(str(answer[key]) for key in keys), []).append(answer)
+    for our_row in run.to_dict("records"):
+        ours_by_cell.setdefault(tuple(str(our_row[key]) for key in keys), []).append(our_row)
     cells = []
     for row in (row for row in paper.read_table(table) if paper.is_measured(row["metric"])):
-        answers_of_cell = answers.pop(tuple(row[key] for key in keys), [])
-        cells += [_cell(page, row, answer) for answer in answers_of_cell] or [paper.Cell(row)]
-    unknown = ", ".join(map(str, answers))
+        our_rows = ours_by_cell.pop(tuple(row[key] for key in keys), [])
+        cells += [_cell(page, row, our_row) for our_row in our_rows] or [paper.Cell(row)]
+    unknown = ", ".join(map(str, ours_by_cell))
     require(
-        not answers,
+        not ours_by_cell,
         f"{page.folder / 'cells.csv'}: the printed table {table} has no cell {unknown}: remove this row, or write the "
         "page again",
     )
     return cells
 
 
-def _cell(page: Page, row: dict[str, str], answer: Mapping[str, Any]) -> paper.Cell:
+def _cell(page: Page, row: dict[str, str], our_row: Mapping[str, Any]) -> paper.Cell:
     """Return a cell of a paper's table with our value.
 
     Args:
         page: The page.
-        row: The row of the cell in the CSV file of the paper's table, by column.
-        answer: The row of the cell in cells.csv, by column.
+        row: The cell: its row of the CSV file of the paper's table, a dict from column to text.
+        our_row: Its row of cells.csv, a dict from column to value.
     """
-    answer = {key: None if pd.isna(value) else value for key, value in answer.items()}
-    ours = _ours(answer)
+    our_row = {key: None if pd.isna(value) else value for key, value in our_row.items()}
+    ours = _ours(our_row)
     return paper.Cell(
         row,
         runs=[Run(page.folder)] * ours.total,  # only their number is used
-        overrides=answer["run_with"] or "",
-        reduced=answer["form"] == "reduced",
+        overrides=our_row["run_with"] or "",
+        reduced=our_row["form"] == "reduced",
         ours=ours,
-        std_over_seeds=answer["sigma"],
-        tuned=bool(answer.get("tuned_at_end")),
-        clients=answer.get("counted"),
+        std_over_seeds=our_row["sigma"],
+        tuned=bool(our_row.get("tuned_at_end")),
+        clients=our_row.get("counted"),
     )
 
 
-def _ours(answer: Mapping[str, Any]) -> Spread:
-    """Return mean and standard deviation over our runs, given a row of cells.csv by column."""
-    count = int(answer["ours_n"])
-    total = answer.get("ours_of", count)
-    std = float_or_none(answer["ours_std"])
-    return Spread(float(answer["ours"]), std, count, count if pd.isna(total) else int(total))
+def _ours(our_row: Mapping[str, Any]) -> Spread:
+    """Return mean and standard deviation over our runs, from a row of cells.csv (a dict from column to value)."""
+    count = int(our_row["ours_n"])
+    total = our_row.get("ours_of", count)
+    std = float_or_none(our_row["ours_std"])
+    return Spread(float(our_row["ours"]), std, count, count if pd.isna(total) else int(total))
 
 
 def _sorted(groups: list[Group], key: str, sign: int) -> list[Group]:

@@ -82,7 +82,7 @@ def clients(
     Args:
         groups: The groups.
         runs: The runs among which the runs of Local are searched.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
         table_format: The format of the tables.
         files: Where figures are written; None for no figures.
     """
@@ -110,7 +110,7 @@ def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScor
     Args:
         group: The group.
         runs: The runs among which the runs of Local are searched.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
     """
     pd, sign = pandas(), -1 if scores.lower_is_better(options.metric) else 1
     first, values, gains = group.runs[0], [], []
@@ -216,7 +216,7 @@ def draw_clients(scored: list[ClientScores], options: Options, files: FigureFile
 
     Args:
         scored: The clients of each group.  Groups without gains or samples have no panel.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
         files: The folder, prefix and format of the figures.
     """
     paths, scale = [], scores.scale_of(options.metric)

@@ -86,7 +86,7 @@ def find_pairs(args: argparse.Namespace, methods: dict[str, dict[str, Group]]) -
 
     Args:
         args: The parsed command line.
-        methods: The groups by the name of the method and the setting.
+        methods: From the name of a method, and then from the description of a setting, to a group of runs.
 
     Raises:
         ConfigError: A method is unknown, ambiguous or given twice, or there is no other one.
@@ -104,7 +104,7 @@ def draw(args: argparse.Namespace, ranks: DataFrame, names: dict[str, str]) -> l
     Args:
         args: The parsed command line.
         ranks: The ranks [M, K]; empty for one setting.
-        names: The displayed names of the methods.
+        names: From the name of a method to its displayed name.
 
     Raises:
         ConfigError: There are too few methods or settings.

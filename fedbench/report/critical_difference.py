@@ -25,7 +25,7 @@ def draw_critical_difference(names: list[str], average_ranks: np.ndarray, differ
         Demsar, JMLR 2006, Figure 1.
     """
     count = len(names)
-    left, right = count - count // 2, count // 2  # names at each end of the axis
+    left, right = count - count // 2, count // 2  # numbers of names at the left and the right end of the axis
     sets = not_different(average_ranks, difference)
     lowest = 0.4 * len(sets) + max(left, right)
     figure, axes = drawing.pyplot().subplots(figsize=(7, 0.8 + 0.32 * lowest), layout="constrained")

@@ -24,7 +24,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
     Args:
         found: The differences, at least one.
         names: From the name of a method to its displayed name.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
     """
     lower_is_better = scores.lower_is_better(options.metric)
     rows = []
@@ -96,7 +96,7 @@ def explanations(options: Options) -> list[str]:
     """Return the lines that explain the columns of the table of differences.
 
     Args:
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
     """
     round = "last round" if options.select == "last" else "round with the best validation score"
     direction = "Lower" if scores.lower_is_better(options.metric) else "Higher"

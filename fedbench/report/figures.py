@@ -221,7 +221,7 @@ def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, 
 
     Args:
         groups: The groups.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
         key: The config key.  Runs without a number under it are left out.
 
     Returns:
@@ -252,7 +252,7 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
 
     Args:
         groups: The groups.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
         key: The config key.
         path: The file.
     """
@@ -299,7 +299,7 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
 
     Args:
         gains: The gains [S, N] by the name of the method.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
         path: The file.
         title: The description of the setting.
     """

@@ -67,7 +67,7 @@ def read_settings(methods: dict[str, dict[str, Group]], options: Options) -> lis
 
     Args:
         methods: The groups to compare, by the name of the method and the description of the setting.
-        options: The metric and the selected round.
+        options: The metric, and the round at which it is taken: last, best or best_val.
 
     Raises:
         ConfigError: Runs of one setting and seed have different partitions.

@@ -468,8 +468,8 @@ def unmatched_runs(name: str, runs: list[Run]) -> list[str]:
     for run in (run for run in runs if names_table(run.config.get("paper") or {}, name)):
         paper = paper_of(run)
         if not any(matches(paper, name, row) for row in rows):
-            lines.append(f"{run.path} answers no cell of {name}: no row of the table has the values of its key paper, "
-                         f"{paper}.")  # fmt: skip
+            lines.append(f"{run.path} reproduces no cell of {name}: no row of the table has the values of its key "
+                         f"paper, {paper}; correct this key in the experiment file")  # fmt: skip
     return lines
 
 

@@ -55,7 +55,7 @@ def ranks_table(settings: list[Setting], ranks: DataFrame, names: dict[str, str]
     Args:
         settings: The settings.
         ranks: The ranks [M, K], from `ranks_of`.
-        names: The displayed names of the methods.
+        names: From the name of a method to its displayed name.
         options: The metric.
     """
     wins = win_rates(settings, ranks.columns, options)

@@ -37,7 +37,7 @@ class CsvTable:
         """Write lines and flush.
 
         Args:
-            rows: The values of each line by column.  A missing column is left empty.
+            rows: The lines, each a dict from column to value.  A missing column is left empty.
 
         Raises:
             ValueError: A line has an unknown column.
@@ -51,7 +51,7 @@ class CsvTable:
         """Write n lines given by their columns, and flush.  Faster than `append` for many lines.
 
         Args:
-            columns: Arrays [n] by column.  A missing column is left empty.
+            columns: From the name of a column to its values [n].  A missing column is left empty.
 
         Raises:
             ValueError: A column is unknown.

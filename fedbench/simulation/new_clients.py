@@ -146,7 +146,7 @@ def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dic
         path: The file.
         ids: The new clients [M].
         curves: Metrics by name, [epochs + 1, M] each.
-        sizes: Numbers of samples and client names by column, [M] each.
+        sizes: From column to numbers of samples or client names, [M] each.
     """
     table = CsvTable(path, -1)
     for epoch in range(len(next(iter(curves.values())))):

@@ -267,5 +267,5 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _shape(x: Inputs) -> str:
-    """Return the shape of one sample as text, as in "(3, 32, 32)", or a dict of shapes by name for several inputs."""
+    """Return the shape of one sample as text: "(3, 32, 32)", or for several inputs a dict from name to shape."""
     return str(map_inputs(lambda t: tuple(t.shape[1:]), x))

@@ -61,26 +61,26 @@ def printed_tables(root: Path) -> list[PrintedTable]:
         reported: Any = pd.DataFrame(paper.read_table(name))
         reported = reported[reported["metric"].map(is_measured)]
         if len(reported):
-            answers = cells[(cells["table"] == name) & (cells["form"] != "not run")]
+            ours = cells[(cells["table"] == name) & (cells["form"] != "not run")]
             rows = [experiment for experiment in experiments if paper.names_table(experiment.paper, name)]
-            tables.append(_table(name, reported, answers, rows, about.get(name, {})))
+            tables.append(_table(name, reported, ours, rows, about.get(name, {})))
     return tables
 
 
 def _table(
-    name: str, reported: Any, answers: Any, experiments: list[paper.Experiment], about: dict[str, Any]
+    name: str, reported: Any, ours: Any, experiments: list[paper.Experiment], about: dict[str, Any]
 ) -> PrintedTable:
     """Return a paper's table with our values.
 
     Args:
         name: The name of the table.
         reported: A DataFrame of its CSV file, with a row per printed cell.
-        answers: A DataFrame with the rows of the cells.csv of all pages that have our values of these cells.
+        ours: A DataFrame with the rows of the cells.csv of all pages that have our values of these cells.
         experiments: The experiments of its rows.
         about: The content of its file in conf/paper.
     """
     reported = reported.assign(cell=range(len(reported)))
-    merged = reported.merge(answers.drop(columns="table"), how="left", on=CELL_KEYS)
+    merged = reported.merge(ours.drop(columns="table"), how="left", on=CELL_KEYS)
     merged["form"] = pd.Categorical(merged["form"].fillna("not run"), FORMS, ordered=True)
     merged = merged.sort_values(["cell", "form"], kind="stable").astype({"mean": float})
     first = reported.iloc[0]
@@ -105,7 +105,7 @@ def _table(
         labels=labels,
         rows=rows,
         forms=Counter(merged.drop_duplicates("cell")["form"]),
-        pages=sorted(answers["page"].unique()),
+        pages=sorted(ours["page"].unique()),
         experiments=experiments,
         about=about,
     )

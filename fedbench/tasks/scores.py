@@ -40,7 +40,7 @@ def register_directions(directions: Mapping[str, Direction]) -> None:
     """Register the directions of metrics, of a task or of stored runs.
 
     Args:
-        directions: Directions by metric.
+        directions: From the name of a metric to its direction.
 
     Raises:
         ConfigError: A metric of the same name has another direction.

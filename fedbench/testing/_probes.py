@@ -227,7 +227,7 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
         """Return the initial rows of permuted clients, instead of `FlatModel.init_rows`.
 
         Args:
-            clients: A number of rows, or the clients whose rows are returned.
+            clients: A number of rows, or the clients whose rows are returned.  Client i gets the row of order[i].
             *purpose: The use of the rows.  Rows that are requested by a number and with a purpose belong to the server,
                 and are not permuted.
         """

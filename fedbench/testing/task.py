@@ -475,7 +475,7 @@ def only_training_data_are_seen(case: TaskCase) -> None:
 
     Remedy: read targets[splits['train'].indices] only.
     """
-    other = case.targets.copy()
+    other = case.targets.copy()  # samples 0 to 29 are training samples, and the others test samples
     other[30:] = other[30:][::-1]
     other[30:40] = other[40:50]
     assert case.make(other).key == case.task.key, "`setup` depends on test samples"

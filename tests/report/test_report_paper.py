@@ -132,7 +132,7 @@ def test_a_column_may_depend_on_the_overrides(conf_dir, tmp_path, capsys):
     assert main([str(folder), "--paper", "pgfed_table1_cifar"]) == 0
     text = capsys.readouterr().out
     assert "CIFAR100, 25 (partition.num_clients=25 dataset=cifar100): Local" in text
-    assert "answers no cell" in text
+    assert "reproduces no cell" in text
 
 
 def test_a_reduced_setting_is_told_apart_and_leaves_its_cell_to_be_run(conf_dir, tmp_path, capsys):
@@ -360,7 +360,7 @@ def test_every_experiment_answers_a_printed_cell():
         named = experiment.paper["table"]
         for table in named if isinstance(named, list) else [named]:
             answered = [row for row in paper.read_table(table) if paper.matches(experiment.paper, table, row)]
-            assert answered, f"{experiment.name} answers no cell of {table}"
+            assert answered, f"{experiment.name} reproduces no cell of {table}"
 
 
 def test_a_spread_of_rounding_is_none(tmp_path):

@@ -159,6 +159,7 @@ class TableFit:
         for name, columns in (("numbers", self._numeric), ("categories", self._categorical)):
             if len(columns):
                 fills[columns] = pooled.named_transformers_[name]["fill"].statistics_
+        # NaN also for categories that the option ``categories`` does not list
         listed = self._listed(raw[train])  # [client's training samples, columns]
         # Columns without values in this client's training part are fitted on the pooled fill value.
         local = self._transformer(normalize, flagged).fit(np.where(np.isnan(listed).all(0), fills, listed))

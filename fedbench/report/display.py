@@ -73,7 +73,7 @@ def legend_names(
     """Return the entries of a legend without the labels that all lines have in common, and these labels.
 
     Args:
-        labels: A dict of labels for each line, by config key.
+        labels: For each line, a dict from config key to label.
         tuned: Whether the method of each line fine-tunes after the last round only.
         conf: The conf folders; None for those of fedbench.
 
@@ -129,8 +129,8 @@ def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> 
     """Return the columns of labels.
 
     Args:
-        keys: The keys of the labels in the rows.  Under a key of `METHOD_KEYS`, methods are displayed by their names
-            in papers, with a dagger if the row has a true value under the key "tuned".
+        keys: The keys of the labels in the rows.  Under the key "method" (or another one that names methods), methods
+            are displayed by their names in papers, with a dagger if the row has a true value under the key "tuned".
         conf: The conf folders; None for those of fedbench.
     """
     columns = []

@@ -35,9 +35,9 @@ def draw_report(
     Args:
         groups: The groups.
         runs: The runs among which the runs of Local are searched.
-        options: The options of the report.
+        options: Metric, selected round, target and grouping of the report.
         files: The folder, prefix and format of the figures.
-        against: A config key or a key of `BYTES` to draw the metric over; None for no such figure.
+        against: What to draw the metric over: a config key, "bytes", "bytes_up" or "bytes_down"; None: no such figure.
     """
     paths = draw_settings(groups, runs, options, files)
     for setting, members in by_setting(groups).items():
@@ -56,7 +56,7 @@ def draw_settings(groups: list[Group], runs: list[Run], options: Options, files:
     Args:
         groups: The groups.
         runs: The runs among which the runs of Local are searched.
-        options: The options of the report.
+        options: Metric, selected round, target and grouping of the report.
         files: The folder, prefix and format of the figures.
     """
     paths = []
@@ -142,7 +142,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     Args:
         groups: The groups.
         options: The metric.
-        key: A key of `BYTES`, which chooses the directions of communication.
+        key: The directions of communication: "bytes" for both, "bytes_up" or "bytes_down".
         path: The file.
 
     Raises:
@@ -298,7 +298,7 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
     """Draw the gains of clients over Local, a panel per method, and return the path.
 
     Args:
-        gains: The gains [S, N] by the name of the method.
+        gains: From the name of a method to its gains, for S seeds and N clients [S, N].
         options: The metric, and the round at which it is taken: last, best or best_val.
         path: The file.
         title: The description of the setting.

@@ -101,7 +101,7 @@ def as_output(tables: list[Table], table_format: str, figures: list[Path]) -> st
 
     Args:
         tables: The tables.
-        table_format: A key of `FORMATS`, or `OBJECT`.
+        table_format: A format of `table.render`, or "object" for one JSON object with tables, notes and figures.
         figures: The paths of the figures, for the JSON object.
     """
     if table_format == OBJECT:

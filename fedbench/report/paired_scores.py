@@ -66,7 +66,7 @@ def read_settings(methods: dict[str, dict[str, Group]], options: Options) -> lis
     """Return the scores of methods in each setting, sorted by setting.
 
     Args:
-        methods: The groups to compare, by the name of the method and the description of the setting.
+        methods: From the name of a method, and then from the description of a setting, to the group to compare.
         options: The metric, and the round at which it is taken: last, best or best_val.
 
     Raises:
@@ -113,7 +113,7 @@ def differences_of(setting: Setting, pairs: list[tuple[str, str]]) -> list[Diffe
 
     Args:
         setting: The setting.
-        pairs: The names of the methods.
+        pairs: Pairs of names of methods.  A difference is the first method minus the second.
     """
     differences = []
     for method, against in pairs:

@@ -68,7 +68,7 @@ class Group:
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """Return the config entries, by dotted key, that define a run except for its seed.
+    """Return a dict from dotted key to value, for the config entries that define a run except for its seed.
 
     A hash of the data replaces their paths, so that runs on different machines are the same.
     """
@@ -133,8 +133,8 @@ def lookup(run: Run, key: str) -> Any:
 def _label(groups: list[Group]) -> None:
     """Set the labels and the setting of each group.
 
-    Labels are the method, the config groups of `SETTING` that vary, and the keys that distinguish groups with the same
-    method, data set, partition and model.
+    Labels are the method; data set, partition and model if they vary; and the keys that distinguish groups with the
+    same method, data set, partition and model.
     """
     first_runs = [group.runs[0] for group in groups]
     varying = [name for name in SETTING if len({run.choice(name) for run in first_runs}) > 1]
@@ -187,7 +187,7 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
     Args:
         groups: The groups.
         runs: The runs among which the runs of Local are searched.
-        options: The options of the report.
+        options: Metric, selected round, target and grouping of the report.
 
     Returns:
         A DataFrame with a row per group and a column per score of `fedbench.report.scores.scores_of`.  Cells are
@@ -208,7 +208,7 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
 
 
 def score_columns(percent: bool, target: float) -> dict[str, Column]:
-    """Return the columns of all scores by key.
+    """Return a dict from the key of a score, such as "last", to its column, for all scores.
 
     Args:
         percent: Whether the metric is displayed in percent.
@@ -240,7 +240,7 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
     Args:
         groups: The groups; sorted in place in the order of the rows.
         runs: The runs among which the runs of Local are searched.
-        options: The options of the report.
+        options: Metric, selected round, target and grouping of the report.
     """
     spreads = scores_over_seeds(groups, runs, options).to_dict("records")
     scored = {id(group): row for group, row in zip(groups, spreads)}  # by identity: groups are not hashable
@@ -288,7 +288,7 @@ def sent_table(groups: list[Group], table: Table, options: Options) -> Table | N
     Args:
         groups: The groups.
         table: The table of results, whose rows are used.
-        options: The options of the report.
+        options: Metric, selected round, target and grouping of the report.
     """
     if not any(scores.is_compressed(run) for group in groups for run in group.runs):
         return None
@@ -304,7 +304,7 @@ def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[
     Args:
         groups: The groups.
         repeated: The number of runs that are left out because a later run has the same configuration and seed.
-        options: The options of the report.
+        options: Metric, selected round, target and grouping of the report.
         shown: The keys of the columns to explain; None for all.
     """
     titles = {k: c.title for k, c in score_columns(scores.is_fraction(options.metric), options.target).items()}

@@ -88,7 +88,7 @@ def render(tables: list[Table], table_format: str) -> str:
 
     Args:
         tables: The tables.
-        table_format: A key of `FORMATS`.
+        table_format: The format: "text", "markdown", "csv", "latex", "json" or "html".
     """
     texts = []
     for table in tables:

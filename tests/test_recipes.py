@@ -21,7 +21,7 @@ from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.split import Ragged
 
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compression", "adapters")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compression", "robust", "adapters")]
 FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}
 FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]
 OWN = [command for page in PAGES for command in commands(page) if "--config-dir" in command]
@@ -47,9 +47,9 @@ def own(module: str) -> Any:
 
 def test_the_pages_show_two_files_of_each_kind() -> None:
     kinds = {path.split("/")[1] for path in FILES if path.startswith("conf/")}
-    assert kinds == {"algorithm", "dataset", "model", "partition", "task", "compression", "adapter"}
+    assert kinds == {"algorithm", "dataset", "model", "partition", "task", "compression", "aggregator", "adapter"}
     classes = [path for path in FILES if path.startswith("my_")]
-    assert len(FILES) == 2 * len(classes) == 2 * len(kinds) + 4 and len(OWN) == 10
+    assert len(FILES) == 2 * len(classes) == 2 * len(kinds) + 6 and len(OWN) == 14
 
 
 @pytest.mark.parametrize("command", OWN)

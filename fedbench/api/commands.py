@@ -80,10 +80,11 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
     """Run a sweep, like ``python -m fedbench -m``.  Finished runs are not repeated.
 
     Args:
-        *overrides: As in `run`, with several values, as in ``sweep("algorithm=fedavg,pgfed seed=0,1")``.
-        config_dir: As in `run`.
+        *overrides: Arguments of the command line, with several values of some options, as in
+            ``sweep("algorithm=fedavg,pgfed seed=0,1")``.
+        config_dir: A folder with your own options, like --config-dir.
         launcher: An option of hydra/launcher, such as "joblib".
-        **values: As in `run`.  A list has the values of several runs, as in ``sweep(algorithm=["fedavg", "pgfed"],
+        **values: Options by name.  A list has the values of several runs, as in ``sweep(algorithm=["fedavg", "pgfed"],
             seed=[0, 1])``.  Write [[1, 2]] for one value that is a list.
 
     Returns:

@@ -52,9 +52,10 @@ def robust_mean(
     Args:
         context: The clients.
         aggregator: The rule.
-        uploads: As in `mean`.  # [K, ...]
-        weights: As in `mean`.
-        groups: As in `mean`.  The rule is applied to each group.  # [M, K]
+        uploads: One row per client.  # [K, ...]
+        weights: "samples", "uniform" (1 / K), or a tensor of weights, which is not normalized.  # [K]
+        groups: Whether each client is in each of M groups, to each of which the rule is applied.  None: one group of
+            all clients.  # [M, K]
         center: The value that the server sent and that the result replaces, or None.  # [...]
 
     Returns:
@@ -95,7 +96,8 @@ def mean_weights(context: RoundContext, weights: Literal["samples", "uniform"] |
 
     Args:
         context: The clients.
-        weights: As in `mean`.
+        weights: "samples": by the number of training samples, or 1 / K with client_weights=uniform.  "uniform":
+            1 / K.  A tensor: these weights.  # [K]
 
     Returns:
         The weights.  # [K]

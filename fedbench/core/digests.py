@@ -50,8 +50,8 @@ def _lines(where: str, value: Any) -> Iterator[str]:
     """Yield one line of text for each leaf, list and mapping in a value.  Equal values have equal lines.
 
     Args:
-        where: The path of the value inside the value of `digest`, such as "/'x'/0" for its entry "x", item 0.
-        value: As in `digest`.
+        where: The path of the value inside the hashed value, such as "/'x'/0" for its entry "x", item 0.
+        value: Numbers, text, None, NumPy arrays, lists and mappings of these.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -81,7 +81,7 @@ def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]
     """Return one line with the type, the shape and the CRC-32 of an array.
 
     Args:
-        where: As in `_lines`.
+        where: The path of the array inside the hashed value, such as "/'x'/0" for its entry "x", item 0.
         dtype: The type of the parts.
         array: The array, of which only the shape is used.
         parts: The content of the array in consecutive C-contiguous parts.

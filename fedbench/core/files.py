@@ -48,7 +48,7 @@ def replace_text(path: Path, lines: Iterable[str], durable: bool = True) -> None
     Args:
         path: The file.
         lines: Its content; line ends are not changed.
-        durable: As in `replacing`.
+        durable: Whether to flush the content to the disk, so that the file is complete even after a crash.
 
     Raises:
         OSError: The file cannot be written.  An existing file is unchanged.

@@ -160,7 +160,16 @@ def _length(
     drop_last: bool,
     step_fraction: np.ndarray | None,
 ) -> _Length:
-    """Return the batch size and the numbers of local steps of each client.  The arguments are those of `batches`."""
+    """Return the batch size and the numbers of local steps of each client.
+
+    Args:
+        sizes: Numbers of samples per client [K].
+        batch_size: The largest number of samples in a batch.
+        epochs: The local epochs, for all clients or for each [K].  Not used if `steps` is given.
+        steps: The local steps of each client with samples; None: given by `epochs`.
+        drop_last: Whether an epoch leaves out the last incomplete batch.
+        step_fraction: The fraction of its steps that each client takes [K]; None: all.
+    """
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
@@ -186,11 +195,11 @@ def lengths(
 
     Args:
         sizes: Numbers of samples per client [K].
-        batch_size: As in `batches`.
-        epochs: As in `batches`.
-        steps: As in `batches`.
-        drop_last: As in `batches`.
-        step_fraction: As in `batches`.
+        batch_size: The largest number of samples in a batch.
+        epochs: The local epochs, for all clients or for each [K].  Not used if `steps` is given.
+        steps: The local steps of each client with samples; None: given by `epochs`.
+        drop_last: Whether an epoch leaves out the last incomplete batch.
+        step_fraction: The fraction of its steps that each client takes [K]; None: all.
 
     Returns:
         Steps [K] and samples [K].

@@ -127,8 +127,17 @@ class TextTower:
     def _attention(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Compute causal self-attention over p common positions followed by S positions of each class.
 
-        Arguments and results as in `_block`.  Common positions attend to each other only, because the others are later.
-        The positions of a class attend to the common ones and to their own; one softmax covers both.
+        Common positions attend to each other only, because the others are later.  The positions of a class attend to
+        the common ones and to their own; one softmax covers both.
+
+        Args:
+            i: Number of the block.
+            head: Inputs at the positions common to all classes.  # [A, p, d]
+            tail: Inputs at the other positions of each class.  # [A, C, S, d]
+            layer: Computes the layers by name.
+
+        Returns:
+            The outputs at the same positions, as head and tail.
         """
         (A, p, d), (_, C, S, _), h = head.shape, tail.shape, cast(TextBlock, self.blocks[i]).heads
         parts = layer(f"{i}.qkv", head).chunk(3, -1)

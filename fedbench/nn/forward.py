@@ -98,7 +98,7 @@ class ForwardPass:
 
         Args:
             name: Name of the layer.
-            hook: The function, as in `FlatModel.add_hook`.
+            hook: hook(output, params) returns the new output; params are the client's parameters by name.
 
         Raises:
             ConfigError: The model has no such layer.

@@ -89,7 +89,14 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
         """Trace a call of a module, and add its name to `output_of` at the node of its output.
 
-        Arguments and result as in fx.Tracer.call_module.
+        Args:
+            m: The module.
+            forward: Its forward function.
+            args: The arguments of the call.
+            kwargs: The keyword arguments of the call.
+
+        Returns:
+            The output of the traced call.
         """
         name, num_nodes_before = self.path_of_module(m), len(self.graph.nodes)
         out = super().call_module(m, forward, args, kwargs)

@@ -173,7 +173,14 @@ def _rows_at(rows: Any, positions: np.ndarray, device: torch.device) -> Any:
 def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.ndarray]:
     """Compute the task's scores in this process, in groups of clients whose statistics fit in STATISTICS_BYTES.
 
-    Arguments and results are those of `score`.
+    Args:
+        cohort: The clients.
+        rows: Their model parameters: one row per client [K, ...], one row that all share [P], or a dict of these.
+        predict: The prediction function of the method; None: the forward pass of the model.
+        split: "train", "val" or "test".
+
+    Returns:
+        A dict from metric to its values, [K] each.
     """
     sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
     groups = _groups(sizes, STATISTICS_BYTES // (8 * (cohort.federation.num_classes + 4)))

@@ -80,9 +80,17 @@ def run(
 def _run(
     cfg: DictConfig, run_dir: Path, resume: bool, command_entries: Mapping[str, Any], output: Output
 ) -> dict[str, Any]:
-    """Do what `run` describes, without restoring torch's settings and reporting failures to other processes.
+    """Run or resume an experiment, without restoring torch's settings and reporting failures to other processes.
 
-    Arguments and result are those of `run`.
+    Args:
+        cfg: The checked configuration.
+        run_dir: The run folder.
+        resume: Whether to resume from the checkpoint.
+        command_entries: Entries for summary.json about the command.
+        output: What the run prints: "lines", "bar" or "warnings".
+
+    Returns:
+        The content of summary.json.
     """
     began, is_rank_0 = time.monotonic(), processes.current().is_first
     saved = checkpoint.load(run_dir) if resume else None

@@ -244,7 +244,7 @@ def is_jpeg_layout(path: Path) -> bool:
 
 
 def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
-    """Decode the images of an npz with JPEG streams (see the module).
+    """Decode the images of an npz file with JPEG streams.
 
     Args:
         path: The npz.

@@ -229,7 +229,7 @@ def images_from_top(
     lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
-        """Return the arrays, in which each sample has another image of its domain and part (see above).
+        """Return the arrays, in which a client's samples of a domain and part have the first images of their list.
 
         Args:
             arrays: The arrays.

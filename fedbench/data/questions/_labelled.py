@@ -20,7 +20,7 @@ class Labelled:
         image: The index of its picture.
         text: The text.
         labels: Whether each label is true.
-        split: As in `Arrays`.
+        split: The published part: TRAIN, VAL or TEST.
         silo: The index of its natural client, among those with labels.
     """
 

@@ -175,7 +175,7 @@ class Row:
         question: The text.
         answers: The correct answers, as published.  Only test questions may have several.
         answer_type: open or closed; None if the data set has no types.
-        split: As in `Arrays`.
+        split: The published part: TRAIN, VAL or TEST.
         source: The natural client.
     """
 

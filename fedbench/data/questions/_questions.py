@@ -34,7 +34,7 @@ class Question:
         question: The text.
         answer: The normalized answer.
         closed: Whether it is of a closed type.
-        split: As in `Arrays`.
+        split: The published part: TRAIN, VAL or TEST.
         silo: The index of its natural client (a hospital, organ or data set).
     """
 

@@ -153,13 +153,13 @@ class Shakespeare:
 
 
 def _find_files(path: Path) -> dict[str, list[Path]]:
-    """Find the text files at a path, and their layout (see the module).
+    """Find the text files at a path, and their layout: LEAF's JSON files, split or not, or plays in plain text.
 
     Args:
         path: A file, or a folder with files of one of the layouts.
 
     Returns:
-        Files by "train" and "test" (LEAF's, split), by "json" (LEAF's, not split), or by "txt" (plays).
+        A dict with files under "train" and "test" (LEAF's, split), "json" (LEAF's, not split), or "txt" (plays).
     """
     if path.is_file():
         return {"json" if path.suffix == ".json" else "txt": [path]}

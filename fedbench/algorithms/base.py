@@ -168,7 +168,7 @@ class Algorithm:
 
         Args:
             model: The model.
-            rows: Output of `personalized` for k clients.
+            rows: The models that k clients deploy: rows [k, P], one row [P], or a dict of tensors [k, ...].
             inputs: Inputs of b samples of each client.  # [k, b, ...]
 
         Returns:
@@ -225,7 +225,8 @@ class Algorithm:
             cohort: The clients.
 
         Returns:
-            Output of `personalized`, or its entry "theta" if it is a dict; one row for all is repeated.  # [K, P]
+            The rows that `personalized` returned, or their entry "theta" if it is a dict; one row for all is repeated.
+            # [K, P]
         """
         deployed = self.personalized(cohort, final=True)
         rows = deployed["theta"] if isinstance(deployed, dict) else deployed

@@ -151,7 +151,7 @@ class FedAMP(Algorithm):
         """Return the weights X_ij of the other clients' models, which fall with the distance of the models.
 
         Args:
-            distances: Output of `compare` for clients i and j.  # [K, M]
+            distances: Squared distances ||w_i - w_j||^2 of K clients i and M clients j.  # [K, M]
             is_other: Whether j != i.  # [K, M] bool
             alpha: Step size alpha_k of the server in this round.
 

@@ -54,7 +54,7 @@ class HeurFedAMP(FedAMP):
         """Return the weights X_ij of the other clients' models, (1 - X_ii) times a softmax of cosines.
 
         Args:
-            cosines: Output of `compare`.  # [K, M]
+            cosines: Cosines of the models of K clients i and M clients j.  # [K, M]
             is_other: Whether j != i; X_ij is 0 where it is False.  # [K, M] bool
             alpha: Unused.
 

@@ -149,7 +149,7 @@ def value_text(key: str, value: Any) -> str:
 
     Args:
         key: The dotted key.  For a group, names of options are not quoted.
-        value: A value of a configuration, see `config_value`.
+        value: A value of a configuration: a number, text, None, a list or a dict.
     """
     if key in GROUPS and isinstance(value, str):
         return value

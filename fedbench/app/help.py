@@ -124,7 +124,7 @@ def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tu
 
     Args:
         group: The group.
-        files: The texts of the option's files, from `option_files`.
+        files: From option to the text of its file: the option, after those that its defaults include.
     """
     keys: dict[str, tuple[str, str]] = {}
     for text in files.values():

@@ -47,7 +47,7 @@ class Swept(NamedTuple):
     Attributes:
         status: The exit status.
         folder: Its folder.
-        rows: The status of each run, from `outcomes`.
+        rows: For each run, a dict with run (its folder), status, score and sentence.
     """
 
     status: int

@@ -40,7 +40,7 @@ def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str
 
     Args:
         folder: The folder of the sweep.
-        before: The result of `stamps` before the sweep.
+        before: From run to (inode, modification time) of its status file, before the sweep.
         planned: The names of the run folders; [] for all whose status has changed.
 
     Returns:
@@ -83,7 +83,7 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
     never shown.
 
     Args:
-        rows: The result of `outcomes`.
+        rows: For each run, a dict with run (its folder), status, score and sentence.
         folder: The folder of the sweep.
     """
     from rich.console import Console

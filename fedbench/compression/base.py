@@ -226,9 +226,16 @@ class Compressor:
         return received, bits
 
     def _block(self, x: Tensor, draws: RowRandom, message: Message, changes_state: bool) -> tuple[Tensor, Tensor]:
-        """Transmit a block of rows that are encoded at once; arguments and results are those of `__call__`.
+        """Transmit a block of rows that are encoded at once.  A row that diverged is received as NaN, with 0 bits.
 
-        A row that diverged is received as NaN, with 0 bits.
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers, one key per row.
+            message: Properties of the message.
+            changes_state: Whether client states may change.
+
+        Returns:
+            The rows that the receiver gets [k, n], and the number of bits of each row [k].
         """
         is_valid = (x.abs() < LIMIT).all(1)  # False for NaN  # [k]
         encoded = self.compress(torch.where(is_valid[:, None], x, 0), draws, message)

@@ -190,8 +190,13 @@ class ReLU(Layer):
     ) -> Tensor | None:
         """Return the gradient of the input, grad where the output y is positive, else 0; None if it is not needed.
 
-        The arguments are those of `Layer.backward`.  There are no parameters, so only y, grad and needs_input_grad are
-        used.
+        Args:
+            params: Not used, as `batched` and `out`: there are no parameters.
+            y: The output of the layer, which `forward` returned for this purpose.
+            grad: Gradient of the loss with respect to the output.
+            batched: Not used.
+            out: Not used.
+            needs_input_grad: Whether to compute the gradient of the input.
         """
         return aten.threshold_backward(grad, y, 0) if needs_input_grad else None
 
@@ -208,8 +213,13 @@ class Flatten(Layer):
     ) -> Tensor | None:
         """Return the gradient of the input, grad in the shape of the input; None if it is not needed.
 
-        The arguments are those of `Layer.backward`.  There are no parameters, so only shape, grad and needs_input_grad
-        are used.
+        Args:
+            params: Not used, as `batched` and `out`: there are no parameters.
+            shape: The shape of the input, which `forward` returned for this purpose.
+            grad: Gradient of the loss with respect to the output.
+            batched: Not used.
+            out: Not used.
+            needs_input_grad: Whether to compute the gradient of the input.
         """
         return grad.reshape(shape) if needs_input_grad else None
 
@@ -240,7 +250,13 @@ class MaxPool2d(Layer):
     ) -> Tensor | None:
         """Return the gradient of the input, grad at the position of the maximum of each window; None if not needed.
 
-        The arguments are those of `Layer.backward`.  There are no parameters, so params and out are not used.
+        Args:
+            params: Not used, as `out`: there are no parameters.
+            saved: What `forward` returned for this purpose: the input without axis k, and the indices of the maxima.
+            grad: Gradient of the loss with respect to the output.
+            batched: Whether there is an axis k of clients.
+            out: Not used.
+            needs_input_grad: Whether to compute the gradient of the input.
         """
         if not needs_input_grad:
             return None

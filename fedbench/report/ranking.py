@@ -54,7 +54,7 @@ def ranks_table(settings: list[Setting], ranks: DataFrame, names: dict[str, str]
 
     Args:
         settings: The settings.
-        ranks: The ranks [M, K], from `ranks_of`.
+        ranks: The ranks of K methods in M settings [M, K], 1 for the best.
         names: From the name of a method to its displayed name.
         options: The metric.
     """

@@ -119,7 +119,7 @@ class Simulation:
         """Restore the run from a checkpoint.
 
         Args:
-            state: The content of the checkpoint (see `state`).
+            state: The content of the checkpoint, a dict that `state` returned.
 
         Raises:
             ConfigError: The data have changed, or the checkpoint does not fit the run.

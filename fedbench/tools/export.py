@@ -109,10 +109,10 @@ def client_state(
     Args:
         run_dir: The run folder.
         client: Index or name of the client.
-        overrides: Classes of your own that the run needs, see `open_run`.
+        overrides: Classes of your own that the run needs, such as "model._target_=my_package.MyNet".
         merged: Whether to return the state_dict of the module without the adapter, with the adapter merged into its
             weights.
-        config_dir: A folder with your own options, see `open_run`.
+        config_dir: A folder with your own options, whose classes need no overrides.
 
     Raises:
         ConfigError: The adapter cannot be merged.
@@ -180,8 +180,8 @@ def save_peft(
         run_dir: The run folder.
         client: Index or name of the client.
         folder: The folder to write.
-        overrides: Classes of your own that the run needs, see `open_run`.
-        config_dir: A folder with your own options, see `open_run`.
+        overrides: Classes of your own that the run needs, such as "model._target_=my_package.MyNet".
+        config_dir: A folder with your own options, whose classes need no overrides.
 
     Raises:
         ConfigError: peft has no such adapter, or a file cannot be written.
@@ -272,8 +272,8 @@ def predictions(
     Args:
         run_dir: The run folder.
         split: "train", "val" or "test".
-        overrides: Classes of your own that the run needs, see `open_run`.
-        config_dir: A folder with your own options, see `open_run`.
+        overrides: Classes of your own that the run needs, such as "model._target_=my_package.MyNet".
+        config_dir: A folder with your own options, whose classes need no overrides.
 
     Returns:
         A dict of arrays over the samples of all clients: client [n], index [n] (into the data set), target [n, ...],

@@ -368,7 +368,7 @@ def write(rows: list[dict[str, Any]], path: Path | None) -> None:
     """Print distances as a table, and write the table as CSV.
 
     Args:
-        rows: The result of `distances_by_client`.
+        rows: For each client, a dict with client, silo, numbers of real and extra images, fid and network.
         path: The CSV file; None to write no file.
     """
     from fedbench.report.table import Column, Table, render

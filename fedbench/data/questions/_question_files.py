@@ -109,7 +109,7 @@ class Files:
         """Return the content of a text file in UTF-8.
 
         Args:
-            endings: Path endings of the file; the first one that has a file is used (see `find`).
+            endings: Path endings of the file; the first one that has a file is used.
 
         Raises:
             ConfigError: None of the endings has a file, or the file cannot be read.
@@ -128,7 +128,7 @@ class Files:
         """Return the list of dicts in a JSON file.
 
         Args:
-            endings: Path endings of the file; the first one that has a file is used (see `find`).
+            endings: Path endings of the file; the first one that has a file is used.
 
         Raises:
             ConfigError: The file does not exist, is not JSON, or does not contain a list of dicts.

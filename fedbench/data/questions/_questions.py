@@ -165,7 +165,7 @@ def baselines(questions: Sequence[Question], answers: Sequence[dict[str, int]]) 
 
     Args:
         questions: All questions.
-        answers: For each natural client, the index of the class of each answer (see `answer_indices`).
+        answers: For each natural client, a dict from answer to the index of its class.
 
     Returns:
         For each natural client, two fractions of its test questions: those that the majority vote answers correctly,

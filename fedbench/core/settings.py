@@ -32,8 +32,7 @@ UNHASHED_KEYS = (
 # Keys of later versions, with the values that have no effect.  They are added to stored runs of older versions.
 LATER_KEYS = {"client_weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
-LATER_KEYS |= {"system.fewest_epochs": None, "local.steps": None, "stop.patience": None,
-               "checkpoint.pause_after": None}  # fmt: skip
+LATER_KEYS |= {"system.fewest_epochs": None, "local.steps": None, "stop.patience": None}
 # Keys of later versions, with the values that are not hashed, so that older runs keep their hashes.
 LATER_OPTIONS = {
     "adapter.convolutions": False,

@@ -360,9 +360,14 @@ class PFedMoAP(Algorithm):
     def linear(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the experts X with the weights softmax(W image + b), and return also the weights.
 
-        Arguments as in `attention`.
+        Args:
+            gate: Parameters of the clients' gates by name: weight (W) and bias (b).
+            image: Pooled image features.  # [k, B, d]
+            X: Text features of the client's prompt and of the experts.  # [k, E, C, D]
+            missing: Which experts do not exist; they get weight 0.  # [k, E] bool
 
-        # [k, B, C, D], [k, B, E]
+        Returns:
+            The mixed text features [k, B, C, D], and the weights [k, B, E].
         """
         w = affine(gate, "", image).masked_fill(missing[:, None], float("-inf")).softmax(-1)  # [k, B, E]
         return torch.einsum("kbe,kecd->kbcd", w, X), w

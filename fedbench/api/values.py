@@ -57,7 +57,7 @@ def sweep_overrides(values: Mapping[str, Any]) -> list[str]:
     """Return the overrides of a sweep.
 
     Args:
-        values: Values by key, as in `choices_and_values`.  A list has the values of several runs.
+        values: Python values by dotted key, such as "local.lr".  A list has the values of several runs.
 
     Raises:
         ConfigError: A value has an unsupported type, a list is empty, or it mixes classes and names of options.

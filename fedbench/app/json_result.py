@@ -35,7 +35,7 @@ def run_data(folder: Path, status: str, message: str = "") -> dict[str, Any]:
 
     Args:
         folder: The run folder.
-        status: The status of the run, as in the table of a sweep.
+        status: What became of the run, such as "finished", "finished already" or "failed".
         message: Why a run is not finished; "" for others.
 
     Returns:

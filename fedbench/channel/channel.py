@@ -98,7 +98,8 @@ class Channel:
             context: The clients.
             tensors: The tensors [...] by name.
             uncompressed: Names of tensors that are not compressed.
-            num_values: How many numbers encode a tensor for each client, by name (see `Cohort.upload`).  # [K]
+            num_values: How many numbers a method uses to encode a tensor for each client, by name of the tensor.  They
+                determine the counted bytes, unless the run compresses the tensor.  # [K]
 
         Returns:
             The tensors [...] that the clients receive, as attributes.
@@ -176,10 +177,12 @@ class Channel:
             context: The clients.
             tensors: The tensors [K, ...] by name.
             relative_to: For the name of a tensor, the name of the broadcast or download from which its rows were
-                trained; None if the rows are differences already (see `Cohort.upload`).
-            previous: For the name of a tensor, the earlier version that this upload replaces (see `Cohort.upload`).
+                trained; None if the rows are differences already.
+            previous: For the name of a tensor, the server's previous version, which this upload replaces.  None if the
+                server has no version, as for gradients.  # [...] or [K, ...]
             uncompressed: Names of tensors that are not compressed.
-            num_values: How many numbers encode each row of a tensor, by name (see `Cohort.upload`).  # [K]
+            num_values: How many numbers a method uses to encode each row of a tensor, by name of the tensor.  They
+                determine the counted bytes, unless the run compresses the tensor.  # [K]
             first_rate: Returns the learning rate of the first local step.
 
         Returns:

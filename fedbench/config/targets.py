@@ -63,7 +63,9 @@ def user_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Pat
 
 
 def _is_user_class(target: str, run_dir: Path) -> bool:
-    """Return whether a class is the user's own, see `user_classes`.
+    """Return whether a class is the user's own: defined in a Python file in or below the working directory.
+
+    The subfolder of the working directory that contains the run does not count, nor does fedbench itself.
 
     Args:
         target: The dotted path of the class.

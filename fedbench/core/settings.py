@@ -204,7 +204,7 @@ def update_stored(values: dict[str, Any]) -> None:
 
 
 def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a stored run, updated as by `update_stored`.
+    """Return the values of a stored run of an older version with today's keys; removed options are omitted.
 
     Args:
         flat: The values by dotted key.

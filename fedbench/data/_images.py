@@ -136,9 +136,9 @@ def decode(
         files: The pictures, as paths or as whatever ``opened`` receives.
         side: Height and width of the result, in pixels.
         color: rgb or grey.
-        window: Values of black and white in pictures of more than 8 bits (see `window_of`).
+        window: Values (low, high) that become black and white in pictures of more than 8 bits.
         opened: Function from one of `files` to an object that Pillow opens.
-        crop: Whether to use the centre square instead of the whole picture (see `open_picture`).
+        crop: Whether to use the centre square instead of the whole picture, distorted to a square.
     """
     with ThreadPoolExecutor(cores()) as pool:  # Pillow decodes outside the interpreter lock
         for start in range(0, len(files), BLOCK):  # not all files at once, which would fill the memory

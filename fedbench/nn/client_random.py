@@ -367,7 +367,7 @@ def _gru(input_term: Tensor, state_term: Tensor, h: Tensor) -> tuple[Tensor]:
         h: Hidden state.  # [B, hidden]
 
     Returns:
-        The new hidden state, in a tuple as from `_lstm`.
+        A tuple of the new hidden state only, because a GRU has no cell state.
     """
     reset_input, update_input, new_input = input_term.chunk(3, -1)
     reset_state, update_state, new_state = state_term.chunk(3, -1)
@@ -395,7 +395,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Compute F.embedding with a dense gradient.  Arguments after func are those of F.embedding.
+    """Compute F.embedding with a dense gradient.  Arguments from input on are those of F.embedding.
 
     torch.vmap ignores padding_idx, so that it is implemented here: vectors of this token have no gradient.
     """

@@ -92,8 +92,8 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
     Args:
         page: The page.
-        spec: The entry of the figure in page.json: part, where (see `groups_of`), metric, over (a key of `X_AXES`) and
-            title; all are optional.
+        spec: The entry of the figure in page.json: part, where (the values that rows must have, by column), metric,
+            over (the x axis, a key of `X_AXES` such as "round") and title; all are optional.
     """
     metric, x_key = spec.get("metric", page.about["metric"]), spec.get("over", "round")
     scale = 1 if "loss" in metric else page.scale
@@ -129,8 +129,8 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
     Args:
         page: The page.
-        spec: The entry of the figure in page.json: key (the label), and, optional, part, where (see `groups_of`),
-            score, xlabel and title.
+        spec: The entry of the figure in page.json: key (the label), and, optional, part, where (the values that rows
+            must have, by column), score, xlabel and title.
 
     Raises:
         ConfigError: A group has no number under the label.

@@ -297,7 +297,7 @@ def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping
         page: The page.
         part: The part; None for the first one.
         names: Values of any of its labels.
-        where: Values that rows must have, see `groups_of`.
+        where: Values that rows must have, by column or by the last part of its name.  A list means any of its values.
 
     Raises:
         ConfigError: There is none, or there are several.

@@ -112,7 +112,15 @@ class PageFunctions:
         return over_seeds(differences).scaled(self._columns[key].scale)
 
     def curve(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> float:
-        """Return the mean over seeds of a metric in curves.csv at a round.  Arguments as in `curve_spread`."""
+        """Return the mean over seeds of a metric in curves.csv at a round.
+
+        Args:
+            round: The round.
+            *names: Values of labels that choose the group of runs.
+            key: A column of curves.csv; "" for the metric of the page.
+            part: The part of the page; None for the first one.
+            **where: Values by label that choose the group.
+        """
         return self.curve_spread(round, *names, key=key, part=part, **where).mean
 
     def curve_spread(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> Spread:
@@ -130,7 +138,14 @@ class PageFunctions:
         return spread.scaled(1 if "loss" in key else self._page.scale)
 
     def printed(self, method: Any, cell: str = "printed", **where: Any) -> float:
-        """Return the mean that a paper's table prints for a method.  The arguments are those of `printed_spread`."""
+        """Return the mean that a paper's table prints for a method.
+
+        Args:
+            method: The printed name of the method.
+            cell: A name under the key "cells" of page.json, which gives the printed table and the values of its other
+                columns.
+            **where: Further values by column.
+        """
         message = f"the printed table of {cell} has no number of {method} with {where}: name another cell"
         return self._mean(self.printed_spread(method, cell, **where), message)
 
@@ -148,7 +163,13 @@ class PageFunctions:
         return None if row is None else paper.Cell(row).reported
 
     def ours(self, method: Any, cell: str) -> float:
-        """Return the mean of our runs of a method for a printed cell.  The arguments are those of `ours_spread`."""
+        """Return the mean over our runs of a method for a cell of a paper's table, from cells.csv.
+
+        Args:
+            method: The printed name of the method.
+            cell: A name under the key "cells" of page.json, which gives the printed table and the values of its other
+                columns.
+        """
         return self._mean(
             self.ours_spread(method, cell), f"cells.csv has no run of {method} for {cell}: name another cell"
         )
@@ -158,7 +179,8 @@ class PageFunctions:
 
         Args:
             method: The printed name of the method.
-            cell: A name under the key "cells" of page.json, see `printed_spread`.
+            cell: A name under the key "cells" of page.json, which gives the printed table and the values of its other
+                columns.
         """
         cells = self._page.cells[self._page.cells["ours"].notna()]
         row = self._one_row(cells, {"method": method, **self._page.entry("cells", cell)})
@@ -218,7 +240,7 @@ class PageFunctions:
         Args:
             columns: The scores, separated by spaces.
             part: The part of the page; None for the first one.
-            order: Keys by which rows are sorted, see `groups`.
+            order: Labels or scores by which rows are sorted, separated by spaces.  A minus sorts in descending order.
             has: A score; groups without it are omitted.
             title: The title.
             labels: The columns that name rows, separated by spaces; "" for those of page.json.

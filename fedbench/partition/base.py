@@ -302,7 +302,8 @@ def _pools(
     Args:
         arrays: The data set.
         labels: The label of each sample to stratify by, [n].
-        split: "merged", "published" or "stratified", as in `build_split`.
+        split: "merged": one pool of all samples.  "published": the published training, test and validation samples.
+            "stratified": training and test samples, split by label.
         test_fraction: Fraction of test samples, used by "stratified".
         val_fraction: If positive, published validation samples are in the training pool.
         seed: Seed of the stratified split.

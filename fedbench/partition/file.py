@@ -231,7 +231,11 @@ def _read_npz(path: Path) -> Content:
 
 
 def _read_pickle(path: Path) -> Content:
-    """Return the samples of the clients in a pickle; raise NotPlainError if it could run code (see `read_plain`)."""
+    """Return the samples of the clients in a pickle of arrays, lists, dicts and plain values.
+
+    Raises:
+        NotPlainError: The pickle contains other objects, so that reading it could run code.
+    """
     return _parse(read_plain(path.read_bytes()))
 
 

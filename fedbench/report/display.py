@@ -143,7 +143,9 @@ def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> 
 
 
 def for_readers(table: Table, labels: Sequence[str]) -> Table:
-    """Return the table without redundant columns (see `drop_redundant`), and with a note on daggers if it has any.
+    """Return the table without redundant columns, and with a note on daggers if it has any.
+
+    A column is redundant if all its cells are equal and not measured, or if the first column of labels repeats it.
 
     Args:
         table: The table.

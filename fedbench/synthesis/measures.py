@@ -69,7 +69,9 @@ def pairwise_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def nearest_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance of each image in a set to the nearest image in another set (see `pairwise_distances`).
+    """Return the distance of each image in a set to the nearest image in another set.
+
+    The distance is the root of the mean squared difference of the pixels.
 
     Args:
         a: uint8 [n, C, H, W], computed in batches to save memory.

@@ -176,11 +176,12 @@ class Denoising(Task):
         Args:
             x: Normalized images, [k, B, C, H, W].
             y: Their classes, [k, B].
-            random: Random numbers (see Task.stochastic_inputs).
+            random: In training, random numbers by client and step.  In evaluations, by sample (k = n, B = 1).
             num_classes: The number of classes.
 
         Returns:
-            The inputs of the model (see the class), and the velocities that it must predict, [k, B, C, H, W].
+            The inputs of the model by name: image (the noisy one) [k, B, C, H, W], step [k, B] and label (one-hot)
+            [k, B, classes].  And the velocities that it must predict, [k, B, C, H, W].
         """
         image = (x - self.black) / (self.white - self.black) * 2 - 1
         t = (random.uniform(x.shape[1]) * len(self.alpha_bar)).long()  # [k, B]

@@ -214,7 +214,8 @@ class Segmentation(Task):
 
         - loss: mean over the client's samples.
         - accuracy: fraction of correctly classified pixels.
-        - iou, dice: Jaccard index and Dice coefficient, mean over classes (see `empty`).
+        - iou, dice: Jaccard index and Dice coefficient, mean over classes.
+          The option task.empty sets them for a class in no mask of a client.
         - dice_iou: pFedNet's "IoU": d / (2 - d) for the Dice coefficient d of all classes pooled.
         - label_iou: dice_iou without class 0, the background.
         - label_iou_majority: dice_iou without the class that has the most true pixels, as in pFedNet's released code.

@@ -55,8 +55,8 @@ def segmentations_of(
     Args:
         run_dir: The run folder.
         channel: The channel of the images to draw.
-        overrides: Classes of the user that the run needs, see `export.open_run`.
-        config_dir: A folder with the user's own options, see `export.open_run`.
+        overrides: Classes of the user that the run needs, such as "model._target_=my_package.MyNet".
+        config_dir: A folder with the user's own options, or None.
 
     Raises:
         ConfigError: The run is not a segmentation of images with this channel.

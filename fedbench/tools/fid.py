@@ -347,7 +347,7 @@ def distances_of(
     """Return the rows of `distances_by_client` for the data of a run with these overrides.
 
     Args:
-        overrides: Overrides as of ``python -m fedbench``.
+        overrides: Overrides of options, such as "dataset=digits".
         choice: "inception", "random" or a run folder.
         weights: The file with the weights of inception; None for the default file.
         config_dir: A folder with the user's own options.

@@ -72,7 +72,7 @@ def build(overrides: list[str], config_dir: str | None = None) -> tuple[Arrays, 
     """Return the data and the partition of a run with these overrides, and a title such as "mnist / dirichlet, ...".
 
     Args:
-        overrides: Overrides as of ``python -m fedbench``.
+        overrides: Overrides of options, such as "dataset=digits".
         config_dir: A folder with the user's own options.
     """
     from fedbench.app.compose import compose

@@ -334,7 +334,7 @@ def own_models(overrides: list[str], training: Training, seed: int, config_dir: 
     """Return a source in which each client trains a model on its own training images, when its model is asked for.
 
     Args:
-        overrides: Overrides as of ``python -m fedbench``, for the data and the partition.
+        overrides: Overrides of options for the data and the partition, such as "dataset=digits".
         training: The options of training.
         seed: The seed of training.
         config_dir: A folder with the user's own options.
@@ -361,8 +361,8 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
 
     Args:
         path: The run folder.
-        overrides: Classes of the user that the run needs, see `export.open_run`.
-        config_dir: A folder with the user's own options, see `export.open_run`.
+        overrides: Classes of the user that the run needs, such as "model._target_=my_package.MyNet".
+        config_dir: A folder with the user's own options, or None.
 
     Raises:
         ConfigError: The run does not train one diffusion model per client.

@@ -134,8 +134,8 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", wind
     Args:
         file: The arrays by their names: train_images, train_labels, ... (MedMNIST layout), or X, y, ... (flat layout).
         name: The file, for messages.
-        task: The option dataset.task (see `Npz`).
-        window: The option dataset.window, values of black and white (see `Npz`).
+        task: The option dataset.task: the kind of labels, such as "classification".  "auto": inferred from their shape.
+        window: The option dataset.window: values (low, high) that become black and white in images of more than 8 bits.
 
     Raises:
         ConfigError: An array is absent, or does not fit the others or the options.
@@ -158,7 +158,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
         flat: y, and optionally client, split and classes, by name.
         inputs: The inputs, [n, ...].
         name: The file, for messages.
-        task: The option dataset.task (see `Npz`).
+        task: The option dataset.task: the kind of labels, such as "classification".  "auto": inferred from their shape.
     """
     labels = flat["y"]
     num_columns = 0  # of one-hot labels
@@ -284,7 +284,8 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
     Args:
         x: The inputs in the file, [n, ...].
         name: The file, for messages.
-        window: The option dataset.window (see `Npz`).  If given, the inputs are images.
+        window: The option dataset.window: values (low, high) that become black and white in images of more than 8 bits.
+            If given, the inputs are images.
     """
     require(x.dtype.kind in "fiub", f"{name}: inputs have dtype {x.dtype}, expected numbers: convert them")
     if window is None and not _are_images(x):
@@ -331,7 +332,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
     Args:
         y: The labels in the file, [n, ...].
         name: The file, for messages.
-        task: The option dataset.task (see `Npz`).
+        task: The option dataset.task: the kind of labels, such as "classification".  "auto": inferred from their shape.
 
     Returns:
         Labels [n] int64, multi-hot rows [n, C] float32, masks [n, H, W] int64 or numbers [n, ...] float32.  And the

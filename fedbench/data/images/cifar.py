@@ -126,9 +126,12 @@ class CIFAR10(DownloadedImages):
             ) from error
 
     def _from_binary(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Convert the files of the binary version (contents: their bytes by file name) to arrays as in `_convert`.
+        """Convert the files of the binary version (contents: their bytes by file name) to named arrays.
 
         Each file consists of records: the label bytes of an image, then its pixels.  The last label byte is the class.
+
+        Returns:
+            train_images and test_images [n, 3, 32, 32] uint8, train_labels and test_labels [n], and classes [C].
         """
         file = {"classes": np.array(contents[self.names_file].decode().split())}
         for part, names in self.members.items():
@@ -139,9 +142,12 @@ class CIFAR10(DownloadedImages):
         return file
 
     def _from_python(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Convert the files of the Python version (contents: their bytes by file name) to arrays as in `_convert`.
+        """Convert the files of the Python version (contents: their bytes by file name) to named arrays.
 
         Each file is a pickled dict of images [n, 3 * 32 * 32] uint8 and a list of labels.
+
+        Returns:
+            train_images and test_images [n, 3, 32, 32] uint8, train_labels and test_labels [n], and classes [C].
         """
         classes = read_plain(contents[self.python_names_file])[self.python_names_key]
         file = {"classes": np.array([str(name) for name in classes])}
@@ -161,7 +167,8 @@ class CIFAR10(DownloadedImages):
         """Return the checked data set in an npz file, with images resized to ``resize`` pixels if that is set.
 
         Args:
-            path: The file, with arrays as in MedMNIST (train_images, ...) or with JPEG images (see the module).
+            path: The file, with arrays as in MedMNIST (train_images, ...) or an array "jpeg" of concatenated JPEG
+                streams.
 
         Raises:
             ConfigError: The file is damaged, or is not this set.

@@ -76,7 +76,8 @@ class ImageFolder:
         """Return the pictures of the folder without the final checks of `load` and without extra pictures.
 
         Args:
-            is_extra: Whether this is the folder of extra pictures (see `decode_cached`).
+            is_extra: Whether these are the extra pictures of another set.  If they have more than 8 bits,
+                dataset.window must be given, so that both sets are scaled equally.
         """
         require(
             self.path is not None,
@@ -149,7 +150,7 @@ class ImageFolder:
 def _list_pictures(root: Path) -> list[str]:
     """Return the relative paths of all pictures below root, and warn of folders without pictures.
 
-    Hidden files and folders are ignored (see `is_hidden`).
+    Files and folders whose names start with "." and those named "__MACOSX" are ignored.
     """
     files, empty = [], []
     for folder, below, names in os.walk(root):

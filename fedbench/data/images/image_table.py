@@ -127,7 +127,8 @@ class ImageTable:
         Args:
             path: The CSV file.
             folder: The folder of the picture paths.
-            is_extra: Whether these are the extra pictures (see `decode_cached`).
+            is_extra: Whether these are the extra pictures of another set.  If they have more than 8 bits,
+                dataset.window must be given, so that both sets are scaled equally.
         """
         table = Table(path, self.roles, self.silos)
         class_names, targets = self._labels(table)

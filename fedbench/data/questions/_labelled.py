@@ -40,7 +40,7 @@ def mixed_arrays(
     source: str,
     rule: AnswerRule = ALL_ANSWERS,
 ) -> Arrays:
-    """Return the arrays of questions, followed by samples with labels; for the targets see `tasks/mixed.py`.
+    """Return the arrays of questions, followed by samples with labels.
 
     Args:
         questions: The questions.

@@ -170,9 +170,10 @@ class TableFit:
         return np.asarray(local.transform(raw[samples]))
 
     def _listed(self, raw: np.ndarray) -> np.ndarray:
-        """Return raw columns [n, columns] with NaN for indices of categories that are not listed (see ``categories``).
+        """Return raw columns [n, columns] with NaN for categories that are not listed.
 
-        They thus do not count as the most frequent category, which fills missing values.
+        A category is listed if its index is below the column's number of categories.  The others thus do not
+        count as the most frequent category, which fills missing values.
         """
         limits = np.where(self.categories, self.categories, np.inf)  # numeric columns have no limit
         return np.where(raw < limits, raw, np.nan)

@@ -86,7 +86,8 @@ def cut_windows(speaker: str, text: str, length: int, stride: int, test: float) 
 def speaker_arrays(speakers: Sequence[Windows], source: str) -> Arrays:
     """Return the data set of all speakers that have training and test windows.  Speakers are the natural clients.
 
-    The accuracies of two baselines (see `baselines`) are logged.
+    The accuracies of two baselines are logged: the most frequent character, and the one that most often follows the
+    last character.
 
     Args:
         speakers: The windows of each speaker.

@@ -9,7 +9,8 @@ A_i descends the loss of this model: on batches of s percent of the client's sam
 A_i <- clip(A_i - eta_A g D, 0, 1).  It is one pass per round; the first time passes repeat until the losses of the last
 ten have a standard deviation below 0.1.  Then all columns train, and the server averages as FedAvg.
 Deployed: the model from which the client would start.
-Departs from the paper: s percent of the samples are drawn anew in each round, not a contiguous part.
+Departs from the released code: s percent of the samples are drawn anew in each round, not a contiguous part.  The first
+learning ends after MOST_PASSES passes at the latest.  A client whose model equals w does not learn.
 Reduces to: FedAvg with eta_A = 0.
 """
 

@@ -12,8 +12,9 @@ int(tau n) with the largest sensitivity |(theta_i - b_i) theta_i| are critical, 
 Deployed: b_i with the newest w.  From round beta + 1 on the threshold exceeds all O_ij, and c_i = theta_i.
 Departs from the paper: the server computes m_i from the uploaded theta_i and sends b_i.  In the paper clients compute
 m_i and receive w and c_i.  The result is equal if nothing is compressed and no noise is added.  If all O_ij are equal,
-c_i = theta_i from round beta + 1 on, too.
-Reduces to: FedAvg with tau = 0; Local with tau = 1 and beta < 1.
+c_i = theta_i from round beta + 1 on, too.  Running statistics come from w.
+If the int(tau n)-th largest sensitivity of a tensor is at most TINY, only those above TINIEST are critical.
+Reduces to: FedAvg with tau = 0; Local with tau = 1 and beta < 1, if all sensitivities are positive.
 """
 
 import torch

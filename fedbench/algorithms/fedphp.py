@@ -7,6 +7,8 @@ Li et al., ECML-PKDD 2021.  With features z of theta and z_p of the client's ave
 
 MMD is the squared maximum mean discrepancy of the features in a batch, with a sum of Gaussian kernels.  The server
 averages theta as FedAvg.  Deployed: theta_p.
+m depends on the round, not on how often the client took part: a client that is first sampled late keeps most of the
+initial model in theta_p.  T is the last round.
 Departs from the paper: z_p are computed in evaluation mode.  PFLlib evaluates theta, and never theta_p.
 Reduces to: FedAvg with lam = 0 (training), FedAvg-local with lam = mu = 0.
 """

@@ -47,7 +47,8 @@ class Mixed(Task):
         require(
             fits,
             f"the targets of mixed have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 1 + L]: "
-            "store the kind of each of the n samples, then its L >= 1 labels or answers, -1 for none",
+            "store in column 0 the kind of each of the n samples, 0 (labels), 1 (open question) or 2 (closed "
+            "question), and behind it its L >= 1 labels or answers, -1 for none",
         )
         sample_kind, true = targets[:, 0], targets[:, 1:]
         unknown = np.setdiff1d(sample_kind, (LABELS, OPEN, CLOSED))

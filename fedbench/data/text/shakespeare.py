@@ -146,7 +146,8 @@ class Shakespeare:
         require(
             all(size >= self.length for size in lengths) and len(lengths) <= 1 and all(len(y) == 1 for y in data["y"]),
             f"{SOURCE}: {user} has x of {', '.join(map(str, sorted(lengths)))} characters, expected one length of at "
-            f"least dataset.length={self.length} (LEAF's have 80), and y of 1: lower dataset.length or replace it",
+            f"least dataset.length={self.length} (LEAF's have 80), and y of 1 character: make all x of the file "
+            "equally long, or lower dataset.length if they are shorter than it",
         )
         text = encode("".join(data["x"])).reshape(len(data["x"]), -1)[:, -self.length :]
         return text, encode("".join(data["y"]))

@@ -91,7 +91,7 @@ class FedDAT(Algorithm):
         Args:
             cohort: The clients.
             first: Values of the first bottlenecks, [A] for all clients or [K, A].
-            second: Values of the second bottlenecks, likewise.
+            second: Values of the second bottlenecks, in the same form.
 
         Returns:
             The models.  # [K, P]

@@ -7,7 +7,7 @@ the client's teacher theta_i and of the received student g:
 
 theta_i, W_i [F, F] and g descend L.  Every matrix of g is sent as the first k singular values and vectors, with the
 smallest k whose squared values exceed the fraction T of their sum.  T rises from T_start to T_end over the rounds.  The
-server averages the students uniformly, and truncates the mean likewise.  A convolution [o, i, h, w] is a matrix
+server averages the students uniformly, and truncates the mean in the same way.  A convolution [o, i, h, w] is a matrix
 [o, i h w].  Deployed: theta_i.
 Departs from the paper: the student itself is truncated, not its update, as in PFLlib, and KL is divided by the number
 of classes.  There a matrix becomes 0 if it needs all singular values; here it is then sent whole.  A matrix whose

@@ -284,6 +284,8 @@ def explain(error: BaseException) -> str:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}"
     text = str(error) or str(error.__cause__ or type(error).__name__)
+    if match := re.fullmatch(r"Could not override '(.*?)'\.", text.split("\n")[0].strip()):
+        return f"{match[1]} is not a key: correct or remove it (--cfg all prints the keys of a run and of Hydra)"
     advice = ("To append", "Set the environment variable", "full_key:", "object_type=")  # lines that are left out
     lines = [line.strip() for line in text.split("\n")]
     return " ".join(line for line in lines if line and not line.startswith(advice))

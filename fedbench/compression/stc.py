@@ -6,9 +6,9 @@ Departs from the paper: ties select the first values, so there are always m; a s
 Departs from the released code: it compresses tensor by tensor, and selects all values as large as the m-th, with the
 mean of m of them.  If fewer than m values are nonzero, it sets every 0 to -mu.
 variant=pfednet is the STC of pFedNet's released code.  It selects the positive values of at least the (1 - share)
-quantile of max(x, 0) over the row, interpolated as by torch.quantile, and the negative values likewise.  Each sign has
-its own mean.  The positions are a bitmap, because up to two thirds of the values are selected.  That code has no error
-feedback.  It makes zeros positive in a row with few values of one sign; here they stay 0.
+quantile of max(x, 0) over the row, interpolated as by torch.quantile.  Negative values are selected in the same way.
+Each sign has its own mean.  The positions are a bitmap, because up to two thirds of the values are selected.  That code
+has no error feedback.  It makes zeros positive in a row with few values of one sign; here they stay 0.
 """
 
 from typing import Literal

@@ -325,7 +325,7 @@ def _affine(
         y: The normalized values.  # [k, B, ...]
         name: Name of the layer.
         weight: The weight, or None: [k, C], or [C] if it is frozen.
-        bias: The bias, likewise.
+        bias: The bias, in the same form.
         shape: Shape to which the parameters of one client are reshaped, so that they are broadcast against y[i].
         context: Its names of frozen parameters are used.
 

@@ -23,8 +23,8 @@ IGNORED = (*UNHASHED_KEYS, "seed", "name", "paper", "paper.*")
 IGNORED += tuple(f"choices.{group}" for group in ("hardware", "tracking", "callbacks", "experiment"))
 DATA_PATHS = ("dataset.path", "dataset.paths", "dataset.folder", "dataset.trust")
 # Keys of the method, in contrast to those of the setting in which methods are compared.
-METHOD_PREFIXES = ("algorithm", "optimizer", "finetune", "compression", "choices.optimizer", "choices.algorithm",
-                   "choices.compression")  # fmt: skip
+METHOD_PREFIXES = ("algorithm", "optimizer", "finetune", "compression", "server", "aggregator", "choices.optimizer",
+                   "choices.algorithm", "choices.compression", "choices.server", "choices.aggregator")  # fmt: skip
 RESULT_KEYS = ("n", "counted", "last", "best", "best_val", "worst", "global", "gain_last", "rounds_to_target",
                "seconds_to_target", "images_per_s")  # fmt: skip
 SENT_KEYS = ("n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target")

@@ -26,8 +26,9 @@ from fedbench.report.table import Column, Spread, Table
 
 # Config keys that a search may change.  All other keys are the setting in which methods are compared.
 TUNABLE = (
-    *("algorithm.*", "optimizer.*", "local.*", "finetune.*", "server.*", "adapter.*", "compression.*", "stop.*"),
-    *("choices.optimizer", "choices.server", "choices.adapter", "choices.compression", "client_weights"),
+    *("algorithm.*", "optimizer.*", "local.*", "finetune.*", "server.*", "aggregator.*", "adapter.*", "compression.*"),
+    *("choices.optimizer", "choices.server", "choices.aggregator", "choices.adapter", "choices.compression"),
+    *("client_weights", "stop.*"),
 )
 SELECTIONS = ("last", "best_val")
 
@@ -128,13 +129,13 @@ def studies(runs: list[Run]) -> list[Study]:
     for run in without:
         same = [key for key in by_study if (key[0], key[2]) == (_setting_of(run), run.method)]
         by_study.setdefault(same[0] if len(same) == 1 else (_setting_of(run), None, run.method), []).append(run)
+    by_study = {key: members for key, members in by_study.items() if any(run.finished for run in members)}
     titles = _setting_titles([members[0] for members in by_study.values()])
     found = []
     for (_, _, method), members in by_study.items():
-        if any(run.finished for run in members):
-            values = {**identity(members[0]), **{name: members[0].choice(name) for name in SETTING}}
-            setting = {title: values.get(key) for key, title in titles.items()}
-            found.append(Study(method, setting, _trials(members), members[0].conf))
+        values = {**identity(members[0]), **{name: members[0].choice(name) for name in SETTING}}
+        setting = {title: values.get(key) for key, title in titles.items()}
+        found.append(Study(method, setting, _trials(members), members[0].conf))
     return sorted(found, key=lambda study: (*map(sort_key, study.setting.values()), study.method))
 
 

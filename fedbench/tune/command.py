@@ -327,7 +327,8 @@ def run_search(search: Search, plan: Plan) -> None:
     going = search.trials
     for rounds in search.rungs[1:]:
         going = [going[i] for i in promoted([sign_of(plan, search) * trial.score for trial in going], factor)]
-        run_trials(search, going, rounds, plan)
+        if going:
+            run_trials(search, going, rounds, plan)
 
 
 def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan) -> None:

@@ -119,7 +119,7 @@ def test_composing_leaves_no_trace() -> None:
         ("hardware=cudaa", "did you mean hardware=cuda"),
         ("hardware.device=gpu", "hardware.device must be text that is auto, cpu, cuda"),
         ("hardware.executor=loops", "did you mean loop?"),
-        ("hydra.nothing=1", "Could not override 'hydra.nothing'"),
+        ("hydra.nothing=1", "hydra.nothing is not a key: correct or remove it (--cfg all"),
         ("hydra/launcher=jobli", "hydra/launcher=jobli is not an option: did you mean joblib?"),
         ("tracking.tags=[1]", "tracking.tags must be a list, each entry text, got [1]"),
         ("optimizer.schedule.name=cosin", "optimizer.schedule.name must be one of constant, cosine"),

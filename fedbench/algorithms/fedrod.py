@@ -72,12 +72,13 @@ class FedRoD(Algorithm):
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Return the balanced softmax loss of h(z) plus the cross-entropy of h(z) + g_i(z), which trains g_i only.
 
-        # [k, B]
+        z are the features of u.  The balanced softmax adds log pi_c to each logit, where pi_c is the share of class c
+        among the client's training samples.  # [k, B]
         """
         z = s.features(rows, batch)  # [k, B, F]
         generic = s.model.head(rows, z)  # [k, B, C, ...]
-        personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
-        # for all samples and pixels
+        personal = generic.detach() + s.model.head(rows, z.detach(), "head2")  # "head2": the parameters of g_i
+        # equal for all samples and pixels
         log_pi = s.state.log_pi.view(len(generic), 1, -1, *[1] * (generic.dim() - 3))  # [k, 1, C, ...]
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 

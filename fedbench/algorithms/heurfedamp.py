@@ -51,12 +51,12 @@ class HeurFedAMP(FedAMP):
         return products(w_i, w_j) / lengths.clamp_min(1e-12)
 
     def attention(self, cosines: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """Return the weights X_ij of the other clients' models, (1 - X_ii) times a softmax of cosines.
+        """Return the weights X_ij of the other clients' models, (1 - X_ii) times a softmax of sigma times cosines.
 
         Args:
             cosines: Cosines of the models of K clients i and M clients j.  # [K, M]
             is_other: Whether j != i; X_ij is 0 where it is False.  # [K, M] bool
-            alpha: Unused.
+            alpha: Not used; FedAMP has a weight here.
 
         Returns:
             The weights; all 0 for a client without others.  # [K, M]

@@ -137,6 +137,8 @@ class SuPerFed(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: (1 - lambda) w + lambda w_l.
 
+        lambda is the option mixture, or with "held" each client's best of 0, 0.1 .. 1 on its held-out samples.
+
         Returns:
             The models [K, P]; before w_l trains, w [P] for all clients.
         """

@@ -213,6 +213,7 @@ class Composer:
         Hydra requires it for keys that the YAML omits.
         """
         added = self.loader.added(overrides)
+        # the plus signs, the key, and the rest from "=" on; None for an override without a plus sign
         names = [re.fullmatch(r"(\++)([^=]*)(.*)", text, re.DOTALL) for text in added]
         return [text if name is None else f"{name[1]}{new_name(name[2])}{name[3]}" for text, name in zip(added, names)]
 

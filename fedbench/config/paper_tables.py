@@ -23,7 +23,7 @@ from fedbench.core.options import ConfigError, require
 
 FOLDER = "paper"
 KEYS = ("title", "remarks", "command", "time", "common", "rows")
-NO_OVERRIDES = ("base", "note", "method")
+NO_OVERRIDES = ("base", "note", "method")  # keys of a row that are not options of a run
 PREFIX = "experiment/"
 
 

@@ -175,7 +175,7 @@ def map_samples(
         outputs: SampleStatistics = {}  # for all samples of the chunk, because small tensors would fragment memory
         for block in blocks:
             k = len(block.weight)
-            real, slot = slots.of(block)
+            real, slot = slots.of(block)  # indices of the block's samples without padding; their places in outputs
             block_outputs = fn(engine.model, select_rows(rows, index[:k]), block.x, block.y, block.class_mask)
             for name, values in block_outputs.items():
                 flat = values.flatten(0, 1)  # [k * b, ...]

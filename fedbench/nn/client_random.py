@@ -73,7 +73,7 @@ class ClientRandom(TorchFunctionMode):
             p: Probability of 0.
             mask_shape: Shape of the mask, which is broadcast to that of x.
         """
-        is_kept = self.random(x).uniform(*mask_shape)[0] >= p
+        is_kept = self.random(x).uniform(*mask_shape)[0] >= p  # [0]: uniform returns [1, *mask_shape], for one client
         return x * is_kept / (1 - p) if p < 1 else x * 0
 
 

@@ -67,7 +67,7 @@ def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[T
     names = {name: display_name(name, next(iter(groups.values()))) for name, groups in methods.items()}
     figures = draw(args, ranks, names)
     tables = [differences_table(found, names, options)]
-    if table_format not in MACHINE_FORMATS:
+    if table_format not in MACHINE_FORMATS:  # a table for readers, or OBJECT: one JSON object (--json)
         tables += [ranks_table(settings, ranks, names, options)] if len(settings) > 1 else []
         if table_format != OBJECT:
             tables = [differences_for_readers(tables[0]), *(for_readers(table, ["method"]) for table in tables[1:])]

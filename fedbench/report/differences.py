@@ -195,7 +195,9 @@ def _run_notes(setting: Setting, method: str, against: str, names: dict[str, str
     runs = [setting.groups[name].runs[0] for name in (method, against)]
     keys = [key.removeprefix("choices.") for key in differing(runs) if not key.startswith(METHOD_PREFIXES)]
     if keys:
-        lines.append(f"{names[method]} and {names[against]} differ in more than the method: {', '.join(keys[:4])}")
+        lines.append(
+            f"{names[method]} and {names[against]} differ in more than the method: {', '.join(keys[:4])}"
+        )  # the first four
     return lines
 
 

@@ -142,7 +142,7 @@ def _client_row(
         best: Metrics of the best evaluation, by name.
         metric: The metric whose clients are counted.
     """
-    counts = [clients_of(summary, values, metric) for values in (last, best)]
+    counts = [clients_of(summary, values, metric) for values in (last, best)]  # "3 of 6", or "" for all clients
     return [("  clients in these means", counts[0] or "all", counts[1] or "all")] if any(counts) else []
 
 

@@ -72,6 +72,7 @@ def results_of(root: Path, options: Iterable[str], rows: Any) -> dict[str, list[
         added = set()  # two parts of a page may have the same runs
         for part in page.parts:
             for group in groups_of(page, part):
+                # the first label that names the method, such as "name" or "algorithm"
                 label = next((str(group.labels[key]) for key in METHOD_KEYS if group.labels.get(key)), "")
                 option = option_of(label, names)
                 if option is None:

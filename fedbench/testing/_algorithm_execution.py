@@ -104,6 +104,7 @@ def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
         description: The plan in words, for the message.
     """
     state = state_of(run_rounds(case.simulation(plan), 3))
+    # {{}} becomes {}, where assert_same puts the difference
     assert_same(state, case.states[3], 1e-4, f"{{}} between {description} and all clients at once")
 
 

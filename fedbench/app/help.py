@@ -68,7 +68,8 @@ Examples
 
 --cfg job prints all keys of a run; --info defaults shows the files that they come from;
 --config-dir <folder> adds your own options; -q prints only warnings and the final table;
---json prints the results as JSON; -m hydra/launcher=joblib runs a sweep in parallel."""
+--json prints the results as JSON; -m hydra/launcher=joblib runs a sweep in parallel;
+-m ... --dry-run lists the runs of a sweep, what would be done, and about how long it would take."""
 NO_KEYS = ("defaults", "_target_", "_recursive_")  # entries of an option's file that users do not set
 
 

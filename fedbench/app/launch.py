@@ -22,7 +22,7 @@ from fedbench.app.loader import COMPLAINTS, VERSION_BASE, restore_hydra
 from fedbench.app.paper_source import PaperSource, source_path
 from fedbench.app.private_hydra import get_args_parser
 from fedbench.app.single import FAILED, MISTAKE, OK, Attempt, attempt, check_processes, checked, new_folder
-from fedbench.app.sweep import Swept, sweep
+from fedbench.app.sweep import Swept, dry_run, sweep
 from fedbench.config.conf_tree import conf_dirs, find_conf_dir
 from fedbench.config.override_text import quoted
 from fedbench.core.json_output import FLAG, output_on_stderr
@@ -34,6 +34,7 @@ from fedbench.simulation.simulate import Ended, simulate, skip, start
 from fedbench.simulation.status import started_by
 from fedbench.simulation.summary_text import ending
 
+DRY_RUN = "--dry-run"
 UNSUPPORTED = ("--config-name", "--config-path", "--experimental-rerun")  # flags of Hydra
 
 
@@ -42,8 +43,8 @@ class Command:
     """A parsed command line.
 
     Attributes:
-        args: The values of Hydra's flags, of --quiet and of --json.
-        flags: The flags and their values as typed, for Hydra, which does not know --quiet and --json.
+        args: The values of Hydra's flags, of --quiet, --json and --dry-run.
+        flags: The flags and their values as typed, for Hydra, which does not know --quiet, --json and --dry-run.
         overrides: The arguments that are not flags, without resume=.
         resume: The run folder of resume=; None without it.
         typed: The whole command as typed.
@@ -89,6 +90,13 @@ def run_command(argv: list[str]) -> int:
     )
     if os.getcwd() not in sys.path:  # so that the console script finds modules in the working directory
         sys.path.append(os.getcwd())
+    if args.dry_run:
+        require(
+            args.multirun and not args.json and not command.resume,
+            "--dry-run lists what a sweep would do: use it with -m, and without --json and resume=",
+        )
+        composer = _expanded(command)
+        return dry_run(composer, command.overrides)
     if args.shell_completion or args.hydra_help:
         return ask_hydra(command)
     if shows_config:
@@ -208,11 +216,12 @@ def parse_command(argv: list[str]) -> Command:
     parser.error = _raise_config_error  # type: ignore[method-assign]
     parser.add_argument("--quiet", "-q", action="store_true")
     parser.add_argument(FLAG, action="store_true")
+    parser.add_argument(DRY_RUN, action="store_true", dest="dry_run")
     args = parser.parse_intermixed_args(argv)
     for name in UNSUPPORTED:
         given = getattr(args, name[2:].replace("-", "_"))
         require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
-    flags = [argument for argument in argv if argument not in ("--quiet", "-q", FLAG)]
+    flags = [argument for argument in argv if argument not in ("--quiet", "-q", FLAG, DRY_RUN)]
     for text in args.overrides:
         flags.remove(text)
     args.config_dir = args.config_dir and os.path.expanduser(args.config_dir)

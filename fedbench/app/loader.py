@@ -27,6 +27,8 @@ from fedbench.config.conf_tree import GROUPS
 from fedbench.core.options import ConfigError
 
 VERSION_BASE = "1.3"
+# mappings whose keys are arguments of ray.init, ray.remote and submitit
+PASSED_ON = ("hydra.launcher.ray.init.", "hydra.launcher.ray.remote.", "hydra.launcher.additional_parameters.")
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  # errors of invalid configurations
 
 
@@ -170,6 +172,11 @@ class Loader(ConfigLoader):
 
 
 def _changes_a_key(override: Override) -> bool:
-    """Return whether an override has the form key=value without + or ~, and its key is not a group or Hydra's."""
-    group = override.key_or_group in GROUPS or "/" in override.key_or_group
-    return override.type is OverrideType.CHANGE and not group and not override.is_hydra_override()
+    """Return whether an override has the form key=value without + or ~, and its key may be a new one.
+
+    Groups and Hydra's keys may not, except those that a launcher passes on to Ray or Slurm.
+    """
+    key = override.key_or_group
+    if override.type is not OverrideType.CHANGE or key in GROUPS or "/" in key:
+        return False
+    return not override.is_hydra_override() or key.startswith(PASSED_ON)

@@ -17,6 +17,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedbench.app.compose import Composer, explain
+from fedbench.app.dry_run import plan_of, show_plan
 from fedbench.app.loader import restore_hydra
 from fedbench.app.private_hydra import Callbacks
 from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
@@ -156,6 +157,43 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
     return Swept(status, folder, rows)
 
 
+def dry_run(composer: Composer, overrides: list[str]) -> int:
+    """Print what a sweep would do with each of its runs, without starting one, and return the exit status.
+
+    Args:
+        composer: Composes the configurations.
+        overrides: The overrides, with several values for some keys.
+
+    Raises:
+        ConfigError: A value is invalid, or the sweeper proposes runs by scores, so that they are not known.
+    """
+    with restore_hydra():
+        master = composer.compose(overrides, multirun=True)
+        sweeper = str(master.hydra.sweeper._target_)
+        require(
+            sweeper.endswith(BASIC),
+            f"--dry-run lists the runs of a sweep, but hydra/sweeper proposes them during the sweep ({sweeper}): "
+            "remove --dry-run or hydra/sweeper",
+        )
+        overrides = _with_params(master, overrides)
+        name_run_folders(master, [o.key_or_group for o in composer.parse(overrides) if o.is_sweep_override()])
+        folder = Path(folder_key(master, "hydra.sweep.dir"))
+        planned = []
+        for number, run in enumerate(with_progress(composer.run_overrides(overrides), "runs")):
+            full = _with_number(composer.compose_run(master, run), number)
+            name = folder_key(full, "hydra.sweep.subdir")
+            planned.append(plan_of(folder / name, name, checked(full, full.hydra)))
+    show_plan(planned)
+    return OK
+
+
+def _with_number(full: DictConfig, number: int) -> DictConfig:
+    """Set the number of a run in Hydra's node of its configuration, as the launcher will, and return it."""
+    with open_dict(full.hydra.job):
+        full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
+    return full
+
+
 def _one_by_one(hydra: Any) -> bool:
     """Return whether the launcher starts the runs in this process, one after the other."""
     return str(hydra.launcher._target_).endswith("BasicLauncher")
@@ -264,9 +302,7 @@ def check_runs(composer: Composer, master: DictConfig, runs: list[list[str]], ov
     to_check = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
     names: dict[tuple[str, ...], str] = {}
     for number, run in enumerate(with_progress(to_check, "runs" if few else f"swept values of {len(runs)} runs")):
-        full = composer.compose_run(master, list(run))
-        with open_dict(full.hydra.job):
-            full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
+        full = _with_number(composer.compose_run(master, list(run)), number)
         checked(full, full.hydra)
         check_processes(full, ["-m", *overrides])
         names[run] = folder_key(full, "hydra.sweep.subdir")

@@ -90,7 +90,7 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
         hardware options with which it began.
     """
     stored = stored_config(folder)
-    if stored is not None and not _is_same_run(stored, config):
+    if stored is not None and not is_same_run(stored, config):
         set_aside(folder)
         stored = None
     if stored is None:
@@ -193,7 +193,7 @@ def recorded(folder: Path) -> Iterator[None]:
         raise
 
 
-def _is_same_run(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+def is_same_run(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Return whether two configurations have the same hash, so that they are of one run.
 
     Return False if the stored one lacks keys, because its file was truncated.

@@ -64,6 +64,16 @@ def test_a_run_a_failed_run_and_a_mistake(tmp_path: Path, capsys: pytest.Capture
     assert failure["error"] == {"type": "ConfigError", "message": "rounds must be a whole number >= 1, got 0"}
 
 
+def test_a_paused_run_says_that_it_is_paused_and_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TINY, "algorithm=fedavg", "checkpoint.pause_after=1", f"hydra.run.dir={tmp_path / 'a'}", "--json"]
+    assert main(words) == 0
+    run = validated(capsys.readouterr().out, "run")
+    assert (run["status"], run["rounds_done"], run["rounds"]) == ("paused", 1, 2)
+    assert f"resume={tmp_path / 'a'}" in run["message"]
+
+
 def test_a_sweep_with_a_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["-m", *TINY, "algorithm=fedavg", "optimizer.lr=0.1,1e30", f"sweep_dir={tmp_path}", "--json"]
     assert main(words) == 1

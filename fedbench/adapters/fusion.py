@@ -135,6 +135,7 @@ class Fusion(Bottleneck):
                 f"{self._key}: {path} cannot be read as a file of fedbench export: export the run again, or write a "
                 "pattern that does not match this file"
             ) from error
+        # an adapter keeps the original layer as base_layer; without it, names are those of the bare model
         unwrapped = {name.replace(".base_layer.", "."): t for name, t in state.items()}
         for name, p in backbone.items():
             require(
@@ -142,6 +143,7 @@ class Fusion(Bottleneck):
                 f"{self._key}: the frozen parameter {name} in {path} differs from the model's. Set the model, "
                 "model.weights and the seed as in the run from which the file was exported",
             )
+        # twin: the second adapter of a layer (option adapter.twin)
         return {n: t.clone() for n, t in unwrapped.items() if ".adapter." in n or ".twin." in n}
 
     def _of_file(self, path: Path, network: nn.Sequential, layer_name: str) -> nn.Sequential:

@@ -31,7 +31,7 @@ class CoreExchange:
         Returns:
             Index into `cores` of the version of c_j that each client then has.  # [K, N]
         """
-        cohort.fetch(~itself(cohort), cores=self.cores)
+        cohort.fetch(~itself(cohort), cores=self.cores)  # counts the bytes of all cores but the client's own
         return self.newest.repeat(len(cohort), 1)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:

@@ -130,7 +130,7 @@ class Network:
         order = clients.argsort(stable=True)
         first = clients.bincount(minlength=self.N).cumsum(0).roll(1)
         first[0] = 0  # number of ends of all clients before
-        return order % len(self), torch.where(order < len(self), 1.0, -1.0), first
+        return order % len(self), torch.where(order < len(self), 1.0, -1.0), first  # len(self) is M
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
@@ -180,6 +180,7 @@ class Network:
         Returns:
             U, one row per edge.  # [M, d]
         """
+        # U = B L^+ C V with the Laplacian L = B' B; L^+ maps the means of connected clients to 0, so they can be left out
         return self.differences(self.pseudoinverse.to(V) @ self.weighted(V))
 
 

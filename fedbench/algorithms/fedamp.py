@@ -125,13 +125,14 @@ class FedAMP(Algorithm):
         Returns:
             The mixtures u_i.  # [K, P]
         """
-        peers = self.peers()
+        peers = self.peers()  # ids of all M clients that have uploaded so far
         # a few models at a time, to limit memory
         blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
         if not blocks:
             return w_i
         take = self.columns.take
-        compared = torch.cat([self.compare(take(w_i), take(self.w[ids])) for ids in blocks], 1)  # [K, M]
+        # squared distances, or what a subclass compares  [K, M]
+        compared = torch.cat([self.compare(take(w_i), take(self.w[ids])) for ids in blocks], 1)
         is_other = torch.from_numpy(cohort.ids[:, None] != peers).to(w_i.device)  # [K, M] bool
         X = self.attention(compared, is_other, alpha)  # [K, M]
         u = (1 - X.sum(1, keepdim=True)) * w_i  # X_ii w_i  [K, P]

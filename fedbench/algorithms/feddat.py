@@ -96,6 +96,7 @@ class FedDAT(Algorithm):
         Returns:
             The models.  # [K, P]
         """
+        # columns.put(row, values) returns a copy of row with these columns replaced
         row = self.rest.put(self.initial.expand(len(cohort), -1), self.head[cohort.ids])
         return self.second.put(self.first.put(row, first), second)
 

@@ -121,7 +121,8 @@ class FedDBE(Algorithm):
         It updates the running mean r with this batch.
         """
         z = s.features(rows, batch)  # [k, B, F]
-        distance = (self.move_mean(s, z, batch) - s.state.g).square().mean(1, keepdim=True) / 2  # [k, 1]
+        r = self.move_mean(s, z, batch)  # [k, F]
+        distance = (r - s.state.g).square().mean(1, keepdim=True) / 2  # [k, 1]
         return s.task_loss(self.shifted_logits(s.model, rows, z), batch) + s.value(self.kappa) * distance
 
     def move_mean(self, s: Step, z: Tensor, batch: Batch) -> Tensor:

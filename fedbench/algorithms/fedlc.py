@@ -51,7 +51,7 @@ class FedLC(FedAvg):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedLC: clients train with logits that are shifted by class, and the server averages."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
-        n = torch.from_numpy(self.n[cohort.ids]).to(w)  # [K, C]
+        n = torch.from_numpy(self.n[cohort.ids]).to(w)  # samples of each class  [K, C]
         shift = cohort.value(self.tau) * n.clamp_min(1).pow(-0.25)  # tau n^(-1/4)  [K, C]
         out = cohort.train(w, loss=self.loss, shift=shift, present=n > 0)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again

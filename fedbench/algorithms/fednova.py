@@ -67,7 +67,7 @@ class FedNova(FedAvg):
             f"algorithm.server_momentum={self.server_momentum:g} divides by the learning rate, but optimizer.lr lists "
             "one value per client: set one optimizer.lr for all clients, or algorithm.server_momentum=0",
         )
-        self.rho = optimizer.momentum if is_sgd else 0.0
+        self.rho = optimizer.momentum if is_sgd else 0.0  # the paper's name for the momentum of local SGD
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: the server model w, and the server momentum v = 0."""

@@ -59,6 +59,7 @@ class FedPHP(FedAvg):
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         theta_p = self.theta_p[cohort.ids]  # [K, P]
         out = cohort.train(w, loss=self.loss, theta_p=theta_p) if self.lam else cohort.train(w)
+        # weight of the average, which grows from 0 in the first round to the option mu in the last one
         m = cohort.value(self.mu) * (cohort.round / max(cohort.rounds - 1, 1))
         self.theta_p[cohort.ids] = (1 - m) * out.theta + m * theta_p
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again

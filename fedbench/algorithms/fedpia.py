@@ -399,7 +399,8 @@ class FedPIA(Algorithm):
 
         Returns:
             moved_server and moved_client, shares of moved units [N]; cost_server and cost_client, a unit's mean cost
-            before and after alignment [N, 2]; first_loss and last_loss [N]; q [N, S]; size_of_G, the norm of G [].
+            before and after alignment [N, 2]; first_loss and last_loss, those of the first and last local step [N]; q,
+            a client's weight in G for each of the S bottlenecks [N, S]; size_of_G, the norm of G [].
         """
         names = ("moved_server", "moved_client", "cost_server", "cost_client", "first_loss", "last_loss", "q")
         return {name: getattr(self, name) for name in names} | {"size_of_G": self.G.norm()}

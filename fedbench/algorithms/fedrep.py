@@ -33,7 +33,7 @@ class FedRep(FedPer):
         theta = cohort.train(
             theta,
             columns=self.head,
-            # key, buffers: the head has its own batches and optimizer state
+            # key, buffers: the head has its own batches and optimizer state; uploaded: it stays with the client
             how=LocalTraining(epochs=self.head_epochs, key="head", buffers="head", uploaded=False),
         ).theta
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta

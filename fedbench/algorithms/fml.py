@@ -73,7 +73,8 @@ class FML(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FML: clients train theta_i and a copy g of w, which teach each other; g is averaged."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
-        how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})  # names of the optimizer states
+        # names under which the optimizer states of g and theta_i are stored, if they are kept between rounds
+        how = LocalTraining(buffers={"theta": "theta", "personal": "personal"})
         out = cohort.train(w, step=self.step, how=how, personal=self.theta[cohort.ids])
         self.theta[cohort.ids] = out.personal
         up = cohort.upload(g=out.theta, relative_to={"g": "w"})  # [K, P]; g - w is sent, and the server adds w

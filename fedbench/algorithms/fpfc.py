@@ -71,12 +71,14 @@ class FPFC(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless the vectors of all pairs of clients fit into the free memory of the device."""
         super().check(federation, model, optimizer)
-        n, p, have = federation.num_clients, model.trained.size, free_memory(federation.device)
-        need = 4 * p * (n * (n - 1) + 4 * n)  # the pairs twice, because a round computes new ones beside the old
+        n, p, free = federation.num_clients, model.trained.size, free_memory(federation.device)
+        # Bytes of float32.  The n (n - 1) / 2 pairs count twice, because a round computes new ones beside the old.
+        # About four vectors per client are needed besides, such as uploads and zeta.
+        need = 4 * p * (n * (n - 1) + 4 * n)
         require(
-            need <= have,
+            need <= free,
             f"algorithm=fpfc stores a vector for each pair of clients: {n * (n - 1) // 2:,} pairs of {p:,} numbers "
-            f"take {need / 2**30:,.1f} GiB, but {federation.device} has {have / 2**30:,.1f} GiB free. Lower "
+            f"take {need / 2**30:,.1f} GiB, but {federation.device} has {free / 2**30:,.1f} GiB free. Lower "
             "partition.num_clients, or choose a smaller model or an adapter",
         )
 
@@ -127,7 +129,7 @@ class FPFC(Algorithm):
         if self.one_s:
             return self.W.mean(0) + (2 * self.s[0] - 1) * self.delta
         total, c = torch.zeros_like(self.W), 2 * self.s - 1  # c: factor of delta in theta_ij - v_ij/rho  [M]
-        for i, later, at in self.pairs():
+        for i, later, at in self.pairs():  # pairs (i, j) for all j > i in `later`; `at`: their positions among all M
             total[i] += c[at] @ self.delta[at]
             total[later].addcmul_(self.delta[at], c[at, None], value=-1)  # theta_ji = -theta_ij
         return self.W.mean(0) + total / len(self.W)
@@ -181,7 +183,7 @@ class FPFC(Algorithm):
         if not self.one_s:
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])
-        for i, later, at in self.pairs():
+        for i, later, at in self.pairs():  # pairs (i, j) for all j > i in `later`; `at`: their positions among all M
             torch.sub(self.delta[i], self.delta[later], out=delta[at])
         return delta
 
@@ -250,7 +252,8 @@ class FPFC(Algorithm):
             Numbers from 0.  # [N]
         """
         n = len(self.W)
-        lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)  # norms of delta  [M]
+        # norms of delta_ij [M]: stored for each pair, or as D of each client with delta_ij = D_i - D_j
+        lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)
         joined = np.zeros((n, n), dtype=bool)
         joined[np.triu_indices(n, 1)] = (self.s * lengths <= radius).cpu().numpy()  # ||theta|| = s ||delta||
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)

@@ -53,7 +53,7 @@ class L2GD(Algorithm):
         """Create the state: client models x_i, and the models as the server has them, with the same initial values."""
         w = model.init_row()  # [P]
         self.x, self.uploaded = rows("x", default=w), rows("sent", default=w)  # [N, P], at first the default
-        self.knows: Tensor | None = None
+        self.knows: Tensor | None = None  # which clients have the last xbar  [N] bool; None before the first round
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of L2GD: a random number of local steps, then the averaging step (1 - c) x_i + c xbar.
@@ -64,7 +64,7 @@ class L2GD(Algorithm):
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
         members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # which clients take part, on the host  [N]
         members[torch.from_numpy(cohort.ids)] = True
-        # whether exactly these clients have xbar
+        # knows: the clients that have the last xbar, or None; have_mean: whether these are exactly the cohort
         have_mean = bool(members.all()) if self.knows is None else torch.equal(self.knows, members)
         needs_download = how.steps != 0 or not have_mean  # False if xbar has not changed since they got it
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]

@@ -163,7 +163,7 @@ class LCFed(Algorithm):
             return s.task_loss(self.calibrated_logits(s.model, rows, z, heads), batch)
 
         gradient = s.grad(batch, loss=hc_loss, columns=self.hc_columns)
-        s.descend(gradient, columns=self.hc_columns, uploaded=False)
+        s.descend(gradient, columns=self.hc_columns, uploaded=False)  # HC stays with the client
 
     def calibrated_logits(self, model: FlatModel, rows: Tensor, z: Tensor, heads: Tensor) -> Tensor:
         """Compute the logits of HC, a convolution V of the features under two kinds of attention maps.
@@ -191,12 +191,18 @@ class LCFed(Algorithm):
         all_heads = {name: t.view(-1, *shape) for name, t, shape in zip(names, flat_heads, shapes, strict=True)}
 
         def of_one_client(row: dict[str, Tensor], z: Tensor) -> Tensor:
-            """Return HC's logits of one client: its parameters `row` by name, features z [B, F, H, W].
+            """Return HC's logits of one client.
 
-            # [B, C, H, W]
+            Args:
+                row: Its parameters of the head and HC by name, and "client", its index.
+                z: Features.  # [B, F, H, W]
+
+            Returns:
+                Logits.  # [B, C, H, W]
             """
             prediction = torch.sigmoid(pixelwise(row["head.weight"], row.get("head.bias"), z)).detach()
-            U = self.uncertainty(outputs_of(all_heads, z), row["client"])  # [B, C, H, W]
+            # where the outputs of all clients' heads for z disagree  [B, C, H, W]
+            U = self.uncertainty(outputs_of(all_heads, z), row["client"])
             maps = torch.stack([self.attention(a, row) for a in (U, prediction)], 2)  # [B, C, 2, H, W]
             weighted = maps[:, :, :, None] * z[:, None, None] + z[:, None, None]  # [B, C, 2, F, H, W]
             V = row["hc.out.weight"]

@@ -45,7 +45,10 @@ class PFedMe(Algorithm):
         self.beta, self.deploy = beta, deploy
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError for beta > 1 with BatchNorm, whose variances must not be extrapolated."""
+        """Raise ConfigError for beta > 1 with BatchNorm.
+
+        The server moves to w + beta (mean - w), which for beta > 1 is beyond the mean; variances may become negative.
+        """
         super().check(federation, model, optimizer)
         require(
             self.beta <= 1 or not model.buffer_names,

@@ -153,8 +153,9 @@ class PFedMoAP(Algorithm):
         """
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         has_entry = np.isin(cohort.ids, self.pool.touched())  # whether each client has uploaded a prompt before  [K]
+        # text features of each client's experts, and how many it has (NO_GATE: it uses its prompt alone)
         experts, count = self.download_experts(cohort, has_entry)
-        gated = uses_gate(count)[:, 0]  # [K]
+        gated = uses_gate(count)[:, 0]  # [K] bool
         mixing = cohort.subset(gated.cpu().numpy())  # the clients that use their gate
         if self.aggregate_gate:
             gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate  # [|gate|]
@@ -163,6 +164,7 @@ class PFedMoAP(Algorithm):
         theta = self.train(cohort, self.row(P_g, gate), experts, count)  # [K, P]
         prompt, trained_gate = self.prompt_columns.take(theta), self.gate_columns.take(theta[gated])
         self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate  # client states
+        # the difference from the broadcast prompt P_g is sent, and the server adds P_g again
         up = cohort.upload(prompt=prompt, relative_to={"prompt": "prompt"}).prompt  # [K, l d]
         self.pool[cohort.ids], self.text[cohort.ids] = up, self.encode(cohort.model, up)
         self.w = self.prompt_columns.put(self.w, cohort.mean(up))
@@ -304,8 +306,9 @@ class PFedMoAP(Algorithm):
         p = model.named(rows)
         image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
         local = self.clip.scale * image @ text.mT  # [k, B, C]
-        pooled = self.expert_form(image)[:, :, None]  # [k, B, 1, d] (linear: D)
-        T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d] (linear: D)
+        # features as experts are stored: of size d, or with gating="linear" of size D
+        pooled = self.expert_form(image)[:, :, None]  # [k, B, 1, d]
+        T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d]
         mixed = self.clip.scale * (pooled * T_MoE).sum(-1)
         return torch.where(uses_gate(count)[..., None], mixed + self.lam * local, local)
 
@@ -419,8 +422,8 @@ class PFedMoAP(Algorithm):
             """Return the weight of each expert for each image, the client's prompt first.  # [k, B, E]"""
             p = model.named(rows["theta"])
             image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))
-            a = self.mix(p, image, text, rows["experts"], rows["count"])[1]  # [k, B, E]
-            return torch.cat([a[..., :1], a[..., 1:].sort(-1, descending=True).values], -1)
+            _, by_expert = self.mix(p, image, text, rows["experts"], rows["count"])  # [k, B, E]
+            return torch.cat([by_expert[..., :1], by_expert[..., 1:].sort(-1, descending=True).values], -1)
 
         deployed = self.personalized(cohort, True)
         each = cohort.forward(deployed, weights)  # [n_i, E] each; a single nan without images

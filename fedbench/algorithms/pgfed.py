@@ -65,7 +65,8 @@ class PGFed(Algorithm):
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         even = torch.full((federation.num_clients,), 1 / federation.cohort_size)  # a_ij = 1 / K
         self.A = rows("A", default=even.to(self.w))  # [N, N]; a row equals the default until it is set
-        self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None  # [N, P], for beta > 0
+        # auxiliary gradients of the last participations, whose momentum is the option beta  [N, P]
+        self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of PGFed: clients train with gradients of other clients, and upload model and linear risk.
@@ -83,8 +84,8 @@ class PGFed(Algorithm):
             return
         up = self.upload(cohort, out)
         self.w = cohort.mean(up.theta, updates="w")
-        mu = mean(self.mu)
-        # for the clients of the next round
+        mu = mean(self.mu)  # over clients, if each has its own
+        # for the clients of the next round: the g_j [K, P], mu c_j [K], mu times the mean g_j [P], and the ids j
         self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * (cohort.sum(up.g) / len(cohort)), cohort.index
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
@@ -191,14 +192,14 @@ class PGFed(Algorithm):
 
 
 def coefficient_step(alpha: Tensor, eta2: Any, c: Tensor, gbar_theta: Tensor, alpha_max: Any) -> Tensor:
-    """Apply line 10 of ClientUpdate and the bounds, for one local step.
+    """Descend on the coefficients by line 10 of ClientUpdate, and clamp them to [0, alpha_max].
 
     Args:
         alpha: Coefficients a_ij.  # [K, K']
         eta2: Learning rate of the coefficients, a number or [K, 1].
         c: mu c_j.  # [K'] or [K, K']
         gbar_theta: gbar . theta_i.  # [K, 1] or [K, K']
-        alpha_max: Upper bound, a number, [K, 1] or None.
+        alpha_max: Upper bound, a number or [K, 1]; None for no upper bound.
 
     Returns:
         New coefficients.  # [K, K']

@@ -102,7 +102,8 @@ class SuPerFed(Algorithm):
             batch: One batch of every client.
             w: The received global model.  # [P]
         """
-        lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)  # lambda of each column, by model or layer  [k, P]
+        # one lambda per model or layer [k, draws], repeated for each of its columns  [k, P]
+        lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)
         W = s.theta.lerp(s.state.wl, lam)  # the mixture  [k, P]
         g = s.grad(batch, rows=W)  # [k, P]
         cos_f, cos_l = self.cosine_gradients(s.theta, s.state.wl)
@@ -111,7 +112,7 @@ class SuPerFed(Algorithm):
         s.descend(g_f)
         s.descend(g_l, name="wl", uploaded=False)  # w_l stays with the client
         for rows in (s.theta, s.state.wl):
-            self.statistics.view(rows).copy_(self.statistics.take(W))  # those of the mixture
+            self.statistics.view(rows).copy_(self.statistics.take(W))  # both get the mixture's running statistics
 
     def cosine_gradients(self, f: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Return the gradients of cos^2(f, l), the squared cosine of two models, in f and in l.

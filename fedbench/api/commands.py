@@ -70,7 +70,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
             with _clear_errors(folder.path):
                 start(config, folder.path, full.hydra, command)
         except ConfigError as error:
-            if type(error) is ConfigError:
+            if type(error) is ConfigError:  # an invalid option; a RunError is of a run that began, whose folder stays
                 folder.remove_if_never_begun()
             raise
     return Run(folder.path, _text(config_dir), ran_here=True)

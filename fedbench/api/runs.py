@@ -95,6 +95,7 @@ class Run:
             is_valid and not isinstance(client, bool),
             f"client must be the number or the name of a client, such as 0, got {client!r}",
         )
+        # a run of this process has already run the code of its classes, so they need not be listed again
         user_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []
         sim = export.open_run(self.path, [*dict.fromkeys([*user_classes, *named])], self._config_dir)
         exists = not isinstance(client, str) or client in (sim.split.names or ())

@@ -170,7 +170,7 @@ def _path(key: str, kind: type) -> str:
     """
     path = f"{kind.__module__}.{kind.__qualname__}"
     require(
-        kind.__module__ != "__main__" and "<" not in path,
+        kind.__module__ != "__main__" and "<" not in path,  # "<locals>": defined in a function
         f"{key}={kind.__name__}: the class must be in a file, so that a run can be resumed: write it into a module "
         f"(%%writefile my_module.py), and import it from there",
     )

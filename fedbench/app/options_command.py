@@ -171,6 +171,7 @@ def _rows(head: Row, key: str, field: FieldInfo | None, default: Any, described:
         "type": field.description if field else None,
         "choices": list(choices_of(field.annotation)) if field else [],
         "bounds": bounds_of(field) if field else {},
+        # JSON has no infinity
         "default": show(default) if isinstance(default, float) and math.isinf(default) else default,
         "meaning": described.get(key, ""),
         "source": head.get("source"),

@@ -202,6 +202,7 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
         requested: The values that the command sets, by dotted key.
     """
     flat = flatten(stored)
+    # ABSENT equals no value.  NOT_COMPARED are keys that a resumed run may change, such as hardware.device.
     changed = [
         key
         for key, value in requested.items()
@@ -209,6 +210,7 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
     ]
     unknown = next((key for key in changed if key not in flat), None)
     group, _, name = str(unknown).partition(".")
+    # if the unknown key is an option that an earlier version had, the message says what replaces it
     refuse_removed(group, {"_target_": _target(stored, group), name: requested.get(str(unknown))})
     keys = [key for key in flat if not key.startswith("choices")]
     require(unknown is None, f"{unknown} is not a key of this run:{nearest(str(unknown), keys)}")

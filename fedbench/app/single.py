@@ -183,7 +183,7 @@ def make_folder(folder: Path, fresh: bool) -> Path:
             folder.mkdir(exist_ok=True)
         made = next(name for name in names if _is_made(name)) if fresh else folder
         require(os.access(made, os.W_OK), f"cannot write into {made}; set output_dir (sweep_dir for -m)")
-        check_files(made)
+        check_files(made)  # no output file's name may be that of a subfolder
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(f"cannot make {folder}: {why}; set output_dir (sweep_dir for -m)") from error
@@ -222,8 +222,9 @@ def _run_dir(full: DictConfig) -> str:
 
     If a class of the user replaces that of a chosen option, the path has the name of this class.
     """
+    # the chosen option of each group, or the class that replaces it; hydra.run.dir refers to Hydra's own record
     ran, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
-    with flag_override(choices, ["struct", "readonly"], [False, False]):
+    with flag_override(choices, ["struct", "readonly"], [False, False]):  # Hydra's record is read-only
         choices.update({group: ran[group] for group in RESERVED})
     return folder_key(full, "hydra.run.dir")
 

@@ -103,8 +103,9 @@ class RunTask:
             hydra: Hydra's node.
             folder: The run folder.
         """
-        with writing(folder), recorded(folder):
+        with writing(folder), recorded(folder):  # locks the folder, and writes an error to its status.json
             config = checked(cfg, hydra)
+        # the group of all runs of this sweep in W&B, unless the user set one
         config["tracking"]["group"] = config["tracking"]["group"] or self.group or None
         shows_bar = _one_by_one(hydra) and not self.quiet
         return start(config, folder, hydra, self.command, "bar" if shows_bar else "warnings")
@@ -298,7 +299,7 @@ def check_runs(composer: Composer, master: DictConfig, runs: list[list[str]], ov
         ConfigError: A value is invalid, or two runs are the same.
     """
     few = len(runs) <= MAX_CHECKED_RUNS
-    first = _each_value(runs) if runs else []  # so that a wrong value is found early
+    first = _each_value(runs) if runs else []  # few runs that have each swept value; a wrong value is found early
     to_check = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
     names: dict[tuple[str, ...], str] = {}
     for number, run in enumerate(with_progress(to_check, "runs" if few else f"swept values of {len(runs)} runs")):

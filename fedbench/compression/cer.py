@@ -124,11 +124,11 @@ class CER(Compressor):
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the segments of one row that `write` wrote; with send="all" there are no codes."""
-        if self.has_values:
+        if self.has_values:  # send="all"
             return {}
         segments, length = [], 0
         while length < message.size:
-            segments.append(torch.empty(stream.gamma()))  # as many values as the length says
-            segments[-1][:] = stream.floats(1)  # all equal
+            segments.append(torch.empty(stream.gamma()))  # the length of a segment, in Elias's gamma code
+            segments[-1][:] = stream.floats(1)  # its value
             length += len(segments[-1])
         return {"row": torch.cat(segments)[None]}

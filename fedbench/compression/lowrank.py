@@ -151,6 +151,7 @@ class LowRank(Compressor):
         """
         parts = self._parts(message)
         split = encoded.values.split([part.values for part in parts], 1)  # values of each part  [k, values] each
+        # r: the rank of a matrix; 0 for a part that is not compressed
         return [_halves(values, part) if part.r else (values,) for values, part in zip(split, parts)]
 
     def num_values(self, message: Message) -> int:

@@ -166,6 +166,7 @@ def _suggest(name: str, values: dict[str, Any]) -> str:
         name: The unknown key.
         values: The values of the configuration.
     """
+    # flatten has the unknown key itself, too, and "choices", which users do not set
     dotted = [key for key in flatten(values) if not key.startswith((name, "choices"))]
     same = [key for key in dotted if key.rsplit(".")[-1] == name]
     if same:

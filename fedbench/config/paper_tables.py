@@ -168,11 +168,11 @@ def row_text(option: str, folders: Sequence[Path]) -> str:
     """
     import yaml
 
-    content = read_row(option, folders)
+    content = read_row(option, folders)  # what the experiment file contains
     if content is None:
         return ""
     name, _, row = option.removeprefix(PREFIX).partition("/")
-    table, keys = read_table(name, folders) or {}, find_row(option, folders) or {}
+    table, keys = read_table(name, folders) or {}, find_row(option, folders) or {}  # as written in the table's file
     remarks = [f"{table.get('title', name)}, row {keys.get('method', row)}", keys.get("note")]
     body = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
     return "\n".join([*(f"# {line}" for line in remarks if line), body])

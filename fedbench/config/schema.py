@@ -205,6 +205,7 @@ def bounds_of(field: FieldInfo) -> dict[str, float]:
     The bounds that every number has, infinity and the largest int64, are left out.
     """
     bounds: dict[str, float] = {}
+    # bounds are in the metadata of Annotated types, which may be inside of others, as in list[Positive] | None
     kinds: list[Any] = [*field.metadata, field.annotation]
     while kinds:
         kind = kinds.pop()
@@ -285,8 +286,9 @@ def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
     is_open = False
     for base in target.__mro__[:-1]:
         if "__init__" in vars(base):
+            # the __init__ of a dataclass has no module of its own in which the names of annotations are defined
             scope = _scope(target) if "__dataclass_fields__" in vars(base) else None
-            taken, is_open = _of_function(vars(base)["__init__"], scope, skip=1)
+            taken, is_open = _of_function(vars(base)["__init__"], scope, skip=1)  # skip self
             fields = {**taken, **fields}
             if not is_open:
                 return fields, False

@@ -27,6 +27,7 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def entry(argv: list[str] | None = None) -> int:
+        """Run the subcommand `main` with these arguments (None: those of the process), and return the exit status."""
         typed = list(sys.argv[1:] if argv is None else argv)
         with survive_broken_pipe():
             try:
@@ -34,7 +35,7 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
             except (ConfigError, OSError) as mistake:
                 sentence = refused(mistake) if isinstance(mistake, OSError) else str(mistake)
                 print(f"fedbench: {sentence}", file=sys.stderr)
-                if FLAG in typed:
+                if FLAG in typed:  # --json
                     print_error(mistake, sentence, 2)
                 return 2
             except KeyboardInterrupt as interrupt:

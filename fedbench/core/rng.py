@@ -62,7 +62,7 @@ def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
     Returns:
         uint64 numbers of the broadcast shape.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # uint64 arithmetic modulo 2^64; _mix and GAMMA are those of SplitMix64
         state = np.asarray(base, np.uint64)
         for counter in counters:
             state = _mix(state + np.asarray(counter).astype(np.uint64) * np.uint64(GAMMA))
@@ -87,7 +87,7 @@ def client_keys(base: int, ids: np.ndarray) -> np.ndarray:
     Returns:
         The keys [K] int64.
     """
-    return bits(base, ids).view(np.int64)
+    return bits(base, ids).view(np.int64)  # a uint64 hash of base and client; torch has no uint64 arithmetic
 
 
 class RowRandom:
@@ -106,7 +106,7 @@ class RowRandom:
         n = math.prod(shape)
         # with less than 2**40 numbers in a call, no counter occurs in two calls
         counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # [n]
-        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # [K, n]
+        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # a hash of key and counter  [K, n]
         return z.view(len(self.keys), *shape)
 
     def uniform(self, *shape: int) -> Tensor:

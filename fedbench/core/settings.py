@@ -83,7 +83,7 @@ def to_dict(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "the configuration"
         reason = str(error).splitlines()[0]
-        is_missing = "issing mandatory" in reason  # OmegaConf's message for a value of ???
+        is_missing = "missing mandatory" in reason.lower()  # OmegaConf's message for a value of ???
         raise ConfigError(
             f"{key} must be given: add {key}=..."
             if is_missing
@@ -120,9 +120,10 @@ def show(value: Any) -> str:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """Return the sha256 (hex) of all values that affect results.
 
-    Removed options are hashed at their former values, and renamed ones by their old names. Not hashed are
-    UNHASHED_KEYS, LATER_OPTIONS values, the display name, the paper's table rows, the names of the chosen options,
-    and privacy if it is off.
+    So that older runs keep their hashes, removed options are hashed at their former values, renamed ones by their old
+    names, and options (LATER_OPTIONS) or groups (LATER_GROUPS) of later versions only if they have an effect.
+    Not hashed are keys without effect on results (UNHASHED_KEYS), the display name, the paper's table rows, the names
+    of the chosen options, and privacy if it is off.
     Paths in data_dir are hashed relative to it, so that the data may move.
 
     Args:

@@ -79,7 +79,7 @@ def _pass_on(number: int, previous: Any) -> None:
         previous: The previous handler.  Python's own handler of Ctrl-C is not called, because KeyboardInterrupt is
             already being raised.
     """
-    if isinstance(previous, _Answer):
+    if isinstance(previous, _Answer):  # the handler of an outer block
         previous.received = number
     elif callable(previous) and previous is not signal.default_int_handler:
         previous(number, None)

@@ -31,11 +31,12 @@ def refuse_foreign(path: Path, reader: str) -> None:
     Raises:
         ConfigError: The file starts with the first bytes of a foreign format.
     """
+    # INSIDE: patterns of the files in a folder, such as *.parquet
     files = [found for pattern in INSIDE for found in sorted(path.glob(pattern))] if path.is_dir() else [path]
     for file in files:
-        if file.is_file() and (kind := _kind(file)):
+        if file.is_file() and (foreign := _kind(file)):  # such as "a Parquet file"
             raise ConfigError(
-                f"{file} is {kind}, which {reader} does not read: convert it to a CSV file with one row per sample "
+                f"{file} is {foreign}, which {reader} does not read: convert it to a CSV file with one row per sample "
                 "(dataset=table_csv), or save arrays X, y and client by numpy.savez (dataset=npz)"
             )
 

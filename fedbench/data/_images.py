@@ -102,6 +102,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
         resized = [np.asarray(picture) for picture in pictures]
         return resized[0].transpose(2, 0, 1) if is_rgb else np.stack(resized)  # [C, size, size]
 
+    # copied into one array one by one, so that the resized pictures are not in memory twice
     return fill(map(resize_one, images), len(images), (images.shape[1], size, size))
 
 
@@ -184,6 +185,7 @@ def decode_cached(
         channels = 3 if color == "rgb" else 1
         return {"images": fill(decode(files, side, color, used), len(files), (channels, side, side))}
 
+    # READER is the version of this decoder; _stamps has the path, size and time of each file
     key = (_stamps(files), side, color, window, is_extra, READER)
     return cached(data_dir, Path(source).resolve().stem, key, decode_all)["images"]
 

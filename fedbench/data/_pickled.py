@@ -97,8 +97,10 @@ def read_plain(content: bytes) -> Any:
         NotPlainError: The pickle names anything else than what NumPy writes for arrays of numbers and text.
         Exception: The pickle is damaged; this may raise an exception of any class.
     """
-    check_memo(content)
-    return _Builder(len(content)).build(_Recorder(io.BytesIO(content), encoding="latin1").load())
+    check_memo(content)  # bounds the memory that the pickle can use
+    # the calls in the pickle are recorded instead of made; then those of NumPy's arrays and numbers are replaced
+    recorded = _Recorder(io.BytesIO(content), encoding="latin1").load()
+    return _Builder(len(content)).build(recorded)
 
 
 def check_memo(content: bytes) -> None:
@@ -139,7 +141,7 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
             content = io.BytesIO(archive.read(info))
         version = np.lib.format.read_magic(content)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        _, _, dtype = header(content)
+        _, _, dtype = header(content)  # shape, order and dtype; now content is at the data
         if not dtype.hasobject:
             content.seek(0)
             return np.lib.format.read_array(content, allow_pickle=False)
@@ -277,7 +279,7 @@ class _Builder:
             raise NotPlainError(f"an array from a {type(content).__name__}")
         if not _is_shape(shape):
             raise NotPlainError(f"an array of shape {shape!r}")
-        self._count(len(content))
+        self._count(len(content))  # limits the memory that all values together need
         return np.frombuffer(content, _dtype(dtype)).reshape(shape, order="F" if order == "F" else "C").copy()
 
 

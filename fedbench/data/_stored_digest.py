@@ -57,7 +57,8 @@ def digest(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]
     Returns:
         The digest (`Arrays.digest`).
     """
-    stored = read_json(_path(dataset, data_dir))
+    stored = read_json(_path(dataset, data_dir))  # {} without a file
+    # listing: a hash of the names, sizes and times of all data files, which shows whether one has changed
     if "digest" in stored and stored.get("listing") == _listing(dataset, data_dir):
         return stored["digest"]
     return load(dataset, data_dir, make).digest

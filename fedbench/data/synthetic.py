@@ -195,12 +195,12 @@ class Synthetic:
 
         Args:
             rng: Random numbers.
-            image_of: The image of each question, [n].
+            image_of: The image of each question, ascending from 0, [n].
 
         Returns:
             Inputs "image" (one entry for each image) and "question" [n, 6], and answers [n] as targets.
         """
-        labels = rng.integers(self.num_classes, size=int(image_of[-1]) + 1)
+        labels = rng.integers(self.num_classes, size=int(image_of[-1]) + 1)  # class of each image
         question = rng.integers(1, WORDS, (self.n, QUESTION_LENGTH))  # [n, 6]; 0 is padding
         image = self._patterns(rng, labels).astype(np.float32)
         answer = (labels[image_of] + question[:, 0]) % self.num_classes

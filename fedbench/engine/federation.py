@@ -394,7 +394,7 @@ class Federation:
         largest = {}
         for name, x in self.named_inputs().items():
             if x.dtype == torch.int64 and math.prod(x.shape):
-                block_size = MAX_ELEMENTS // math.prod(x.shape[1:]) + 1
+                block_size = MAX_ELEMENTS // math.prod(x.shape[1:]) + 1  # samples at a time, to limit memory
                 largest[name] = max(_max_entry(x, start, block_size) for start in range(0, x.shape[0], block_size))
         return largest
 

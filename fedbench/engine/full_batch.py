@@ -134,6 +134,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
         for block in blocks:
             logits = engine.model.predict(theta[: len(block.weight)], block.x)
             sample_losses = engine.task.loss(logits, block.y, block.class_mask)  # [k, b]
+            # weight [k, b]: 1 / number of the client's samples in all blocks, or 0 for padding
             total_loss[: len(sample_losses)] += (sample_losses * block.weight).sum(1)
         losses[index] = total_loss
 
@@ -326,6 +327,7 @@ def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: flo
     counts = np.minimum(np.maximum((fraction * sizes).astype(np.int64), 1), sizes)  # [K]
     base = rng.key(engine.seed, "fraction", key, context.round)
     parts = [np.empty(0, np.int64) for _ in range(len(whole))]
+    # rng.subsets draws `counts` of `sizes` positions for each client
     for client, positions in zip(context.ids.tolist(), rng.subsets(base, context.ids, sizes, counts)):
         parts[client] = whole[client][positions]
     return Ragged.from_lists(parts)
@@ -385,6 +387,7 @@ def _blocks(
         engine.executor.raise_if_stopped()
         k = int((sizes > start).sum())
         counts = np.minimum(sizes[:k] - start, block_size)
+        # positions in a client's list; its last sample is repeated as padding, which gets the weight 0  [k, b]
         slot = np.minimum(start + np.arange(counts.max()), sizes[:k, None] - 1)
         index = samples.indices[samples.offsets[ids[:k]][:, None] + slot]
         block = BatchLoader(engine.federation, ids[:k], index[None], counts[None])(0, k)  # a training of one step

@@ -271,7 +271,7 @@ def write_running_statistics(model: FlatModel, rows: Tensor, running_statistics:
     """
     for name, value in running_statistics.items():
         start, stop = model.spans[name]
-        rows.detach()[..., start:stop] = value.reshape(len(rows), -1)
+        rows.detach()[..., start:stop] = value.reshape(len(rows), -1)  # not recorded by autograd
 
 
 def _as_rows(request: GradientRequest, gradients: Iterable[Tensor]) -> Tensor:

@@ -105,7 +105,7 @@ class Schedule:
         """
         factors = np.ones((int(num_steps.max(initial=0)), len(num_steps)))
         for n in np.unique(num_steps[num_steps > 0]).tolist():
-            first = round * n
+            first = round * n  # steps before this round, if a client takes n in each
             of_n_steps = [self._factor(step, num_rounds * n, n) for step in range(first, first + n)]
             factors[:n, num_steps == n] = np.array(of_n_steps)[:, None]
         return factors

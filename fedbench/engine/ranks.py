@@ -116,7 +116,7 @@ class Ranks:
         """
         if not self.is_distributed:
             return dict(compute(np.arange(len(work))))
-        mine = np.sort(self.assign(work)[self.rank])
+        mine = np.sort(self.assign(work)[self.rank])  # positions of the items of this rank
         with self.undistributed():
             computed = dict(compute(mine)) if len(mine) else {}
         joined: dict[str, np.ndarray] = {}

@@ -137,7 +137,7 @@ class _Archive:
         """Return the tensors of all modules of the archive by their dotted names, such as "visual.conv1.weight"."""
         content = self.archive.read(f"{self.top}/data.pkl")
         check_memo(content)  # bounds the memory that the pickle can use
-        root = _Recorder(io.BytesIO(content)).load()
+        root = _Recorder(io.BytesIO(content)).load()  # a tree of modules, with descriptions of their tensors (_View)
         if not isinstance(root, _Module):
             raise ValueError("data.pkl does not contain a module, so the file is damaged: download it again")
         tensors: dict[str, Tensor] = {}

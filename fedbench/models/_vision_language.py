@@ -90,7 +90,8 @@ class Attention(nn.Module):
             softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected.  # [B, T, width]
         """
         inputs = ((self.query, x), (self.key, source), (self.value, source))
-        q, k, v = (layer(t).unflatten(-1, self.split).transpose(-2, -3) for layer, t in inputs)  # [B, heads, T or S, d]
+        # self.split is (heads, d)  [B, heads, T or S, d] each
+        q, k, v = (layer(t).unflatten(-1, self.split).transpose(-2, -3) for layer, t in inputs)
         return self.proj(F.scaled_dot_product_attention(q, k, v, *visible).transpose(-2, -3).flatten(-2))
 
 

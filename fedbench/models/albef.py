@@ -240,11 +240,12 @@ def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed: dict[str, Tensor] = {}
     for full_name, t in stored.items():
         name = full_name.replace("text_encoder.bert.", "text_encoder.", 1)
+        # NAMES: from the beginning of a released name to that of the name here
         prefix = next((p for p in NAMES if name.startswith(p)), None)
         if prefix is not None:
             renamed |= _renamed_tensors(NAMES[prefix], name.removeprefix(prefix), t)
     for name, first in (("image.embed.class_token", (0, 0)), ("image.embed.position", 0)):
-        if name in renamed:  # remove the axes of a batch of one, and of one token
+        if name in renamed:  # [1, 1, D] -> [D] without the axes of batch and token; [1, M, D] -> [M, D]
             renamed[name] = renamed[name][first]
     return renamed
 
@@ -261,9 +262,9 @@ def _renamed_tensors(new_prefix: str, suffix: str, t: Tensor) -> dict[str, Tenso
         return {new_prefix + suffix: t}
     block, _, layer = suffix.partition(".")
     if layer.startswith("attn.qkv."):
-        kind = layer.removeprefix("attn.qkv.")
-        parts = zip(("query", "key", "value"), t.chunk(3))
-        return {f"{new_prefix}{block}.attn.{name}.{kind}": part for name, part in parts}
-    layers = IN_IMAGE_BLOCK if new_prefix.startswith("image") else IN_BLOCK
+        parameter = layer.removeprefix("attn.qkv.")  # weight or bias
+        thirds = zip(("query", "key", "value"), t.chunk(3))
+        return {f"{new_prefix}{block}.attn.{name}.{parameter}": third for name, third in thirds}
+    layers = IN_IMAGE_BLOCK if new_prefix.startswith("image") else IN_BLOCK  # from old to new names in a block
     old = next((old for old in layers if layer.startswith(f"{old}.")), "")
     return {f"{new_prefix}{block}.{layers.get(old, '')}{layer.removeprefix(old)}": t}

@@ -184,8 +184,8 @@ class CLIPPrompt(MoveListener):
         """
         shared_values = {id(p): nn.Parameter(p.detach(), False) for p in self.tower.blocks.parameters()}
         self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, shared_values)
-        self._layers = (BatchedLayers(self),)
-        return ["shared", "own"]
+        self._layers = (BatchedLayers(self),)  # in a tuple, so that torch.nn.Module does not register it as submodule
+        return ["shared", "own"]  # the two parts of the learned context
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
         """Return the layers to which adapter.places=block adds adapters: the end of each block of the text tower."""
@@ -360,7 +360,8 @@ class CLIPPrompt(MoveListener):
         self._from_bytes = images.dtype == np.uint8
         self.to(device)
         used = np.unique(np.concatenate([split.train.indices, split.val.indices, split.test.indices]))
-        inputs = self._features(images, used, "evaluation", lambda x, at: self.fit(x), device)
+        # the images are only resized and cropped; "evaluation" separates their cache from that of random views
+        inputs = self._features(images, used, "evaluation", lambda x, index: self.fit(x), device)
         if self.augment == "cached_views":
             inputs["view"] = self._make_views(images, np.unique(split.train.indices), device)
         elif self.augment == "live":
@@ -452,7 +453,8 @@ class CLIPPrompt(MoveListener):
             view = (random.uniform(row.shape[1]) * self.views).long()  # [k, B], which of its views
             return self._unwrap({name: t[row, view] for name, t in self._views.items()})  # type: ignore
         pixels = x["pixels"]  # [k, B, channels, H, W]
-        draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)  # [k B, 5]
+        # five numbers for each image, for area, aspect ratio, top, left and flip of its crop  [k B, 5]
+        draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)
         features = self.encode(self.cropped(pixels.flatten(0, 1), draws))  # [k B, ...] each
         return self._unwrap({n: t.unflatten(0, pixels.shape[:2]) for n, t in features.items()})
 

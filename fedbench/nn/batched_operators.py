@@ -427,7 +427,7 @@ def _dropout(layer: Any, name: str, params: Params, x: Tensor, batched: bool, co
     keys = context.keys if context.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
     # Keys are int64, so the unsigned 64-bit key of the layer is shifted by one bit.
     uniform = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if batched else x.shape))
-    is_kept = (uniform if batched else uniform[0]) >= layer.p
+    is_kept = (uniform if batched else uniform[0]) >= layer.p  # without k, the numbers are [1, B, ...]
     return x * is_kept / (1 - layer.p)
 
 

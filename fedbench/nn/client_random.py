@@ -73,8 +73,9 @@ class ClientRandom(TorchFunctionMode):
             p: Probability of 0.
             mask_shape: Shape of the mask, which is broadcast to that of x.
         """
-        is_kept = self.random(x).uniform(*mask_shape)[0] >= p  # [0]: uniform returns [1, *mask_shape], for one client
-        return x * is_kept / (1 - p) if p < 1 else x * 0
+        uniform = self.random(x).uniform(*mask_shape)  # in [0, 1)  [1, *mask_shape], for one client
+        is_kept = uniform[0] >= p
+        return x * is_kept / (1 - p) if p < 1 else x * 0  # p = 1 would divide by 0
 
 
 # -- dropout ---------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def _dot_product_attention(
     """Compute scaled_dot_product_attention, by elementary operations if it has dropout or is vmapped.
 
     Queries are [..., L, d], keys and values [..., S, d].  A Boolean mask [..., L, S] is true where attention
-    is allowed.
+    is allowed.  mode has the random numbers of the client, and func is the replaced function.
     """
     if enable_gqa or (dropout_p == 0 and not mode.vmapped):
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -142,7 +143,8 @@ def _dot_product_attention(
         attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _additive_mask(~attn_mask, query)
-    return _weighted_values(mode, query, key, value, attn_mask, dropout_p, scale)[0]
+    output, _ = _weighted_values(mode, query, key, value, attn_mask, dropout_p, scale)  # _: the attention weights
+    return output
 
 
 def _additive_mask(is_masked: Tensor, like: Tensor) -> Tensor:
@@ -310,9 +312,10 @@ def _unrolled_layer(
 
     Args:
         cell: (input term, state term, *states) -> new states.
-        x: The input sequence.
+        x: The input sequence.  # [T, B, F], or [B, T, F] if batch_first; without a batch [T, F]
         states: The first states.  # [D, ...] each
-        weights: Weights of both terms, their biases, and the projection of an LSTM, for each direction.
+        weights: For each direction, the weights of the input term and the state term, their two biases if there are
+            any, and the projection of an LSTM if it has one.
         has_biases: Whether there are biases.
         num_directions: D.
         batch_first: Whether the batch axis of x is before the time axis.
@@ -328,7 +331,7 @@ def _unrolled_layer(
         first = direction * weights_per_direction
         w_input, w_state, *others = weights[first : first + weights_per_direction]
         b_input, b_state = others[:2] if has_biases else (None, None)
-        projection = others[-1].t() if len(others) > 2 * has_biases else None
+        projection = others[-1].t() if len(others) > 2 * has_biases else None  # after the biases
         input_terms = F.linear(x, w_input, b_input).unbind(time_axis)  # one product for all times
         state = tuple(s[direction] for s in states)
         hidden = []
@@ -459,7 +462,8 @@ def _random_tensor(distribution: str) -> Replacement:
         if device is None and mode.client_key is not None:
             device = mode.client_key.device
         random = mode.random(torch.empty(0, device=device))
-        return getattr(random, distribution)(*shape)[0].to(dtype or torch.get_default_dtype())
+        numbers = getattr(random, distribution)(*shape)  # [1, *shape], for one client
+        return numbers[0].to(dtype or torch.get_default_dtype())
 
     return random_tensor
 

@@ -91,6 +91,7 @@ class FlatModel(RowLayout):
             n for n in statistics if n.rpartition(".")[0] in self._eval_layers or is_frozen_by_name(n, self._freeze)
         }
         buffers = {n: b for n, b in statistics.items() if n not in frozen_statistics}
+        # the order in rows: parameters, tensors that methods added (`extend`), running statistics
         super().__init__(dict(trained), self._extras, buffers)
         frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
         graph_names = self.traced_graph.shapes.keys() if self.traced_graph is not None else set()

@@ -59,8 +59,9 @@ class HiddenUnitLayer(Protocol):
         """Return the output units of this layer.
 
         Returns:
-            The number of units m, the number of blocks of m in the output, and the parameters to reorder with the
-            units, by their names in this layer.
+            The number of units m; the number of blocks of m numbers in the output, each with one number per unit (such
+            as the positions of flattened maps); and the parameters to reorder with the units: by their names in this
+            layer, the shape to which they are reshaped first, and the axis of the units.
         """
         ...
 
@@ -135,4 +136,5 @@ def _input_units(layer: nn.Module) -> UnitAxes | None:
     """
     if isinstance(layer, HiddenUnitLayer):
         return layer.input_units()
+    # by parameter: its shape and the axis of the units; axis 1 of a linear layer's weight [outputs, inputs]
     return {"weight": (tuple(layer.weight.shape), 1)} if type(layer) is nn.Linear else None

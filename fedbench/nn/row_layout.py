@@ -195,6 +195,7 @@ def check_patterns(
     """
     for group, group_patterns in patterns.items():
         for pattern in group_patterns:
+            # general patterns, which begin with "*" or "type:", may match nothing in some models
             is_empty_module = pattern.endswith(".*") and pattern[:-2] in modules
             require(
                 any(matches(n, class_of(n), [pattern]) for n in names)

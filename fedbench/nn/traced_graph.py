@@ -100,6 +100,7 @@ class _Tracer(fx.Tracer):
         """
         name, num_nodes_before = self.path_of_module(m), len(self.graph.nodes)
         out = super().call_module(m, forward, args, kwargs)
+        # only one tensor, which the module computed itself (a new node) and did not use again: a hook may change it
         if isinstance(out, fx.Proxy) and not out.node.users and out.node in list(self.graph.nodes)[num_nodes_before:]:
             self.output_of.setdefault(out.node, []).append(name)
         return out

@@ -74,7 +74,7 @@ def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir
 
 
 def _parts(sources: list[str], page: Page) -> dict[str, list[Path]]:
-    """Return the folders of each part.
+    """Return the folders of each part of a page: runs of one or more folders that get tables of their own.
 
     Args:
         sources: PART=FOLDER, or a folder.  Folders without a part belong to the only part of the page, or to "main" if

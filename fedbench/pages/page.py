@@ -74,7 +74,7 @@ class Page:
         return list(self.about["labels"].get(part, ["method"]))
 
     def part(self, name: str | None) -> str:
-        """Return a part's name if the page has this part; for None, the name of the first part.
+        """Return a part's name if the page has this part, a set of runs; for None, the name of the first part.
 
         Raises:
             ConfigError: There is no such part.
@@ -228,7 +228,7 @@ def _read_csv(path: Path) -> Any:
     if not path.is_file():
         return pd.DataFrame()
     try:
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+        return pd.read_csv(path, keep_default_na=False, na_values=[""])  # "none" and "NA" are names of options
     except (ValueError, pd.errors.ParserError) as error:
         require(False, f"{path} is damaged ({error}): restore it from version control, or write the page again")
 
@@ -273,7 +273,7 @@ def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | No
     labels = page.labels(part)
     groups = []
     for values, members in rows.groupby(labels, sort=False, dropna=False):
-        is_mixed = len(members) > 1 and (members["n"] != 1).any()
+        is_mixed = len(members) > 1 and (members["n"] != 1).any()  # n: how many runs a row summarizes
         setting = ", ".join(map(str, values))
         require(
             not is_mixed,

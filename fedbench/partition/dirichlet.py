@@ -49,7 +49,7 @@ class Dirichlet:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Divide each class by Dirichlet shares until all clients have enough samples (see Partition.assign).
+        """Divide each class of each pool, a set of samples, by Dirichlet shares; repeat until all clients have enough.
 
         Args:
             labels: Label of each sample of the data set, [n].
@@ -69,6 +69,7 @@ class Dirichlet:
                 f"{minimum * num_clients:,} samples, but there are {len(pool):,}: lower one of these options",
             )
         classes = [group_by_class(labels, pool) for pool in pools]
+        # the shuffled classes of the first pool, and the samples of each client by pool and class [pools, C, N]
         first_pool, counts = self._draw(classes, minima, num_clients, rng)
         other_pools = [[rng.permutation(members) for members in pool] for pool in classes[1:]]
         return [assign_by_counts(pool, c) for pool, c in zip([first_pool, *other_pools], counts)]

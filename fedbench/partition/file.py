@@ -99,7 +99,7 @@ class File:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign each client the samples of its list in each pool (see Partition.assign).
+        """Assign each client the samples of its list in the file, as far as they are in a pool, a set of samples.
 
         Args:
             labels: Label of each sample of the data set, [n].
@@ -115,7 +115,8 @@ class File:
         for pool in pools:
             in_pool = np.zeros(len(labels), bool)  # [n]
             in_pool[pool] = True
-            assigned.append(Ragged.from_lists([samples[in_pool[samples]] for samples in self.content.lists[""]]))
+            client_lists = self.content.lists[""]  # "": lists without parts, such as train and test
+            assigned.append(Ragged.from_lists([samples[in_pool[samples]] for samples in client_lists]))
         return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:

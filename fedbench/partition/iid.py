@@ -16,7 +16,7 @@ class IID:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Shuffle each pool and divide it evenly (see Partition.assign).
+        """Shuffle each pool, a set of samples, and divide it evenly among the clients.
 
         Args:
             labels: Label of each sample of the data set, [n].

@@ -35,7 +35,7 @@ class Pathological:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign random shares of each client's classes (see Partition.assign).
+        """Assign each client a few classes, and divide each class randomly among its clients, in every pool.
 
         Args:
             labels: Label of each sample of the data set, [n].

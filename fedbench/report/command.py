@@ -182,7 +182,7 @@ def given_flag(args: argparse.Namespace, flag: str) -> str:
         flag: The flag, without dashes.
     """
     value = getattr(args, flag)
-    if value in (EACH_METHOD, True):
+    if value in (EACH_METHOD, True):  # the flag was typed without a value
         return f"--{flag}"
     return f"--{flag} {' '.join(value) if isinstance(value, list) else value}"
 

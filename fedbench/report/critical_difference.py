@@ -25,8 +25,10 @@ def draw_critical_difference(names: list[str], average_ranks: np.ndarray, differ
         Demsar, JMLR 2006, Figure 1.
     """
     count = len(names)
-    left, right = count - count // 2, count // 2  # numbers of names at the left and the right end of the axis
-    sets = not_different(average_ranks, difference)
+    # The best half of the methods have their names at the right end of the axis, the others at the left end.
+    left, right = count - count // 2, count // 2
+    sets = not_different(average_ranks, difference)  # (position of the first method, position of the last) of each set
+    # x is the rank.  y: 0 is the axis, above are its ticks, below first the lines of the sets, then the names.
     lowest = 0.4 * len(sets) + max(left, right)
     figure, axes = drawing.pyplot().subplots(figsize=(7, 0.8 + 0.32 * lowest), layout="constrained")
     axes.plot([1, count], [0, 0], color="black", lw=1)

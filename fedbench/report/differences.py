@@ -44,7 +44,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
         Column("p", "p", 5),
         Column("p_holm", "p (Holm)", 5),
         *(Column(key, key) for key in ("better", "equal", "worse")),
-        Column("effect", "d_z"),
+        Column("effect", "d_z"),  # Cohen's: mean difference / standard deviation of the differences
     ]
     groups = list({id(group): group for d in found for group in d.groups}.values())
     labels = [key for key in groups[0].labels if key in groups[0].setting]
@@ -149,7 +149,7 @@ def data_notes(
 
     Args:
         settings: The settings.
-        pairs: The names of the compared methods.
+        pairs: The names of two compared methods each: (method, against).
         found: The differences.
         names: From the name of a method to its displayed name.
     """

@@ -220,7 +220,7 @@ def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, 
     """Return the metric at the selected round, for each line of a figure and each value of a numeric config key.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         options: The metric, and the round at which it is taken: last, best or best_val.
         key: The config key.  Runs without a number under it are left out.
 
@@ -235,6 +235,7 @@ def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, 
         x = group.runs[0].flat_config.get(key)
         if not isinstance(x, int | float) or isinstance(x, bool):
             continue
+        # the legend omits the key, whose column may have only its last part as a title ("mu" for "algorithm.mu")
         labels = {k: v for k, v in group.labels.items() if k not in (key, key.rpartition(".")[2])}
         rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
         values = [scores.value_at(run, options.metric, round) for run, round in zip(group.runs, rounds)]
@@ -344,7 +345,7 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
         path: The file.
     """
     panels: dict[Any, list[Cell]] = {}
-    for cell in cells:
+    for cell in cells:  # key: the column of the table; overrides: how our runs depart from it
         panels.setdefault((cell.key, cell.overrides), []).append(cell)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)

@@ -102,7 +102,8 @@ def check_rounds(text: str, last_asked: int, runs: list[Run]) -> None:
             matrices = draw.matrices(run)
         except DAMAGE:  # reported when the figures of the run are drawn
             continue
-        if {"d", "sdwd"} & matrices.keys():
+        # relationships between clients: APPLE's coefficients "d", or pFedNet's deviation over clients "sdwd"
+        if "d" in matrices or "sdwd" in matrices:
             recorded.append(int(matrices["rounds"][-1]))
     require(
         bool(recorded),

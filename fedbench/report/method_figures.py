@@ -50,8 +50,9 @@ def regression(x: np.ndarray, y: np.ndarray) -> Regression:
 def matrices(run: Run) -> dict[str, np.ndarray]:
     """Return the arrays of matrices.npz by name; empty without the file.
 
-    "rounds" [R] are the recorded rounds.  Methods record others, such as APPLE "d" [R, N, N], PGFed "A" [R, N, N], and
-    pFedNet "sdwd" [R, M] for M personal parameters.
+    "rounds" [R] are the recorded rounds.  Methods record others: APPLE "d" [R, N, N] and PGFed "A" [R, N, N], the
+    weights of other clients for each client, and pFedNet "sdwd" [R, M], the standard deviation of each of M personal
+    parameters over clients.
     """
     path = run.path / MATRICES
     return read_npz(path) if path.is_file() else {}

@@ -83,7 +83,7 @@ def display_name(name: str, group: Group) -> str:
         group: A group of this method.
     """
     labels = group.method_labels
-    if name == option_of(group):
+    if name == option_of(group):  # the name has no options, such as "pgfed"
         labels = {key: value for key, value in labels.items() if key in METHOD_KEYS}
     return legend_name(labels, conf=group.conf)
 

@@ -77,8 +77,8 @@ def read_settings(methods: dict[str, dict[str, Group]], options: Options) -> lis
     for description in sorted(descriptions, key=lambda d: [sort_key(value) for value in descriptions[d].values()]):
         groups = {name: by_setting[description] for name, by_setting in methods.items() if description in by_setting}
         check_partitions(list(groups.values()))
-        means: dict[str, dict[Any, float]] = {}
-        clients = {}
+        means: dict[str, dict[Any, float]] = {}  # by method and seed
+        clients = {}  # by method and seed: the scores of clients in the selected round, empty if they are not recorded
         for name, group in groups.items():
             means[name] = {}
             for run in group.runs:

@@ -304,11 +304,13 @@ def _measure_relative(cells: list[Cell]) -> None:
 
     They are computed from the other cells of the same column and the same overrides.
     """
+    # position: the method, and the column as setting, dataset, clients and metric
     measured = {(*cell.position, cell.overrides): cell.ours for cell in cells if cell.ours.count}
     for cell in cells:
         if cell.row["metric"] in RELATIVE_METRICS:
+            # the metric that is compared, and a function of a method's value and of the values of all methods
             metric, compute = RELATIVE_METRICS[cell.row["metric"]]
-            column = (*cell.key[:-1], metric, cell.overrides)
+            column = (*cell.key[:-1], metric, cell.overrides)  # the same column with this metric
             values = {method: ours.mean for (method, *other), ours in measured.items() if tuple(other) == column}
             ours = measured.get((cell.row["method"], *column))
             if ours is not None:
@@ -403,7 +405,7 @@ def ranking_table(cells: list[Cell]) -> Table | None:
     frame["ours"] = [cell.ours.mean if cell.ours.count else float("nan") for cell in cells]
     varying = varying_keys(cells)
     rows = []
-    printed_methods = frame.groupby(list(KEYS))["method"].nunique()
+    printed_methods = frame.groupby(list(KEYS))["method"].nunique()  # KEYS identify a column of the printed table
     for values, column in frame.dropna(subset="ours").groupby([*KEYS, "overrides"], sort=False):
         if len(column) > 1:
             labels: dict[str, Any] = dict(zip((*KEYS, "overrides"), values))

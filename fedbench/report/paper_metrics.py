@@ -64,6 +64,7 @@ def selection(run: Run, cell: PrintedCell) -> str:
         run: The run; its key ``paper.select`` has priority.
         cell: The cell, whose table determines the selection of other runs.
     """
+    # FedBABU fine-tunes after the last round, so only this round has the scores that its paper prints
     is_last = cell.table.startswith(LAST_ROUND_TABLES) or run.choice("algorithm") == "fedbabu"
     return (run.config.get("paper") or {}).get("select") or ("last" if is_last else "best")
 

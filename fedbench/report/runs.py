@@ -115,7 +115,7 @@ class Run:
         path = self.path / "config.yaml"
         values = read_yaml(path) if path.is_file() else {}
         require(isinstance(values, dict), f"{path} is damaged: it is not a mapping")
-        update_stored(values)
+        update_stored(values)  # in place: keys and classes of earlier releases get their current names
         choices = values.get("choices")
         for group, built in values.items() if isinstance(choices, dict) else ():
             if group in choices and isinstance(built, dict):

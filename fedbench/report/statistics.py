@@ -94,6 +94,7 @@ def seeds_needed(comparisons: int) -> int:
     Args:
         comparisons: The number of comparisons of the correction.
     """
+    # the least p of a two-sided sign-flip test of S seeds is 2 / 2^S, and Holm multiplies it by the comparisons
     return math.ceil(1 + math.log2(comparisons / LEVEL))
 
 
@@ -115,6 +116,7 @@ def standardized_mean(differences: np.ndarray) -> float:
     Returns:
         d_z; NaN for a single seed or equal differences.
     """
+    # rounded, so that differences that are equal up to floating-point errors have std = 0
     std = np.round(differences.std(ddof=1), DECIMALS) if len(differences) > 1 else 0
     return float(differences.mean() / std) if std else math.nan
 
@@ -131,6 +133,7 @@ def ranks(values: np.ndarray, lower_is_better: bool) -> np.ndarray:
         values: The scores of K methods in M settings [M, K].
         lower_is_better: Whether lower scores are better.
     """
+    # rounded, so that scores that differ only by floating-point errors are equal
     return stats.rankdata(np.round(values if lower_is_better else -values, DECIMALS), axis=1)
 
 

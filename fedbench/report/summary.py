@@ -74,7 +74,7 @@ def identity(run: Run) -> dict[str, Any]:
     """
     entries = {}
     for key, value in run.flat_config.items():
-        if not is_matched(key, IGNORED):
+        if not is_matched(key, IGNORED):  # patterns of seed, names, and keys that do not affect results
             is_class = key.endswith("_target_") and isinstance(value, str)
             entries[key] = moved.current(value) if is_class else value  # classes of earlier releases have new paths
     if data_hash := run.summary.get("data_hash"):
@@ -160,6 +160,7 @@ def differing(runs: list[Run]) -> list[str]:
     A key below a config group, such as algorithm.mu, is left out if it differs only between runs with different
     options of the group, here different algorithms.
     """
+    # identity: the config values that define a run, except for its seed
     values = [{key: repr(value) for key, value in identity(run).items()} for run in runs]
     frame = pandas().DataFrame(values).fillna("None")  # a missing key is the same as null
     keys = [key for key in frame if frame[key].nunique() > 1]
@@ -178,7 +179,8 @@ def over_seeds(values: Iterable[float | None]) -> Spread:
     """
     numbers = pandas().Series(values, dtype=float)
     count = int(numbers.count())
-    return Spread(float(numbers.mean()), float(numbers.std(ddof=0)) if count > 1 else None, count, len(numbers))
+    std = float(numbers.std(ddof=0)) if count > 1 else None
+    return Spread(float(numbers.mean()), std, count, total=len(numbers))
 
 
 def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) -> DataFrame:

@@ -46,7 +46,11 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     adapter = component(cfg, "adapter")
 
     def draw(*number: str | int) -> tuple[torch.nn.Module, list[str]]:
-        """Return a newly initialized module with its adapter, and the names of the adapter's parameters."""
+        """Return a newly initialized module with its adapter, and the names of the adapter's parameters.
+
+        Args:
+            *number: Which initialization; none for that of the run, else for example ("superfed", 3) for client 3.
+        """
         module = build_module(cfg, federation, *number)
         with seeded(cfg, "adapter", *number):
             return module, adapter.insert(module)
@@ -59,6 +63,7 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
         "fedbench.nn.batched_layers.BatchedLayers",
     )
     check_parameters(module, f"model._target_={cfg.model._target_}")
+    # column groups: from a name to patterns of parameter names; freeze: patterns of parameters that are not trained
     columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
     columns |= {"adapter": added} if added else {}
     freeze = list(cfg.model.get("freeze") or ())
@@ -74,7 +79,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
     Args:
         cfg: The checked configuration.
         data: The data set, or the federation with its data.
-        *number: The number of the random initialization, if there are several.
+        *number: Which initialization; none for that of the run, else for example ("superfed", 3) for client 3.
 
     Returns:
         The module.
@@ -115,10 +120,11 @@ def _draw_module(cfg: DictConfig, arguments: dict[str, Any], *number: str | int)
     Args:
         cfg: The checked configuration, whose group model has the options.
         arguments: Further arguments of the constructor, which are not options.
-        *number: The number of the random initialization, if there are several.
+        *number: Which initialization, part of the key of the random numbers; none for that of the run, else for example
+            ("superfed", 3) for client 3.
     """
     with seeded(cfg, "init", *number):
-        return make(cfg.model, RESERVED, key="model", **arguments)
+        return make(cfg.model, RESERVED, key="model", **arguments)  # RESERVED: options that the constructor lacks
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
         state: Tensors, numbers, strings, and dicts and lists of them.
         rotate: Whether to keep the existing checkpoint as the previous one.  False if it is damaged.
     """
+    # `load` adds "file", the name of the file, which is not part of the content
     state = on_host({name: value for name, value in state.items() if name not in ("digest", "file")})
     state["digest"] = digest(_arrays(state))
     path = run_dir / NAME

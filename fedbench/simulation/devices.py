@@ -67,6 +67,7 @@ def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int, int]:
     """Return the bytes that clients' states may use: on the device, in host memory, and on disk.
 
     These are half of the memory and all free disk space.  The processes of a machine share host memory and disk.
+    Without a GPU, the device is the CPU: its memory is the first number, and the second is 0.
 
     Args:
         device: The compute device.

@@ -57,6 +57,7 @@ def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: st
     values: Any = plain_values(group)
     options = {k: v for k, v in values.items() if k not in reserved}
     try:
+        # Hydra passes dicts and lists instead of its own types, and does not build nested `_target_`s
         return instantiate({"_convert_": "all", "_recursive_": False, **options}, **extra)
     except InstantiationException as error:
         cause = error.__cause__ or error

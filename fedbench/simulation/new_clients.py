@@ -89,7 +89,7 @@ def adapt(
     """
     engine_of_all, ids = _with_new_clients(engine)
     adapting = replace(engine_of_all, optimizer=SGD(lr, momentum=momentum))
-    num_trained = engine.federation.num_clients
+    num_trained = engine.federation.num_clients  # new clients have the ids num_trained, num_trained + 1, ...
     curves = [
         _adapt(adapting, slice_ids, row if row.dim() == 1 else row[slice_ids - num_trained], epochs, pause)
         for slice_ids in evaluate.slices(adapting, ids)
@@ -148,7 +148,7 @@ def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dic
         curves: Metrics by name, [epochs + 1, M] each.
         sizes: From column to numbers of samples or client names, [M] each.
     """
-    table = CsvTable(path, -1)
+    table = CsvTable(path, last_round=-1)  # an existing file is emptied
     for epoch in range(len(next(iter(curves.values())))):
         columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in curves.items()}}  # [M] each
         table.append({"epoch": epoch, **{name: columns[name][i] for name in columns}} for i in range(len(ids)))

@@ -129,6 +129,7 @@ def config_dir_of(folder: Path) -> str | None:
     path = folder / ".hydra" / "hydra.yaml"
     try:
         sources = yaml.safe_load(path.read_text(encoding="utf-8"))["hydra"]["runtime"]["config_sources"]
+        # Hydra records where it searched for options; the provider "command-line" is --config-dir
         folders = [Path(source["path"]) for source in sources if source["provider"].endswith("command-line")]
     except (KeyError, TypeError, ValueError, AttributeError, OSError, yaml.YAMLError):  # the file may be damaged
         return None

@@ -200,11 +200,11 @@ class Simulation:
             Whether the state was restored.  It is not if the run goes on, or if this round is the best one.
         """
         early, best = self.early_stopping, self.best_val
-        if early is None or early.best_state is None or best is None:
+        if early is None or early.best_state is None or best is None:  # no early stopping, or not yet evaluated
             return False
-        if early.is_due(self.done, best["round"], self.cfg.eval.every):
+        if early.is_due(self.done, best["round"], self.cfg.eval.every):  # the run stops early
             early.stopped_at = self.done
-        elif self.done < self.cfg.rounds:
+        elif self.done < self.cfg.rounds:  # the run goes on
             return False
         if best["round"] == self.done:
             return False

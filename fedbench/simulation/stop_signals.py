@@ -45,7 +45,7 @@ class StopSignals:
 
         After a scheduler's advance warning (`signals.is_warning`), the next signal counts as the first.
         """
-        if self._is_last:
+        if self._is_last:  # a signal before this one already requested the stop
             raise KeyboardInterrupt
         self.received, self._is_last = True, not signals.is_warning(number)
         if processes.current().is_first:

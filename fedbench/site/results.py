@@ -122,7 +122,7 @@ def _result(page: Page, part: str, group: Group, label: str, option: str) -> dic
         "title": page.about["title"],
         "setting": ", ".join(setting),
         "metric": metric_title(page.about["metric"]),
-        "form": ", ".join(sorted(group.rows["form"].unique())),
+        "form": ", ".join(sorted(group.rows["form"].unique())),  # "full", or "reduced": a smaller setting than printed
         "n": group.n,
         "last": last or best or "other scores: see the page",
         "best": best,

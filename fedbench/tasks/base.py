@@ -206,7 +206,7 @@ class Task:
             num_classes: C.
 
         Returns:
-            Inputs and targets with the axes [k, B, ...].
+            Inputs and targets with the axes [k, B, ...].  The default returns the given ones.
         """
         return x, y
 

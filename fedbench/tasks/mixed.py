@@ -86,7 +86,7 @@ class Mixed(Task):
 
         Args:
             logits: Outputs of the model, [..., B, C].
-            y: Targets, [..., B, 1 + L].
+            y: Targets, [..., B, 1 + L]: the kind of sample, then up to L true entries of the list, filled with -1.
             class_mask: The entries of the list of each client, [k, C] bool.  None: all.
         """
         true = _true_classes(y, logits.shape[-1]).to(logits.dtype)
@@ -139,8 +139,10 @@ class Mixed(Task):
         """
         names = ("y", "answer", "tp", "p", "list_length")
         y, answer, tp, p, list_length = (statistics[name].cpu().numpy() for name in names)
+        # y: the kind of sample (0 labels, 1 open question, 2 closed one), then the true entries of the list, or -1
         question = y[:, 0] > LABELS
-        counts = np.stack([tp, p, (y[:, 1:] >= 0).sum(1), list_length], 1)  # [n, 4]
+        # true positives, predicted positives, true entries, and length of the list  [n, 4]
+        counts = np.stack([tp, p, (y[:, 1:] >= 0).sum(1), list_length], 1)
         all_tp, all_p, all_true, _ = sum_by_client(counts, offsets).T  # [N] each
         return {
             "loss": mean_loss(statistics["loss"], offsets),

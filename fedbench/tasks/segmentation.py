@@ -158,6 +158,7 @@ class Segmentation(Task):
         t = F.one_hot(y, z.shape[1]).movedim(-1, 1).to(z.dtype)  # [n, C, H, W], 1 for the true class
         if valid is not None:
             p, t = p * valid[:, None], t * valid[:, None]
+        # 1 is added to both, so that a class in neither mask has the coefficient 1
         dice = (2 * (p * t).sum((2, 3)) + 1) / (p.sum((2, 3)) + t.sum((2, 3)) + 1)  # [n, C]
         included = torch.ones_like(dice)
         if class_mask is not None:
@@ -183,7 +184,7 @@ class Segmentation(Task):
         target = y.reshape(k * b, -1)  # [n, pixels]
         predicted = z.argmax(2).reshape(k * b, -1)  # [n, pixels]
         valid = self._is_valid(target, num_classes)
-        first = torch.arange(k * b, device=z.device)[:, None] * num_classes  # index of the sample's first class
+        first_count = torch.arange(k * b, device=z.device)[:, None] * num_classes  # index of class 0 of sample i: i * C
 
         def count(classes: Tensor, is_counted: Tensor) -> Tensor:
             """Return how many pixels of each sample have each class.
@@ -195,9 +196,9 @@ class Segmentation(Task):
             Returns:
                 Counts, [k, B, C] int64.
             """
-            # One histogram for all samples: class c of sample i has the index i * C + c.
+            # One histogram for all n = k B samples: class c of sample i has the index i * C + c.
             counts = z.new_zeros(k * b * num_classes, dtype=torch.int64)
-            index = (first + classes.where(is_counted, 0)).flatten()
+            index = (first_count + classes.where(is_counted, 0)).flatten()  # first_count is i * C
             return counts.scatter_add_(0, index, is_counted.flatten().long()).view(k, b, num_classes)
 
         return {

@@ -161,7 +161,8 @@ class VQA(Task):
             **answer_scores(values["correct"], values["closed"], in_list, np.ones_like(in_list), offsets),
         }
         if self.f1:
-            tp, p, true = sum_by_client(np.stack([values["tp"], values["p"], in_list], 1), offsets).T  # [N] each
+            # over the answers of the list: true positives, predicted positives and true answers of a client  [N] each
+            tp, p, true = sum_by_client(np.stack([values["tp"], values["p"], in_list], 1), offsets).T
             answers = self.num_answers if class_mask is None else class_mask.sum(1)  # length of each client's list
             scores["micro_f1"] = ratio(2 * tp, p + true)
             scores["f1_flat"] = weighted_binary_f1(tp, p, true, total=answers * np.diff(offsets))

@@ -114,6 +114,7 @@ def executor_batch_statistics(case: Case) -> None:
 
     Remedy: pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
     """
+    # the same method on another model
     case = case.on(["model=resnet", "model.widths=[4]", "model.norm=batch", *case.optimizer])
     try:
         # with batches of 5, a client would have a last batch of one sample, which BatchNorm refuses

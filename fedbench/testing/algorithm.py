@@ -118,6 +118,7 @@ def a_seed_repeats(case: Case) -> None:
     """
     again, other = (state_of(run_rounds(case.simulation(seed=seed), 2)) for seed in (0, 1))
     assert_same(again, case.states[2], message="{} in a second run with the same seed")
+    # rows that clients deploy, or the personal part of them; 6 numbers may be equal with two seeds
     names = [n for n in ("/deployed", "/deployed/theta") if n in again and again[n].numel() > 6]
     are_equal = not names or any(torch.allclose(again[n], other[n]) for n in names)
     assert not are_equal, "clients deploy the same rows with another seed"
@@ -156,10 +157,11 @@ def resume(case: Case) -> None:
         assert resumed.done == 2, f"a checkpoint of 2 rounds is loaded as one of {resumed.done} rounds"
         names = _attributes_not_restored(saved, resumed)
         unrestored = f"; self.{', self.'.join(names)} changed but is not restored" if names else ""
-        message = f"{{}} directly after loading a checkpoint{unrestored}"
+        message = f"{{}} directly after loading a checkpoint{unrestored}"  # {}: where assert_same puts the difference
         assert_same(state_of(resumed, deploy=False), state_of(saved, deploy=False), message=message)
         state = state_of(continue_rounds(resumed, ROUNDS))
-        assert_same(state, case.states[ROUNDS], message=f"{{}} between a resumed and an uninterrupted run{unrestored}")
+        uninterrupted = case.states[ROUNDS]  # all tensors of such a run after the last round
+        assert_same(state, uninterrupted, message=f"{{}} between a resumed and an uninterrupted run{unrestored}")
 
 
 def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str]:
@@ -208,11 +210,12 @@ def evaluation_changes_nothing(case: Case) -> None:
         "`personalized` returns other rows in its second call"
     )
     assert_same(state_of(sim, deploy=False), before, message="{} after an evaluation")
-    two = np.array([1, 4])
+    two = np.array([1, 4])  # any two clients, which are computed without the others
     with torch.no_grad():
         rows = sim.algorithm.personalized(Cohort(sim.engine, two, 1, "evaluation"), True)  # after the last round
     if isinstance(rows, Tensor) and rows.dim() == 2:
-        are_equal = torch.allclose(rows, first[""][two], 1e-5, 1e-5)
+        of_all = first[""]  # the rows of all clients, a tensor without a name  [N, P]
+        are_equal = torch.allclose(rows, of_all[two], 1e-5, 1e-5)
         assert are_equal, "`personalized` returns other rows for two clients than for all"
 
 
@@ -430,8 +433,9 @@ def a_single_client(case: Case) -> None:
 
     Remedy: do not divide by the number of other clients.
     """
+    # the federation with client 1 only, which gets the id 0 and is in both rounds
     split = Split(*(getattr(SPLIT, part).select([1]) for part in ("train", "val", "test")))
-    _run_and_require_finite(case.simulation(clients_per_round=1, split=split), [[0], [0]])
+    _run_and_require_finite(case.simulation(clients_per_round=1, split=split), cohorts=[[0], [0]])
 
 
 @SUITE.check

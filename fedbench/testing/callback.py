@@ -161,12 +161,12 @@ class CallbackCase:
         return Results(contents, summary, sim.algorithm.state_dict(), recorded)
 
     @functools.cached_property
-    def without(self) -> Results:
+    def without_callback(self) -> Results:
         """The results of a complete run without the callback, for comparison."""
         return self.run(self.folder(), Callback())
 
     @functools.cached_property
-    def complete(self) -> tuple[Results, Results]:
+    def two_uninterrupted(self) -> tuple[Results, Results]:
         """The results of two equal, complete runs with the callback; attributes that differ are not compared."""
         return self.run(self.folder(), self.make()), self.run(self.folder(), self.make())
 
@@ -213,13 +213,14 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Callba
     Raises:
         ConfigError: It cannot be built, or is not a Callback.
     """
-    return CallbackCase(described("callbacks", target, options, Callback))
+    values = described("callbacks", target, options, Callback)  # `_target_` and the options
+    return CallbackCase(values)
 
 
 @SUITE.check
 def hooks_succeed(case: CallbackCase) -> None:
     """No hook raises an exception in a run of three rounds."""
-    assert len(case.complete) == 2
+    assert len(case.two_uninterrupted) == 2  # reading this attribute runs them
 
 
 @SUITE.check
@@ -228,7 +229,7 @@ def results_stay(case: CallbackCase) -> None:
 
     Remedy: hooks must not write to `run`, and must copy metrics before changing them.
     """
-    results, expected = case.complete[0], case.without
+    results, expected = case.two_uninterrupted[0], case.without_callback
     for name, content in expected.tables.items():
         assert results.tables.get(name) == content, f"{name} differs from that of a run without the callback"
     for key in ("last", "best"):
@@ -246,7 +247,7 @@ def state_is_json(case: CallbackCase) -> None:
 
     Remedy: return numbers, text, lists and dicts with text as keys from `on_checkpoint`.
     """
-    for state in case.complete[0].recorded.states:
+    for state in case.two_uninterrupted[0].recorded.states:
         try:
             restored = json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:
@@ -261,8 +262,10 @@ def resume(case: CallbackCase) -> None:
     Remedy: return state in `on_checkpoint` and restore it in `on_start`, or begin the names of attributes with an
     underscore.
     """
-    first, second = (results.attributes() for results in case.complete)
-    assert case.resumed.tables == case.without.tables, "the tables of a resumed run differ from an uninterrupted one"
+    tables = case.without_callback.tables  # of an uninterrupted run: the content of metrics.csv and clients.csv
+    assert case.resumed.tables == tables, "the tables of a resumed run differ from an uninterrupted one"
+    # attributes of the callback at the end of two equal uninterrupted runs, and of a resumed one
+    first, second = (results.attributes() for results in case.two_uninterrupted)
     resumed = case.resumed.attributes()
     for name, value in first.items():
         is_repeatable = value == second.get(name)  # unlike times, for example

@@ -98,7 +98,8 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Compre
     Raises:
         ConfigError: It cannot be built, or is not a Compressor.
     """
-    return CompressionCase(described("compression", target, options, Compressor))
+    values = described("compression", target, options, Compressor)  # `_target_` and the options
+    return CompressionCase(values)
 
 
 def store(num_clients: int) -> RowStore:
@@ -185,7 +186,8 @@ def inputs_are_unchanged(case: CompressionCase) -> None:
     """
     x = rows_of(SIZE)
     case.send(x, message_of(SIZE))
-    assert _equal(x, rows_of(SIZE)), "the input rows are changed in place"
+    unchanged = rows_of(SIZE)  # every call returns the same numbers
+    assert _equal(x, unchanged), "the input rows are changed in place"
 
 
 @SUITE.check

@@ -254,7 +254,7 @@ def one_client_is_the_module(case: ModelCase) -> None:
     Remedy: `forward` must read only parameters and buffers of the module, and update buffers in place.
     """
     for i in range(K):
-        module, x = case.module(case.rows[i]), _select(case.x, i)
+        module, x = case.module(case.rows[i]), _select(case.x, i)  # with the parameters and the batch of client i
         with torch.no_grad():
             out = module.eval()(x)
         expected = out[0] if isinstance(out, tuple) else out
@@ -268,7 +268,9 @@ def one_client_is_the_module(case: ModelCase) -> None:
     )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         module(_select(case.x, 0))
-        case.model.apply(named, _select(case.x, _only(0)), True, ForwardContext(True, torch.tensor([1])))
+        # one client (k = 1) in training mode, with the random key 1
+        context = ForwardContext(train=True, keys=torch.tensor([1]))
+        case.model.apply(named, _select(case.x, _only(0)), True, context)
     buffers = dict(module.named_buffers())
     for name in case.model.buffer_names:
         assert_close(named[name][0], buffers[name], 1e-4, f"the buffers {name} of a trained row and module")
@@ -324,7 +326,8 @@ def gradients_agree(case: ModelCase) -> None:
         for plan, clients in {"loop": "one client at a time", "vmap": f"{K} clients at once"}.items():
             if plan not in case.plans:
                 continue
-            gradient = all_clients(case.engine(plan, model)).gradient(case.rows)[0][:, : model.trained.size]
+            gradient, _ = all_clients(case.engine(plan, model)).gradient(case.rows)  # [K, P], and the losses
+            gradient = gradient[:, : model.trained.size]  # without running statistics, which come last
             names = f"the gradients of the model computed {name}, {clients}, and of autograd"
             assert_close(gradient, expected, 1e-3, names)
 

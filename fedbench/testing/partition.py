@@ -262,11 +262,12 @@ def hard_requests_are_met_or_refused(case: PartitionCase) -> None:
     Remedy: refuse impossible requests by fedbench.core.options.require.
     """
     full = example_data()
-    for samples, clients in ((SAMPLES, 1), (40, 20), (20, 21)):
+    for samples, clients in ((SAMPLES, 1), (40, 20), (20, 21)):  # one client, 2 samples each, more clients than samples
         arrays = Arrays(np.zeros((samples, 1), np.float32), full.targets[:samples], full.split[:samples], CLASSES)
         arrays.domain = np.zeros(samples, np.int64)
         try:
-            build_split(arrays, case.make(), None if case.num_clients is None else clients, case.seed)
+            num_clients = None if case.num_clients is None else clients  # None: the partition determines it
+            build_split(arrays, case.make(), num_clients, case.seed)
         except ConfigError:
             continue
         except Exception as error:

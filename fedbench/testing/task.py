@@ -105,8 +105,9 @@ class TaskCase:
         Returns:
             Outputs, [*shape, ...].
         """
-        y = self.batch(shape[-1])
-        output_shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
+        y = self.batch(shape[-1])  # targets of as many samples as are in a batch
+        num_outputs = self.task.outputs(self.num_classes)  # of the model for each sample or pixel
+        output_shape = self.task.output_shape(y, num_outputs)  # (B, ...)
         return torch.randn(*shape[:-1], *output_shape, generator=torch.Generator().manual_seed(seed))
 
     def batch(self, *shape: int) -> Tensor:

@@ -335,10 +335,10 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
     """Run trials with all seeds up to a round, and update their scores and the ledger.
 
     Args:
-        search: The search.
+        search: The search over the options of one method.
         trials: Some of its trials.
-        rounds: The round.
-        plan: What the command does.
+        rounds: The round, one of `search.rungs`, the rounds after which trials are compared.
+        plan: The seeds of the trials, and a launcher that starts runs and returns their folders.
     """
     pause = [f"checkpoint.pause_after={rounds}"] if rounds < search.rungs[-1] else []
     runs = [[*run_overrides(search, trial, seed), *pause] for trial in trials for seed in plan.seeds]

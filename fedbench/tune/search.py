@@ -133,13 +133,14 @@ def rungs(rounds: int, trials: int, factor: int | None, every: int) -> list[int]
     References:
         Jamieson and Talwalkar, AISTATS 2016.
     """
-    found = [rounds]
-    while factor is not None and len(found) <= round(math.log(trials, factor), 9):
-        earlier = math.ceil(rounds / factor ** len(found) / every) * every
-        if earlier >= found[0]:
+    ascending = [rounds]
+    # at most log_factor(trials) rungs before the last; rounded, because log(9, 3) may be 1.9999999999999998
+    while factor is not None and len(ascending) <= round(math.log(trials, factor), 9):
+        earlier = math.ceil(rounds / factor ** len(ascending) / every) * every
+        if earlier >= ascending[0]:
             break
-        found.insert(0, earlier)
-    return found
+        ascending.insert(0, earlier)
+    return ascending
 
 
 def promoted(scores: Sequence[float], factor: int) -> list[int]:

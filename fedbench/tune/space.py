@@ -144,9 +144,9 @@ def grid(space: Mapping[str, Dimension]) -> list[dict[str, str]]:
     Raises:
         ConfigError: A key has an interval.
     """
-    for key, values in space.items():
+    for key, dimension in space.items():
         require(
-            bool(values.values),
+            bool(dimension.values),  # None for an interval
             f"--search grid needs listed values, and {key} has an interval: list its values in the command, as in "
             f"{key}=0.01,0.1, or use --search random",
         )

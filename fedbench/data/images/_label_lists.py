@@ -13,7 +13,7 @@ from fedbench.data._names import check_spelling
 
 log = logging.getLogger("fedbench.data")
 SEPARATORS = "|;,"  # common separators in lists of labels
-FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # cells of a column for one label
 
 
 def split_lists(
@@ -68,7 +68,7 @@ def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source:
     """
     require_distinct(names, "dataset.columns.label")
     for name, cells in zip(names, columns, strict=True):
-        wrong = next((cell for cell in cells if cell.lower() not in FLAGS), None)
+        wrong = next((cell for cell in cells if cell.lower() not in FLAGS), None)  # FLAGS: "0", "1", "true", "0.0" ...
         require(
             wrong is None,
             f"{source}: column {name} contains {wrong}, expected 0 or 1: correct the cell, or remove the column from "

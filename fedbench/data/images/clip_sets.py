@@ -135,7 +135,7 @@ class PictureSet:
 
         Args:
             labels: Classes [n].
-            parts: The names of torchvision's parts [n], which some sets keep.
+            parts: The names of torchvision's parts [n].  Not used here; subclasses that keep these parts read it.
         """
         return split_by_class(labels, self.seed)
 

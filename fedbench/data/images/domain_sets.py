@@ -102,7 +102,7 @@ class DomainSet:
         return arrays.check()
 
     def _rows_of_lists(self, lists: dict[tuple[str, str], Path]) -> list[Row]:
-        """Return a row for each picture in FedBN's lists.
+        """Return a tuple (file, class index, domain index, part code) for each picture in FedBN's lists.
 
         Args:
             lists: The list files by domain and part, such as ("amazon", "train").
@@ -216,16 +216,17 @@ def split_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np
 def images_from_top(
     domain: np.ndarray, split: np.ndarray, order: np.ndarray
 ) -> "Callable[[Arrays, Split, bool], Arrays]":
-    """Return the `Arrays.fit` that repeats the papers' mistake (label_pairing=official_bug).
+    """Return a function that pairs images and labels as the papers by mistake do (label_pairing=official_bug).
 
-    The k-th sample of a client keeps its label, but has the k-th image in the list of its domain and part.
+    The k-th sample of a client keeps its label, but has the k-th image in the list of its domain and part.  The
+    function is called as `Arrays.fit`, as soon as the samples of each client are known.
 
     Args:
         domain: Domains [n].
-        split: Parts [n].
+        split: Parts, as codes from 0 to 3 such as TRAIN and TEST [n].
         order: All samples [n].  Those of one domain and part, in this order, are its list.
     """
-    group = domain * 4 + split  # [n], one number for each domain and part
+    group = domain * 4 + split  # [n], one number for each domain and part; there are at most 4 parts
     lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
@@ -243,7 +244,7 @@ def images_from_top(
                 for g in np.unique(group[samples]).tolist():  # the client's samples of each domain and part
                     members = samples[group[samples] == g]
                     image_of[members] = lists[g][: len(members)]
-        return replace(arrays, shared={"inputs": image_of})
+        return replace(arrays, shared={"inputs": image_of})  # sample i has row image_of[i] of the inputs
 
     return fit
 

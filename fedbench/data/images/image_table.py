@@ -130,6 +130,7 @@ class ImageTable:
             is_extra: Whether these are the extra pictures of another set.  If they have more than 8 bits,
                 dataset.window must be given, so that both sets are scaled equally.
         """
+        # roles: the column of image, label, patient, silo (client site) and split; silos: the sites to read, None: all
         table = Table(path, self.roles, self.silos)
         class_names, targets = self._labels(table)
         silo_names, domain = name_indices(table, "silo", self.silos)

@@ -66,7 +66,7 @@ class MedVQA(QuestionOptions):
         """
         rows = []
         for name in self.sets:
-            title, where, read = READERS[name]
+            title, where, read = READERS[name]  # where: the page for downloads, for messages
             files = Files(Path((self.paths or {}).get(name) or Path(self.data_dir) / name), title, where)
             rows.append((files, read(files)))
         return rows
@@ -154,7 +154,7 @@ def _split(name: str, year: int) -> int | None:
         TRAIN, VAL or TEST.  None: the path names no part, or it is the test part of another year.
     """
     for part in reversed(name.lower().split("/")):
-        splits = [split for word, split in SPLITS if word in part.replace("eval", "")]
+        splits = [split for word, split in SPLITS if word in part.replace("eval", "")]  # "eval" is not the word "val"
         if splits and (len(splits) == 1 or splits[0] == TEST):
             if year == 2021 and "2020" in name:
                 return None if splits[0] == TEST else TRAIN

@@ -56,6 +56,7 @@ class MedViLL(PictureTextOptions):
     def load(self) -> Arrays:
         """Return all pairs of a radiograph and a report in file order; a random fraction ``test`` is the test part."""
         pairs = self.pairs()
+        # a function from texts to token ids, whose vocabulary is that of the training texts
         tokens = self.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
         pictures = self.pictures([(pairs.files, pairs.pictures)], "medvill")
         return Arrays(

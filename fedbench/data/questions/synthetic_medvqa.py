@@ -179,6 +179,7 @@ def sample_lesion(rng: np.random.Generator, is_test: bool) -> Lesion | None:
         rng: Random numbers.
         is_test: Whether it is a test scan.  A tenth of its lesions is moderate, which never occurs in training.
     """
+    # everything is drawn for every scan, so that test and training scans use equally many random numbers
     texture, quadrant, strength = str(rng.choice(TEXTURES)), int(rng.integers(4)), str(rng.choice(USUAL))
     exists, is_moderate = rng.random() < 0.75, rng.random() < 0.1
     return (texture, quadrant, "moderate" if is_test and is_moderate else strength) if exists else None

@@ -66,5 +66,5 @@ def mni152() -> Atlas:
     white = datasets.load_mni152_wm_template(resolution=1)
     head = datasets.load_mni152_template(resolution=1)
     maps = [np.asarray(image.dataobj, np.float32) for image in (grey, white, head)]
-    maps[2] = (maps[2] > 0).astype(np.float32)  # it is 0 outside of the brain
-    return Atlas(np.stack(maps).clip(0, 1), np.linalg.inv(head.affine))
+    maps[2] = (maps[2] > 0).astype(np.float32)  # 1 in the brain: the template is 0 outside of it
+    return Atlas(np.stack(maps).clip(0, 1), to_voxel=np.linalg.inv(head.affine))  # affine: from voxels to mm

@@ -55,7 +55,7 @@ def _subset(arrays: Arrays, split: Split, name: str) -> np.ndarray:
     values, samples = arrays.parts()[name], split.train.indices
     stride = max(1, math.ceil(len(samples) * math.prod(values.shape[1:]) / MAX_VALUES))  # every stride-th sample
     samples = samples[::stride]
-    if arrays.shared is not None and name in arrays.shared:
+    if arrays.shared is not None and name in arrays.shared:  # several samples share an entry of this input
         samples = arrays.shared[name][samples]
     return take(values, np.sort(samples))
 

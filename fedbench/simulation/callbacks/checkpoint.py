@@ -50,8 +50,10 @@ class Checkpoint(Callback):
         """
         if final or self.every:
             return final or done % (self.every or 1) == 0
-        # with every=None: saving takes at most SHARE of the time since the last checkpoint
-        return self.every is None and time.monotonic() - self.last > self.seconds / SHARE
+        if self.every == 0:  # only after the last round
+            return False
+        # every=None: the last checkpoint took self.seconds; this must be at most SHARE of the time since then
+        return time.monotonic() - self.last > self.seconds / SHARE
 
     def save(self, run: Simulation) -> None:
         """Write a checkpoint of the run, with the states of the other callbacks by their names."""

@@ -180,7 +180,7 @@ class Network:
         Returns:
             U, one row per edge.  # [M, d]
         """
-        # U = B L^+ C V with the Laplacian L = B' B; L^+ maps the means of connected clients to 0, so they can be left out
+        # U = B L^+ C V with the Laplacian L = B' B; L^+ maps means of connected clients to 0, so they can be left out
         return self.differences(self.pseudoinverse.to(V) @ self.weighted(V))
 
 

@@ -141,6 +141,7 @@ class FedFomo(Algorithm):
         is_self = cohort.index[:, None] == self.prev  # whether j is i  [K, K']
         order = by_preference(self.pref[cohort.ids][:, self.prev] + is_self, draws)  # self.pref is Pref - I
         M = min(self.models, len(self.prev))
+        # explored: each of the M is a random one with probability epsilon
         return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -293,6 +293,7 @@ class FedPIA(Algorithm):
             The output of `cohort.train`, with the cumulative losses as loss_sum [K, T].
         """
         columns = self.second.rest(cohort.model.size)
+        # recorded: the default step, which also stores the sum of losses up to step t in loss_sum[:, t]
         return cohort.train(start, step=recorded, columns=columns, how=self.how, loss_sum=cohort.step_record())
 
     def in_both(self, rows: Tensor) -> Tensor:

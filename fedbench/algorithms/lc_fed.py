@@ -95,7 +95,8 @@ class LCFed(Algorithm):
         place = self.place or ("bottleneck" if "bottleneck" in names else "body")
         # one sample, to find the number of channels at `place`
         x, _ = federation.gather(torch.zeros(1, dtype=torch.int64, device=model.device))
-        channels = model.capture(model.init_row(), x, [place])[1][place].shape[1]
+        _, outputs = model.capture(model.init_row(), x, [place])  # outputs by layer  [1, channels, H, W]
+        channels = outputs[place].shape[1]
         head: Any = model.module.head
         classes, features = head.weight.shape[:2]
         model.extend(

@@ -165,7 +165,7 @@ class PFedNet(Algorithm):
         self.shared = self.columns.rest(model.size)  # columns of x
         self.x, self.Z = self.shared.take(w).clone(), self.fused.take(w).repeat(n, 1)  # [d1], [N, d2]
         self.z = rows("z", default=self.columns.take(w))  # [N, |z|]; a row equals the default until it is set
-        # no client has the newest x and z_i yet
+        # which clients have the newest x and z_i [N], none yet; and x as these clients received it  [d1]
         self.holds, self.x_sent = torch.zeros(n, dtype=torch.bool, device=w.device), self.x
         # whether clients are compared by their class counts
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
@@ -173,7 +173,7 @@ class PFedNet(Algorithm):
         self.distance: Metric = "l2" if self.compared == "label_hist" else "l1"  # as the released code
         # without edges, the network is built in the first round from the clients' sketches
         self.adjacency, self.sketch_of = similarity.of_edges(n, self.edges).to(w.device), None
-        self.iterations = torch.zeros(1, device=w.device)
+        self.iterations = torch.zeros(1, device=w.device)  # of ADMM in the last z-step
         self._network = None
 
     # -- a round -------------------------------------------------------------------------------------------
@@ -272,13 +272,13 @@ class PFedNet(Algorithm):
         if not self.fused.size:
             return theta
         for j in range(self.z_steps or 1):
-            how = self.how("head", j, self.fused)
+            how = self.how("head", j, self.fused)  # "head": key of the random batches
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
             dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz  # dz is already a difference
             # changes of all clients, 0 for those that took no part [N, d2], and the mean learning rate
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
-            self.move(dZ, self.rates(cohort, how, lr))
+            self.move(dZ, self.rates(cohort, how, lr))  # the server fuses self.Z - dZ; rates: step size of each client
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
         return theta
 

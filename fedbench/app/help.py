@@ -240,4 +240,4 @@ def _default(root: Path, config: dict[str, Any], chosen: dict[str, str], key: st
         value = yaml.safe_load(file.read_text(encoding="utf-8")).get(name) if file.is_file() else None
     else:
         value = config[group][name] if name else config[group]
-    return "data" if key == "data_dir" else str(value)
+    return "data" if key == "data_dir" else str(value)  # config.yaml has ${oc.env:FEDBENCH_DATA,data}

@@ -259,7 +259,7 @@ class Compressor:
         out = Writer()
         if self.exact or not message.size:  # sent as float32
             out.floats(x)
-        elif bool((x.abs() < LIMIT).all()):
+        elif bool((x.abs() < LIMIT).all()):  # no value is so large (2^100) or NaN that the row counts as diverged
             encoded = self.compress(x[None], draws, message)
             self.write(encoded, out, message)
             out.floats(encoded.values[0])

@@ -124,6 +124,7 @@ class STC(Compressor):
         """Read the codes of one row that `write` wrote, in the form of `compress`."""
         if self.variant == "pfednet":
             mean = stream.floats(2)[None]
+            # a bit is 0 for the value 0; else a second one is the sign, 1 for -1
             trits = [(-1 if stream.fixed(1) else 1) if stream.fixed(1) else 0 for _ in range(message.size)]
             return {"mean": mean, "trit": torch.tensor([trits], dtype=torch.int8)}
         mean, m = stream.floats(1)[None], self._num_selected(message)

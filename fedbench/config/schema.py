@@ -74,7 +74,7 @@ def check_target(
         isinstance(target, str),
         f"{key}._target_ must be the path of a class, such as package.module.Class, got {show(target)}",
     )
-    for name, allowed in CONVERSIONS.items():
+    for name, allowed in CONVERSIONS.items():  # Hydra's keys _convert_ and _recursive_, with their allowed values
         require(
             name not in values or any(values[name] is one or values[name] == one for one in allowed),
             f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}",

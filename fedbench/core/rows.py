@@ -163,7 +163,8 @@ class Rows:
         Raises:
             ValueError: The rows have another type or shape, or are of unknown clients.
         """
-        if state["rows"].shape[1:] == (1,) and self.default.dim() == 1:  # older versions: one count for all parameters
+        # older versions stored one number of Adam's steps for all parameters
+        if state["rows"].shape[1:] == (1,) and self.default.dim() == 1:
             state = {**state, "rows": state["rows"].expand(-1, len(self.default))}
         self._check(state["ids"], state["rows"])
         self.slot[:] = -1

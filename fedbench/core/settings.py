@@ -194,7 +194,7 @@ def update_stored(values: dict[str, Any]) -> None:
     drop_removed(values)
     rename_options(values)
     if isinstance(values.get("choices"), dict):
-        for key, neutral in LATER_KEYS.items():
+        for key, neutral in LATER_KEYS.items():  # keys of later versions, with the values that have no effect
             group, _, name = key.rpartition(".")
             group_values = values.setdefault(group, {}) if group else values
             if isinstance(group_values, dict):  # the file may have been edited

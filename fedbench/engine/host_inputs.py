@@ -90,7 +90,7 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
     out = torch.empty(values.shape, dtype=torch.from_numpy(np.empty(0, values.dtype)).dtype, device=device)
     start = 0
-    for block in blocks(values):
+    for block in blocks(values):  # a part of the file at a time
         out[start : start + len(block)] = torch.from_numpy(np.array(block))
         start += len(block)
     return out

@@ -515,7 +515,8 @@ class Step:
         rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
         for buffer in optimizer.buffers:
             if buffer not in state:
-                state[buffer] = optimizer.new(buffer, rows, len(self.model.parameter_spans(rows.shape[1])))
+                num_parameters = len(self.model.parameter_spans(rows.shape[1]))  # for buffers with a number for each
+                state[buffer] = optimizer.new(buffer, rows, num_parameters)
         return {buffer: values[: self.k] for buffer, values in state.items()}
 
     def _parameter_index(self, length: int) -> ParameterIndex:

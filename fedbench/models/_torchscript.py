@@ -158,6 +158,7 @@ class _Archive:
         if storage not in self.storages:
             dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
+            # PyTorch stores tensors uncompressed; a compressed file could unpack to more than the memory
             if info.file_size != count * dtype.itemsize or info.compress_size < info.file_size:
                 raise ValueError(
                     f"data/{key} does not have the {count:,} values that data.pkl states, so the file is damaged: "

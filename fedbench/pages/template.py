@@ -418,15 +418,17 @@ def _cell(page: Page, row: dict[str, str], our_row: Mapping[str, Any]) -> paper.
     Args:
         page: The page.
         row: The cell: its row of the CSV file of the paper's table, a dict from column to text.
-        our_row: Its row of cells.csv, a dict from column to value.
+        our_row: Its row of the page's cells.csv, a dict from column to value.  Pages of earlier releases lack the
+            columns tuned_at_end (1 if our value is after fine-tuning) and counted (text such as "3 of 6": how many
+            clients the mean includes; empty for all).
     """
     our_row = {key: None if pd.isna(value) else value for key, value in our_row.items()}
-    ours = _ours(our_row)
+    ours = _ours(our_row)  # mean, standard deviation and number of runs
     return paper.Cell(
         row,
         runs=[Run(page.folder)] * ours.total,  # only their number is used
-        overrides=our_row["run_with"] or "",
-        reduced=our_row["form"] == "reduced",
+        overrides=our_row["run_with"] or "",  # how our runs depart from their experiment file
+        reduced=our_row["form"] == "reduced",  # run in a smaller setting than the paper's
         ours=ours,
         std_over_seeds=our_row["sigma"],
         tuned=bool(our_row.get("tuned_at_end")),

@@ -43,7 +43,7 @@ class Pachinko:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Draw the samples of one client after the other (see Partition.assign).
+        """Draw the samples of one client after the other from all pools together, then separate them by pool.
 
         Args:
             labels: Label of each sample of the data set, [n].

@@ -275,7 +275,8 @@ def set_log_scale(axes: Any, which: str, values: Any) -> None:
 
     values = np.asarray(values, float)
     smallest = values[values > 0].min()
-    subs = (1,) if values.max() > 30 * smallest else (1, 2, 5)  # ticks at 1, 10, ... or at 1, 2, 5, 10, ...
+    # ticks at 1, 10, ... or, for a short axis, at 1, 2, 5, 10, ...
+    subs = (1,) if values.max() > 30 * smallest else (1, 2, 5)
     axis = getattr(axes, f"{which}axis")
     set_scale = getattr(axes, f"set_{which}scale")
     if values.min() > 0:

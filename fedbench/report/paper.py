@@ -330,7 +330,7 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
     """
     names = str(run.choice("experiment")).split(",")
     used = [experiment for experiment in available if experiment.name in names]
-    ignored = {key for experiment in used for key in experiment.config_keys()}
+    ignored = {key for experiment in used for key in experiment.config_keys()}  # keys that choose the cell
     overrides = []
     for override in map(str, overrides_of(run)):
         key = override.lstrip("+~").partition("=")[0]

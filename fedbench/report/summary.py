@@ -202,6 +202,7 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
     client_counts = by_group["counted"].agg(lambda texts: ", ".join(texts.fillna("all").unique()))
     table["counted"] = client_counts.astype(object).where(client_counts != "all", None)
     table["n"] = by_group.size()
+    # gain_last: mean gain over Local; gain_last_clients: its standard deviation over the clients of a run
     table["gain_last"] = [
         Spread(gain.mean, std.mean, gain.count, gain.total) if gain.count else None
         for gain, std in zip(table["gain_last"], table["gain_last_clients"])

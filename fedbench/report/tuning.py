@@ -172,7 +172,7 @@ def _trials(runs: list[Run]) -> list[Trial]:
         entries = identity(run)
         options = {key: entries.get(key) for key in keys}
         trial = trials.setdefault(tuple(map(repr, options.values())), Trial(options))
-        key = (run.config.get("seed"), run.config.get("fold"))
+        key = (run.config.get("seed"), run.config.get("fold"))  # fold of cross-validation, None without
         trial.begun.add(key)
         if run.finished:
             trial.runs[key] = run

@@ -338,7 +338,7 @@ class Trial:
 def _local_steps(engine: Engine) -> float:
     """Return the expected number of local steps in the whole run, summed over rounds and sampled clients.
 
-    It is that for the batch size of the timing, at most 32.
+    It is that for the batch size with which plans are timed, at most 32.
     """
     sizes = engine.federation.num_samples
     steps, _ = rng.lengths(

@@ -151,6 +151,7 @@ def only_trained_columns_move(case: Case) -> None:
 
     Remedy: update rows by s.descend(gradient), or change s.theta in s.columns only.
     """
+    # cohort.train is replaced by a function that trains and then asserts that other columns are the same
     with probes.trained_by(_train_and_compare_columns):
         run_rounds(case.simulation(), 2)
 

@@ -113,7 +113,7 @@ def as_object(arrays: Arrays, split: Split) -> dict[str, Any]:
         arrays: The data set.
         split: The partition.
     """
-    table, names = counts(arrays, split)
+    table, names = counts(arrays, split)  # samples by client and class [N, C], and the names of the classes
     extra = count_extra(split, arrays)
     train = split.train.sizes - extra
     clients = [

@@ -346,13 +346,14 @@ def own_models(overrides: list[str], training: Training, seed: int, config_dir: 
     cfg = compose(overrides, config_dir)
     check(cfg)
     arrays = build.data(cfg)
-    images, _, _ = images_of(arrays)
+    images, _, _ = images_of(arrays)  # uint8 [n, C, H, W], and the names of sites and classes
     split: Split = build.partition(cfg, arrays)
 
     def model_of(client: int) -> Generator:
         samples = split.train[client]
         return train_generator(images[samples], arrays.targets[samples], arrays.num_classes, training, seed, client)
 
+    # is_shared=False: a model depends on the images of its client only
     return Source(cfg.data_dir, arrays, split, split.num_clients, model_of, is_shared=False)
 
 

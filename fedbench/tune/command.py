@@ -221,7 +221,7 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     keys = [*(o.key_or_group for o in swept), "seed"]
     launcher = RunLauncher(composer, fixed, keys, command)
-    chosen_launcher = RunLauncher(composer, fixed, keys, command, CHOSEN)
+    chosen_launcher = RunLauncher(composer, fixed, keys, command, CHOSEN)  # its runs are in a subfolder
     fixed = [text for text in fixed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
     searches = [
         make_search(args, composer, launcher, [*fixed, *chosen], searched, seeds[0])

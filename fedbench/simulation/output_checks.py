@@ -73,7 +73,8 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
     index = _few_samples(federation)
     x, y = federation.gather(index)
     largest = federation.largest_tokens()
-    expected = federation.task.output_shape(y, federation.task.outputs(federation.num_classes))
+    outputs = federation.task.outputs(federation.num_classes)
+    expected = federation.task.output_shape(y, outputs)
     devices = [federation.device] if federation.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         for train in (False, True):
@@ -86,7 +87,7 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
                 lambda module: _watch_tables(module, x, largest, name),
             )
             out = _logits(out, name)
-            _check_shape(out, expected, name)
+            _check_shape(out, expected, outputs, name)
             _check_values(out, model, name)
             require(
                 not train or out.requires_grad,
@@ -196,12 +197,13 @@ def _logits(out: Any, name: str) -> Any:
     return logits
 
 
-def _check_shape(out: Any, expected: tuple[int, ...], name: str) -> None:
+def _check_shape(out: Any, expected: tuple[int, ...], outputs: int, name: str) -> None:
     """Raise ConfigError unless an output is a float32 tensor of the expected shape.
 
     Args:
         out: The output of the model.
-        expected: The expected shape, [B, C, ...].
+        expected: The expected shape, [B, C, ...], or [B, T, C] for the next token at each position.
+        outputs: C.
         name: The name of the model for error messages.
     """
     require(
@@ -211,15 +213,16 @@ def _check_shape(out: Any, expected: tuple[int, ...], name: str) -> None:
     )
     shape = tuple(out.shape)
     returned = f"{name} returns {list(shape) if shape else 'a single number'}"
-    rule = f"expected {list(expected)} for {expected[0]} samples of {expected[1]} classes"
+    rule = f"expected {list(expected)} for {expected[0]} samples of {outputs} classes"
+    axis = 1 if expected[1] == outputs else len(expected) - 1  # of the classes
     require(shape[:1] == expected[:1], f"{returned}, {rule}: the first dimension must be the samples")
-    if len(shape) == len(expected) and shape[1] != expected[1]:
-        difference = "many" if shape[1] > expected[1] else "few"
+    if len(shape) == len(expected) and shape[axis] != outputs:
+        difference = "many" if shape[axis] > outputs else "few"
         raise ConfigError(
-            f"{name} has too {difference} outputs, {shape[1]} for {expected[1]} classes: give its last layer "
+            f"{name} has too {difference} outputs, {shape[axis]} for {outputs} classes: give its last layer "
             "num_classes outputs (fedbench passes num_classes to a constructor that has this parameter)"
         )
-    require(shape == expected, f"{returned}, {rule}: change its forward pass")
+    require(shape == expected, f"{returned}, {rule}: change its forward pass, or choose a model for this task")
     require(
         out.dtype == torch.float32,
         f"{name} returns {_dtype_name(out.dtype)}, expected float32 logits: end its forward pass with .float()",

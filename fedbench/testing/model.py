@@ -31,9 +31,10 @@ from fedbench.nn.forward import BatchedModule
 from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.output_checks import check_outputs
+from fedbench.tasks.next_token import IGNORED
 from fedbench.testing import _probes as probes
 from fedbench.testing._cases import assert_close, composed
-from fedbench.testing._federation import CPU, PLANS, Shape, all_clients, engine_on, ragged
+from fedbench.testing._federation import CPU, PLANS, VOCAB, Shape, all_clients, engine_on, ragged
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
@@ -222,7 +223,8 @@ def case_for(
 def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
     """Yield data sets with samples of a shape, and their splits over clients.
 
-    The first one is for classification.  For images, others for segmentation and denoising follow.
+    The first one is for classification.  For images, others for segmentation and denoising follow, and for texts one
+    for the prediction of the next token.
 
     Args:
         shape: The shape of a sample, or of each named input.
@@ -234,6 +236,11 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
         masks = np.digitize(arrays.images.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
         yield replace(arrays, targets=masks.astype(np.int64), task="segmentation"), split
         yield replace(arrays, inputs=(arrays.images * 40 + 128).clip(0, 255).astype(np.uint8), task="denoising"), split
+    if isinstance(shape, dict) and shape.keys() == {"text"}:
+        text = arrays.parts()["text"]  # padded by 0, which is no target
+        following = np.where(text > 0, text, IGNORED)[:, 1:]
+        targets = np.pad(following, ((0, 0), (0, 1)), constant_values=IGNORED)
+        yield replace(arrays, targets=targets, num_classes=VOCAB, task="next_token"), split
 
 
 def _select(x: Inputs, which: Any) -> Inputs:

@@ -352,7 +352,9 @@ def class_mask_confines(case: TaskCase) -> None:
         raise SkipTest("its targets are not classes with one output each")
     mask = case.class_mask
     logits, y = case.outputs(K, B), _without_excluded_classes(case, case.batch(K, B), mask)
-    excluded = ~mask.view(K, 1, -1, *[1] * (logits.dim() - 3)).expand_as(logits)
+    class_axis = 2 + logits.shape[2:].index(case.num_classes)
+    shape = [K if axis == 0 else case.num_classes if axis == class_axis else 1 for axis in range(logits.dim())]
+    excluded = ~mask.view(shape).expand_as(logits)
     loss, other = _loss(case, logits, y, mask), _loss(case, torch.where(excluded, logits + 3, logits), y, mask)
     assert _close(loss, other), "outputs of classes that class_mask excludes change the loss"
     assert torch.isfinite(loss).all(), "the loss is not finite if class_mask excludes a class"

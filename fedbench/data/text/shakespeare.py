@@ -61,7 +61,7 @@ class Shakespeare:
         """
         path = BUNDLED if self.path is None else Path(self.path)
         require(path.exists(), f"dataset.path={path} does not exist: set it to {EXPECTED}")
-        files = _find_files(path)
+        files = find_files(path)
         if "train" in files:
             speakers = self._split_users(files["train"], files["test"])
         elif "json" in files:
@@ -82,18 +82,9 @@ class Shakespeare:
         Args:
             files: Text files of plays.
         """
-        for file in files:
-            content = file.read_bytes()
-            try:
-                text = content.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                text = content.decode("latin-1")  # older files of Project Gutenberg
-            for title, speeches in split_plays(text, file.stem).items():
-                for role, lines in speeches.items():
-                    speaker = "_".join(f"{title}_{role}".split())
-                    speech = join_lines(lines)
-                    windows = cut_windows(speaker, speech, self.length, self.stride, self.test)
-                    yield len(speech) - self.length, windows
+        for speaker, speech in speeches_of(files):
+            windows = cut_windows(speaker, speech, self.length, self.stride, self.test)
+            yield len(speech) - self.length, windows
 
     def _unsplit_users(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
         """Yield (number of windows at stride 1, selected windows) for each user of LEAF.
@@ -153,7 +144,24 @@ class Shakespeare:
         return text, encode("".join(data["y"]))
 
 
-def _find_files(path: Path) -> dict[str, list[Path]]:
+def speeches_of(files: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield (name of the play and the role, all that the role says) for each role of each play.
+
+    Args:
+        files: Text files of plays.
+    """
+    for file in files:
+        content = file.read_bytes()
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = content.decode("latin-1")  # older files of Project Gutenberg
+        for title, speeches in split_plays(text, file.stem).items():
+            for role, lines in speeches.items():
+                yield "_".join(f"{title}_{role}".split()), join_lines(lines)
+
+
+def find_files(path: Path) -> dict[str, list[Path]]:
     """Find the text files at a path, and their layout: LEAF's JSON files, split or not, or plays in plain text.
 
     Args:

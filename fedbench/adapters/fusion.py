@@ -69,7 +69,7 @@ class Fusion(Bottleneck):
         self.files, self.used = self.files or self._read(model), set()
         new, parameters = super().add(model), dict(model.named_parameters())
         for path, state in self.files.items():
-            unused = state.keys() - self.used
+            unused = state.keys() - self.used  # used: the parameters that were copied into bottlenecks
             require(
                 not unused,
                 f"{self._key}: {path} also has {min(unused, default='')}, for which the model has no layer: set "

@@ -145,7 +145,7 @@ def class_statistics(features: list[Tensor], labels: list[Tensor], num_classes: 
         num_classes: Number C of classes.
 
     Returns:
-        Counts and means by client and class.
+        Counts, means, and means of squared norms, by client and class.
     """
     classes = torch.arange(num_classes, device=labels[0].device)
     one_hot = [(y == classes[:, None]).to(z) for z, y in zip(features, labels)]  # [C, n_i] each

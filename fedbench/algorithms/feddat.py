@@ -115,7 +115,7 @@ class FedDAT(Algorithm):
         def mixture() -> Tensor:  # the model with A0 and A2, whose outputs are averaged
             return second.put(first.put(s.theta, first.take(s.state.A0)), A2)  # [k, P]
 
-        outputs: dict[str, Tensor] = {}  # filled with f(x; A1)
+        outputs: dict[str, Tensor] = {}  # the first loss stores the logits f(x; A1) here as "student"
         z_T = s.forward(mixture(), batch).detach()  # logits of A0 with A2, which teach A1
         with_A1 = second.put(s.theta, first.take(s.theta))  # A1 in both bottlenecks  [k, P]
         g = s.grad(batch, rows=with_A1, loss=self.distillation(z_T, outputs))  # [k, P]

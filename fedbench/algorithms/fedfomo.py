@@ -63,15 +63,15 @@ class FedFomo(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedFomo: from round 2 on clients mix downloaded models; then they train and upload."""
         theta = self.theta[cohort.ids]  # [K, P]
-        if self.last is not None and self.models:
+        if self.last is not None and self.models:  # last: the uploads of the last cohort [K', P]; models: the option M
             theta = self.mixed(cohort, theta, self.ref[cohort.ids])
         out = cohort.train(theta, how=LocalTraining(split="remaining"))
-        if self.reference == "aggregated":
+        if self.reference == "aggregated":  # the next mixture is compared to this one, before training
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
         # previous: the version that the server has; the change since then is sent
         up = cohort.upload(theta=out.theta, previous={"theta": self.on_server(cohort)})
-        if self.uploaded is not None:
+        if self.uploaded is not None:  # None: uploads are not changed by privacy or compression, so theta_i suffices
             self.uploaded[cohort.ids] = up.theta
         self.last, self.prev = up.theta, cohort.index
 

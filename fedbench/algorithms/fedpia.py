@@ -233,6 +233,7 @@ class FedPIA(Algorithm):
         each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # clients without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
         split = padded.split([width] if len(bottlenecks) == 1 else sizes, 2)
+        # from [K, n, blocks m] to [K, m, n blocks] for each layer; the m units of a block are next to each other
         return [
             a.unflatten(2, (-1, b.hidden_units.size)).flatten(1, 2).transpose(1, 2) for b, a in zip(bottlenecks, split)
         ]

@@ -141,7 +141,7 @@ class FPFC(Algorithm):
             ids: The clients of this round.  # [K]
         """
         if self.one_s and len(ids) == len(self.W):
-            # from which delta_ij = D_i - D_j; its mean does not matter
+            # with one s, self.delta is D, from which delta_ij = D_i - D_j; its mean does not matter
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # [M]
             if bool(s.min() == s.max()):  # all pairs still have the same s

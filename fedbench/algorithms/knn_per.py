@@ -154,6 +154,7 @@ def neighbours(z: Tensor, stored: Tensor, y: Tensor, k: int, scale: float, num_c
     Returns:
         The shares p_knn, of sum 1.  # [n, b, C]
     """
+    # this mode is exact: equal features have distance 0
     distances = torch.cdist(z, stored, compute_mode="donot_use_mm_for_euclid_dist").square()  # [n, b, m]
     distances = distances.masked_fill(y[:, None] < 0, torch.inf)
     nearest, index = distances.topk(min(k, stored.shape[1]), largest=False)  # [n, b, k]

@@ -385,7 +385,7 @@ class PFedNet(Algorithm):
         Returns:
             The row.  # [..., P]
         """
-        row = self.join(self.x, self.z.default[None])[0]
+        row = self.join(self.x, self.z.default[None])[0]  # x and the initial z with running statistics  [P]
         return self.fused.put(row, z)
 
     # -- records for figures -----------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, 
     """
     choices, others = [], {}
     for key, value in _flat(values):
+        # "/": a group of Hydra, such as hydra/launcher
         if key == "experiment" or "/" in key or (key in GROUPS and not inspect.isclass(value)):
             choices.append(f"{'+' if key == 'experiment' else ''}{key}={value_text(key, config_value(key, value))}")
         else:
@@ -140,6 +141,7 @@ def _sweep_override(key: str, value: Any) -> str:
         all(classes) or not any(classes) or key not in GROUPS,
         f"{key} mixes classes and names of options: give the class of each, such as fedbench.algorithms.fedavg.FedAvg",
     )
+    # "+": config.yaml has no default experiment, so Hydra must add it
     plus, target = "+" if key == "experiment" else "", "._target_" if any(classes) and key in GROUPS else ""
     return f"{plus}{key}{target}={','.join(value_text(key, config_value(key, item)) for item in items)}"
 

@@ -48,7 +48,7 @@ def run_data(folder: Path, status: str, message: str = "") -> dict[str, Any]:
     return {
         **{"folder": folder, "status": status, "message": message},
         **{key: summary.get(key) for key in SETTING},
-        "overrides": command_of(folder)[1],
+        "overrides": command_of(folder)[1],  # [0] is --config-dir
         "metric": f"personal/{primary}" if summary else None,
         "higher_is_better": (directions.get(primary) or {}).get("higher_is_better"),
         "last": _scores(summary, "last", primary, summary.get("rounds_done")),

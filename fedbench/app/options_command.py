@@ -113,14 +113,15 @@ def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
     source = next(iter(header(files[option])), None)
     head = {"group": group, "option": option, "source": source}
     types = _types(group, target)
-    values = values | (_shared_defaults(group) | values)  # the keys of the file come first
+    # the keys of the file come first, then those that all options of the group have
+    values = values | (_shared_defaults(group) | values)
     texts = of_every_option(group) | {key: meaning for key, (_, meaning) in described.items() if meaning}
     texts = {f"{prefix}.{key}": meaning for key, meaning in texts.items()}
     keys = dict.fromkeys([*values, *types])
     return [
         row
         for key in keys
-        if key not in (*NOT_SET, "_target_")
+        if key not in (*NOT_SET, "_target_")  # entries of files that are no options
         for row in _rows(head, f"{prefix}.{key}", types.get(key), values.get(key), texts)
     ]
 

@@ -80,7 +80,9 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
         folders: The conf folders.  None: fedbench's.
     """
     option_target = target_of(group, option, folders) if option and target else None
+    # the same class whose module has been renamed since
     moved = option_target is not None and _moved(option_target, str(target))
+    # "${": the option's file takes its class from another key
     same = option_target in (None, target) or "${" in str(option_target) or moved
     return option if same else class_name(group, str(target), folders)
 

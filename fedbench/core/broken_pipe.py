@@ -39,7 +39,7 @@ def survive_broken_pipe() -> Iterator[None]:
     full disk.  Streams of notebooks and tests are not replaced either.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _wrapped(sys.stdout, 1), _wrapped(sys.stderr, 2)
+    sys.stdout, sys.stderr = _wrapped(sys.stdout, 1), _wrapped(sys.stderr, 2)  # 1, 2: their file descriptors
     try:
         yield
     finally:

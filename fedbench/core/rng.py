@@ -274,7 +274,7 @@ def subsets(base: int, ids: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -
     Returns:
         Ascending positions of the drawn samples in each client's list, one array per client.
     """
-    order = _permutations(base, ids, sizes, int(sizes.max(initial=0)), 0)  # [K, n]
+    order = _permutations(base, ids, sizes, int(sizes.max(initial=0)), epoch=0)  # of all positions  [K, n]
     return [np.sort(row[:count]) for row, count in zip(order, counts.tolist())]
 
 

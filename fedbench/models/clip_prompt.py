@@ -424,7 +424,8 @@ class CLIPPrompt(MoveListener):
         for v in range(self.views):
 
             def view(x: Tensor, index: np.ndarray, v: int = v) -> Tensor:
-                draws = np.stack([generator(v, "view", int(i)).random(5) for i in index])  # [n, 5], of view and image
+                # area, aspect ratio, top, left and flip of each crop, which depend on view and image only  [n, 5]
+                draws = np.stack([generator(v, "view", int(i)).random(5) for i in index])
                 return self.cropped(x, torch.from_numpy(draws))
 
             made.append(self._features(images, used, f"view {v}", view, device))

@@ -152,6 +152,7 @@ class TabNet(nn.Module):
             Logits [B, C], and sparsity times the entropy of the masks M, mean over steps [B].
         """
         x = self.norm(x)
+        # of a transformer's outputs, the first N_d (self.decision) are d, which decides, the others a, which selects
         a = self.transformers[0](x, self.shared)[:, self.decision :]
         prior = torch.ones_like(x)
         decision = x.new_zeros(())
@@ -159,7 +160,7 @@ class TabNet(nn.Module):
         steps = zip(list(self.transformers)[1:], self.queries, self.norms, strict=True)
         for transformer, query, norm in steps:
             M = sparsemax(prior * norm(query(a)))  # [B, F]
-            prior = prior * (self.relaxation - M)
+            prior = prior * (self.relaxation - M)  # lowers features that this step selected
             y = transformer(M * x, self.shared)
             decision = decision + y[:, : self.decision].relu()
             a = y[:, self.decision :]

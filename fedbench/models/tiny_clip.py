@@ -119,11 +119,11 @@ def caption(style: str, colour: str, digit: str, rng: np.random.Generator) -> st
         digit: The digit as a word, such as "three".
         rng: Random number generator.
     """
-    kind = rng.random()
-    if kind < 0.5:
+    draw = rng.random()
+    if draw < 0.5:
         article = ("a ", "")[rng.integers(2)]
         medium = ("", "photo of a ", "picture of the ")[rng.integers(3)]
         return f"{article}{style} {medium}{colour} {digit}"
-    if kind < 0.65:
+    if draw < 0.65:
         return f"a photo of a {colour} {digit}."
-    return f"a {style} {digit}" if kind < 0.8 else f"a {style} {colour}"
+    return f"a {style} {digit}" if draw < 0.8 else f"a {style} {colour}"

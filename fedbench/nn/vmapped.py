@@ -68,8 +68,9 @@ class VmappedModule:
                 The output of the module (the input of the layer `until` if that is given), and the outputs of the
                 layers that the context records, as a dict from name to output.
             """
-            for dropout in self._local.dropouts:
+            for dropout in self._local.dropouts:  # the dropout layers of this thread's copy of the module
                 dropout.key = key
+            # without tensors that a method added, which only hooks read
             module_params = {n: p for n, p in client_params.items() if n in self._names}
             client_context = replace(context, activations={})
 

@@ -217,7 +217,7 @@ def _curve_rows(run: Run, name: str) -> list[Row]:
         run: The run.
         name: The name of the run in the page.
     """
-    table = run.metrics[_recorded(run)].copy()
+    table = run.metrics[_recorded(run)].copy()  # the columns that are plain means over clients
     for direction in ("up", "down"):
         table[f"mb_{direction}"] = scores.megabytes(run, (direction,)).reindex(table.index)
     seconds = run.costs.get("train_s", pd.Series(dtype=float))

@@ -45,7 +45,7 @@ class ClassDisjoint:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign each class to one client (see Partition.assign).
+        """Assign each class to one client, in every pool, a set of samples.
 
         Args:
             labels: Label of each sample of the data set, [n].

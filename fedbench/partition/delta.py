@@ -56,7 +56,7 @@ class Delta:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign negatives and positives by their counts (see Partition.assign).
+        """Assign negatives and positives by their counts, in every pool, a set of samples.
 
         Args:
             labels: Label of each sample of the data set, [n].

@@ -43,7 +43,7 @@ class DomainCounts:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign samples by the table (see Partition.assign).
+        """Assign samples by the table, in every pool, a set of samples.
 
         Args:
             labels: Label of each sample of the data set, [n].

@@ -31,7 +31,7 @@ class Practical:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign the shares of each class in random order (see Partition.assign).
+        """Assign the shares of each class in random order, in every pool, a set of samples.
 
         Args:
             labels: Label of each sample of the data set, [n].

@@ -146,12 +146,12 @@ def draw_run_figures(run: Run, files: FigureFiles, prefix: str, metric: str, rou
     if draw.label_counts(run) is not None:
         print_path(draw.draw_labels(run, path("labels")))
     matrices = draw.matrices(run)
-    if "d" in matrices:
+    if "d" in matrices:  # APPLE's coefficients of other clients
         print_path(draw.draw_relationships(run, path("d"), rounds))
         print_path(draw.draw_paths(run, path("d_paths")))
-    if "sdwd" in matrices:
+    if "sdwd" in matrices:  # pFedNet's deviations of personal parameters over clients
         print_path(draw.draw_sdwd(run, path("sdwd"), rounds))
-    if "A" in matrices:
+    if "A" in matrices:  # PGFed's coefficients of other clients
         print_path(draw.draw_change(run, path("A_change")))
         columns, rows = draw.regressions(run)
         print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")

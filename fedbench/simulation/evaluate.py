@@ -183,6 +183,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.
         A dict from metric to its values, [K] each.
     """
     sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
+    # statistics of a sample have about a number of 8 bytes per class, and four others
     groups = _groups(sizes, STATISTICS_BYTES // (8 * (cohort.federation.num_classes + 4)))
     metrics = []  # one entry per group
     for positions in groups:

@@ -481,6 +481,7 @@ def only_training_data_are_seen(case: TaskCase) -> None:
     other = case.targets.copy()  # samples 0 to 29 are training samples, and the others test samples
     other[30:] = other[30:][::-1]
     other[30:40] = other[40:50]
+    # key: the class of the task and the values of all its attributes, which setup may have set
     assert case.make(other).key == case.task.key, "`setup` depends on test samples"
 
 

@@ -142,7 +142,8 @@ def random_network(device: Any, seed: int = 0) -> Network:
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
         layer = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False)
-        nn.init.normal_(layer.weight, std=(2 / (9 * inputs)) ** 0.5, generator=torch_generator(seed, "fid", outputs))
+        std = (2 / (9 * inputs)) ** 0.5  # He initialization, which keeps the size of activations
+        nn.init.normal_(layer.weight, std=std, generator=torch_generator(seed, "fid", outputs))
         layers += [layer, nn.ReLU()]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(device).eval()
     return Network(f"random convolutions 3-32-64-128, seed {seed}", lambda x: net(2 * three_channels(x) - 1))

@@ -83,6 +83,7 @@ def search_space(
     """
     choices, space = composed.hydra.runtime.choices, {}
     for group in SEARCHED_GROUPS:
+        # the values in the comments "# search:" of the option's YAML file
         for key, text in declared(group, str(choices[group]), composer.folders).items():
             space[key] = dimension(composer.parse([f"{key}={text}"])[0])
     for override in given:

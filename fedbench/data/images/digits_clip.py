@@ -79,8 +79,8 @@ class DigitsCLIP:
         """Return the 897 digits that are not used for pre-training, each in three colours and in one or all styles."""
         grey, label = (part[PRETRAINING:] for part in digits())
         is_test = np.zeros(len(label), bool)
-        for kind in range(10):
-            members = np.flatnonzero(label == kind)
+        for digit in range(10):
+            members = np.flatnonzero(label == digit)
             is_test[members[: len(members) // 2]] = True
         styles = range(len(STYLES)) if self.style == "all" else [STYLES.index(self.style)]
         images, targets = [], []

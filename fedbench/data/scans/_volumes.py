@@ -115,7 +115,7 @@ def _raw(path: Path, size: int, is_packed: bool) -> bytes:
         ValueError: The file has another size.  This is found before more than ``size`` + 1 bytes are in memory.
     """
     actual = path.stat().st_size
-    if actual != size and not (is_packed and size <= actual * DEFLATED):
+    if actual != size and not (is_packed and size <= actual * DEFLATED):  # the largest possible compression ratio
         raise ValueError(
             f"DimSize and ElementType imply {size:,} bytes, but {path.name} has {actual:,} bytes; use its own header"
         )

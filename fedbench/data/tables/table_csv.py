@@ -102,9 +102,10 @@ class TableCsv:
         table.require_columns([name for name in self.roles.values() if name], "set their names in dataset.columns")
         table.require_columns(self.ignore or [], "correct dataset.ignore")
         table.require_columns(list(self.categorical or ()), "correct dataset.categorical")
-        raw, counts = self._features(table)
+        raw, counts = self._features(table)  # counts: the number of categories of each column, 0 for a numeric one
         class_names, targets = self._targets(table)
         client_names, clients = self._codes(table, "client")
+        _, patients = self._codes(table, "patient")
         split_column = self._column(table, "split")
         split = np.full(len(table), TRAIN, np.int8)
         if split_column is not None:
@@ -119,7 +120,7 @@ class TableCsv:
                 class_names=class_names,
                 domain=clients,
                 domain_names=client_names,
-                subject=self._codes(table, "patient")[1],
+                subject=patients,
                 fit=TableFit(tuple(counts), self.indicator, self.scale_fit, self.scale, self.fill, self.constant),
             ).check()
 

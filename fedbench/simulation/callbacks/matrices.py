@@ -121,7 +121,8 @@ class MatrixLog:
             stored = read_npz(self.path)
             for r, round in enumerate(stored.pop("rounds").tolist()):
                 if round <= done and self._is_recorded(round):
-                    self._record(round, {name: np.asarray(values[r]) for name, values in stored.items()})  # [] too
+                    # np.asarray: an entry may be a single number
+                    self._record(round, {name: np.asarray(values[r]) for name, values in stored.items()})
         if self.active and digests is not None:
             expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}
             require(

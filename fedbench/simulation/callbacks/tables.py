@@ -50,8 +50,8 @@ class Tables(Callback):
             done: The round of the checkpoint, 0 for a new run.  Lines of later rounds are removed.
             marks: Size and checksum of each table at that round.  Checkpoints of older versions have none.
         """
-        for file, mark in (marks or {}).items():
-            truncate_bytes(run_dir / file, mark[0])
+        for file, (size, _) in (marks or {}).items():  # _: the checksum, which was compared before
+            truncate_bytes(run_dir / file, size)
         self.tables = {name: CsvTable(run_dir / f"{name}.csv", done or -1) for name in TABLES}
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:

@@ -3,15 +3,19 @@
     v <- v + sum_i p_i (x_i - v) min(1, tau / |x_i - v|)
 
 Departs from the paper: uploads are models, so v starts at the model that the server sent; p_i are the clients' weights,
-and client_weights=uniform is the paper.
-Reduces to: the mean if tau is larger than all distances.
+and client_weights=uniform is the paper.  The paper's tau is a number.  The default, tau=None, is the weighted median of
+the distances |x_i - v| in each iteration, as FLAME clips to the median norm (Nguyen et al., USENIX Security 2022).
+Reduces to: the mean, bit for bit, if tau is larger than all distances.
 """
 
 from torch import Tensor
 
+from fedbench.aggregators._columns import weighted_median
 from fedbench.aggregators._mixing import distances
 from fedbench.aggregators.base import Aggregator, PreAggregation, Uploads
 from fedbench.core.options import Count, NonNegative, Positive
+
+TINY = 1e-30  # instead of a distance of 0
 
 
 class CenteredClipping(Aggregator):
@@ -21,7 +25,7 @@ class CenteredClipping(Aggregator):
         f: Assumed number of wrong uploads, or a fraction below 0.5; only used by pre=nnm.
         pre: "none", "nnm" or "bucketing".
         bucket_size: Number of uploads in a bucket.
-        tau: Largest l2 norm of a change, > 0.
+        tau: Largest l2 norm of a change, > 0.  None: the weighted median of the norms in each iteration.
         iterations: Number of iterations.
     """
 
@@ -30,7 +34,7 @@ class CenteredClipping(Aggregator):
         f: NonNegative = 0.1,
         pre: PreAggregation = "none",
         bucket_size: Count = 2,
-        tau: Positive = 1.0,
+        tau: Positive | None = None,
         iterations: Count = 3,
     ):
         super().__init__(f, pre, bucket_size)
@@ -41,6 +45,11 @@ class CenteredClipping(Aggregator):
         v = u.start  # [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, v)  # [m]
-            factors = u.weights * (self.tau / distance).clamp_max(1)  # p_i min(1, tau / |x_i - v|)  [m]
+            tau = weighted_median(distance[:, None], u.weights) if self.tau is None else self.tau  # a number or [1]
+            if bool((distance <= tau).all()):
+                v = u.mean
+                continue
+            scale = (tau / distance.clamp_min(TINY)).clamp_max(1)  # min(1, tau / |x_i - v|)  [m]
+            factors = u.weights * scale  # [m]
             v = (1 - factors.sum()) * v + factors @ u.rows
         return v

@@ -170,5 +170,5 @@ def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: b
         else 0.0.
     """
     shares = counts.clamp_min(0) if by_samples else (counts > 0).float()  # [K, C]
-    total = cohort.sum(shares)  # [C]
-    return cohort.sum(shares[..., None] * means) / total.clamp_min(1e-12)[:, None], (total > 0).float()
+    total = cohort.sum(shares, exact=True)  # [C]
+    return cohort.sum(shares[..., None] * means, exact=True) / total.clamp_min(1e-12)[:, None], (total > 0).float()

@@ -82,6 +82,15 @@ def robust_mean(
     return estimate(of_clients, of_clients.sum() if isinstance(weights, Tensor) else None).view(uploads.shape[1:])
 
 
+def finite_rows(uploads: Tensor) -> np.ndarray:
+    """Return whether each client's upload [K, ...] has no NaN and no infinite value.  # [K] bool, on the host"""
+    rows = uploads.reshape(len(uploads), -1)
+    is_finite = torch.isfinite(rows.sum(1))  # the sum may be infinite for very large values, too
+    if not bool(is_finite.all()):
+        is_finite = torch.isfinite(rows).all(1)
+    return is_finite.cpu().numpy()
+
+
 def _group_weights(weights: Tensor, groups: Tensor | None) -> Tensor:
     """Return the weights [K] of clients, or with groups [M, K] their weights in each group [M, K], with sum 1 or 0."""
     if groups is None:

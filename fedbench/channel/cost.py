@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ class RoundCost:
         takes_means: Whether the server averaged clients by the option `client_weights`.
         takes_aggregates: Whether the server combined uploads by the option `aggregator`.
         takes_server_steps: Whether the server moved its model by the option `server`.
+        left_out: Clients whose uploads an aggregation rule left out, because they are not finite.
     """
 
     steps: int = 0
@@ -36,3 +37,4 @@ class RoundCost:
     takes_means: bool = False
     takes_aggregates: bool = False
     takes_server_steps: bool = False
+    left_out: set[int] = field(default_factory=set)

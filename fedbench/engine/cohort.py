@@ -38,6 +38,7 @@ from fedbench.server.base import ServerRule, ServerStep
 from fedbench.tasks.base import SampleStatistics
 
 MAX_LOSS = 1e8  # a larger training loss counts as diverged
+TINY = torch.finfo(torch.float32).tiny  # instead of a sum of weights that is 0
 
 
 class Cohort:
@@ -326,7 +327,7 @@ class Cohort:
         """Return the mean of the clients' uploads, or the estimate of the run's aggregation rule (option aggregator).
 
         A server model is averaged by `self.w = cohort.mean(up.theta, updates="w")`.  The run's server rule (option
-        server) then replaces the mean.
+        server) then replaces the mean.  An aggregation rule leaves out clients whose uploads are not finite.
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
@@ -342,7 +343,15 @@ class Cohort:
 
         Raises:
             UnknownReference: The server did not broadcast a tensor named `updates` in this round.
+            RunError: With an aggregation rule, no client (or none of a group) uploaded finite values.
         """
+        if self.engine.aggregator is not None and not (is_finite := aggregate.finite_rows(uploads)).all():
+            kept = torch.from_numpy(is_finite).to(uploads.device)
+            others = self._without(~is_finite, weights[None] if isinstance(weights, Tensor) else groups)
+            if isinstance(weights, Tensor):  # their sum stays
+                weights = weights[kept] * (weights.sum() / weights[kept].sum().clamp_min(TINY))
+            groups = None if groups is None else groups[:, kept]
+            return others.mean(uploads[kept], weights, groups, updates, rule)
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
         self.cost.takes_server_steps |= updates is not None and rule is None
         self.cost.takes_aggregates = True
@@ -358,16 +367,39 @@ class Cohort:
         step = ServerStep(w, mean, uploads, weights, self.round)
         return server_step(rule, step, updates, self.engine.rows, self.model, self.context.changes_state)
 
-    def sum(self, uploads: Tensor) -> Tensor:
-        """Return the sum of the clients' uploads.
+    def sum(self, uploads: Tensor, exact: bool = False) -> Tensor:
+        """Return the sum of the clients' uploads, or K times the estimate of their mean by the run's aggregation rule.
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
+            exact: Whether to sum whatever the rule is, such as counts, whose sum is no multiple of a typical count.
 
         Returns:
             The sum.  # [...]
         """
-        return aggregate.total(uploads)
+        if exact or self.engine.aggregator is None:
+            return aggregate.total(uploads)
+        return len(self) * self.mean(uploads, weights="uniform")
+
+    def _without(self, left_out: np.ndarray, groups: Tensor | None) -> Cohort:
+        """Return the cohort without clients whose uploads are not finite, and record these clients in the cost.
+
+        Args:
+            left_out: Whether to leave out each client.  # [K] bool
+            groups: Not 0 for the clients of each of M groups.  None: one group of all clients.  # [M, K]
+
+        Raises:
+            RunError: A group has clients, and all of them are left out.
+        """
+        self.cost.left_out.update(self.ids[left_out].tolist())
+        is_member = np.ones((1, len(self)), bool) if groups is None else groups.cpu().numpy() != 0  # [M, K]
+        if (is_member.any(1) & ~is_member[:, ~left_out].any(1)).any():
+            raise RunError(
+                f"in round {self.round + 1}, all uploads that the server combines have NaN or infinite values, so that "
+                "no aggregation rule has an estimate: lower optimizer.lr, for example to a tenth, or use fewer "
+                "attackers"
+            )
+        return self.subset(~left_out)
 
     # -- training ----------------------------------------------------------------------------------------
     def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:

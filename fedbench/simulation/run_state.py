@@ -253,9 +253,10 @@ class Simulation:
             "bytes_down": cost.bytes_down,
             "bytes_up": cost.bytes_up,
             **({"dense_down": cost.dense_down, "dense_up": cost.dense_up} if self.engine.compression else {}),
+            **({"left_out": len(cost.left_out)} if self.engine.aggregator else {}),
             "peak_memory_mb": peak_memory(self.engine.device),
         }
-        for name in row.keys() & (*COSTS, "dense_down", "dense_up"):
+        for name in row.keys() & (*COSTS, "dense_down", "dense_up", "left_out"):
             self.cost[name] = self.cost.get(name, 0) + row[name]
         return row
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from fedbench.channel.compression import TINY
 from fedbench.channel.cost import RoundCost
 from fedbench.core import torch_settings
-from fedbench.core.options import PeerLost, require
+from fedbench.core.options import PeerLost, listed, require
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
@@ -218,6 +218,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
     if len(ids):  # if all clients dropped out, the server does not change
         sim.algorithm.round(cohort)
         check_used(sim, cohort.cost)
+        report_left_out(sim, cohort.cost)
     if engine.compression is not None and cohort.cost.losses is not None:
         cohort.cost.bytes_up += engine.compression.observe(cohort.cost.losses)
     synchronize(engine.device)
@@ -275,6 +276,18 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
         f"compression={choices.compression} has no effect: algorithm={choices.algorithm} sends no float32 tensor with "
         f"{TINY} or more numbers per client; use compression=none",
     )
+
+
+def report_left_out(sim: Simulation, cost: RoundCost) -> None:
+    """Warn once, on rank 0, of clients whose uploads an aggregation rule left out, because they are not finite."""
+    if cost.left_out and not sim.cost.get("left_out") and sim.engine.executor.ranks.is_first:
+        log.warning(
+            "round %d: aggregator=%s leaves out the uploads of %s, which have NaN or infinite values; costs.csv counts "
+            "such clients of each round in the column left_out",
+            sim.done + 1,
+            sim.cfg.choices.aggregator,
+            listed(f"client {i}" for i in sorted(cost.left_out)),
+        )
 
 
 # -- evaluation ------------------------------------------------------------------------------------------

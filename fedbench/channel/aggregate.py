@@ -82,13 +82,13 @@ def robust_mean(
     return estimate(of_clients, of_clients.sum() if isinstance(weights, Tensor) else None).view(uploads.shape[1:])
 
 
-def finite_rows(uploads: Tensor) -> np.ndarray:
-    """Return whether each client's upload [K, ...] has no NaN and no infinite value.  # [K] bool, on the host"""
+def finite_rows(uploads: Tensor) -> Tensor:
+    """Return whether each client's upload [K, ...] has no NaN and no infinite value.  # [K] bool"""
     rows = uploads.reshape(len(uploads), -1)
     is_finite = torch.isfinite(rows.sum(1))  # the sum may be infinite for very large values, too
     if not bool(is_finite.all()):
         is_finite = torch.isfinite(rows).all(1)
-    return is_finite.cpu().numpy()
+    return is_finite
 
 
 def _group_weights(weights: Tensor, groups: Tensor | None) -> Tensor:

@@ -345,13 +345,12 @@ class Cohort:
             UnknownReference: The server did not broadcast a tensor named `updates` in this round.
             RunError: With an aggregation rule, no client (or none of a group) uploaded finite values.
         """
-        if self.engine.aggregator is not None and not (is_finite := aggregate.finite_rows(uploads)).all():
-            kept = torch.from_numpy(is_finite).to(uploads.device)
-            others = self._without(~is_finite, weights[None] if isinstance(weights, Tensor) else groups)
+        if self.engine.aggregator is not None and not bool((is_finite := aggregate.finite_rows(uploads)).all()):
+            others = self._without(~is_finite.cpu().numpy(), weights[None] if isinstance(weights, Tensor) else groups)
             if isinstance(weights, Tensor):  # their sum stays
-                weights = weights[kept] * (weights.sum() / weights[kept].sum().clamp_min(TINY))
-            groups = None if groups is None else groups[:, kept]
-            return others.mean(uploads[kept], weights, groups, updates, rule)
+                weights = weights[is_finite] * (weights.sum() / weights[is_finite].sum().clamp_min(TINY))
+            groups = None if groups is None else groups[:, is_finite]
+            return others.mean(uploads[is_finite], weights, groups, updates, rule)
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
         self.cost.takes_server_steps |= updates is not None and rule is None
         self.cost.takes_aggregates = True

@@ -287,6 +287,8 @@ def explain(error: BaseException) -> str:
     text = str(error) or str(error.__cause__ or type(error).__name__)
     if match := re.fullmatch(r"Could not override '(.*?)'\.", text.split("\n")[0].strip()):
         return f"{match[1]} is not a key: correct or remove it (--cfg all prints the keys of a run and of Hydra)"
+    if match := re.match(r"Could not delete from config\. '(.*?)' does not exist\.", text.split("\n")[0].strip()):
+        return f"~{match[1]} deletes a key that the configuration does not have: correct or remove it"
     advice = ("To append", "Set the environment variable", "full_key:", "object_type=")  # lines that are left out
     lines = [line.strip() for line in text.split("\n")]
     return " ".join(line for line in lines if line and not line.startswith(advice))

@@ -83,9 +83,10 @@ def check_choice(override: Override, folders: list[Path]) -> None:
         listed = ", ".join(same or group_overview(options)) or "none"
         advice = "" if hint or len(folders) > 1 else "; give the folder of your own options by --config-dir"
         raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{advice}")
-    why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
+    given = str(override.input_line)
+    why = "needs a plus, because it is added to the default run" if plus else "has a plus, which only +experiment needs"
     has_right_plus = bool(plus) == (override.type is not OverrideType.CHANGE)
-    require(has_right_plus, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
+    require(has_right_plus, f"{given} {why}: write {plus}{given.lstrip('+')}")
 
 
 def unreadable(text: str, folders: list[Path]) -> str:

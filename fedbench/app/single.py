@@ -186,7 +186,10 @@ def make_folder(folder: Path, fresh: bool) -> Path:
         check_files(made)  # no output file's name may be that of a subfolder
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"cannot make {folder}: {why}; set output_dir (sweep_dir for -m)") from error
+        raise ConfigError(
+            f"cannot make the folder {folder} ({why}): set output_dir, or sweep_dir with -m, to a folder that you may "
+            "write to"
+        ) from error
     return made
 
 

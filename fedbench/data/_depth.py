@@ -89,7 +89,10 @@ def common_window(ranges: Sequence[Range], name: str) -> Window:
         ConfigError: All pixels are equal, or most pictures would keep few of the 256 grey levels.
     """
     low, high = min(r.low for r in ranges), max(r.high for r in ranges)
-    require(low < high, f"{name}: every pixel of its pictures of more than 8 bits is {low:g}: replace these files")
+    require(
+        low < high,
+        f"all pixels of the pictures with more than 8 bits in {name} have the value {low:g}: replace these files",
+    )
     window = (low, high)
     if low >= 0 and all(r.is_integer for r in ranges):
         window = (0.0, float(max(LEVELS, 1 << int(high).bit_length())))

@@ -47,7 +47,7 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
     equal = _groups(distinct, lambda name: Decimal(name) if PLAIN_NUMBER.fullmatch(name) else None)
     if equal:
         raise ConfigError(
-            f"{where} has {_shown(equal)}, which are equal numbers and would count as different names: "
+            f"{where}: {_shown(equal)} are equal numbers, but would count as different names: "
             "spell each number in one way in the file"
         )
     similar = _groups(distinct, lambda name: "".join(name.split()).casefold())

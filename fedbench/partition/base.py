@@ -457,8 +457,8 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
         lists: Ragged = getattr(split, part)
         require(
             len(lists) == num_clients,
-            f"{partition_name} returned {len(lists)} {part} lists for {num_clients} clients: return one for "
-            "each client",
+            f"the partition {partition_name} returned {len(lists)} {part} lists for {num_clients} clients: return one "
+            "for each client",
         )
         empty = np.flatnonzero(lists.sizes == 0)
         if part != "val" and len(empty):

@@ -198,7 +198,11 @@ def _check_comparable(runs: list[Run], key: str) -> None:
         ConfigError: They do not.
     """
     values = {run.flat_config[key] for run in runs}
-    require(len(values) > 1, f"--choose {key}: there are no finished runs with two different numbers under that key")
+    require(
+        len(values) > 1,
+        f"--choose {key} needs finished runs with at least two numbers as {key}, and these have none or one: name "
+        "another key",
+    )
     others = [k.removeprefix("choices.") for k in differing(runs) if k not in (key, "fold")]
     require(
         not others,

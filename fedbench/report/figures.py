@@ -241,7 +241,10 @@ def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, 
         values = [scores.value_at(run, options.metric, round) for run, round in zip(group.runs, rounds)]
         lines.setdefault(legend_name(labels, group.tuned, group.conf), {})[float(x)] = np.array(values)
     distinct = {x for line in lines.values() for x in line}
-    require(len(distinct) > 1, f"--against {key}: there are no runs with two different numbers under that key")
+    require(
+        len(distinct) > 1,
+        f"--against {key} needs runs with at least two numbers as {key}, and these have none or one: name another key",
+    )
     return lines
 
 

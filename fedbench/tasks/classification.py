@@ -39,7 +39,8 @@ class Classification(Task):
     ):
         require(
             class_weights in ("none", "balanced") or isinstance(class_weights, list | tuple),
-            f"task.class_weights is {class_weights}: set none, balanced or a list with one number > 0 per class",
+            f"task.class_weights={class_weights} is not allowed: set none, balanced or a list with one number > 0 "
+            "per class",
         )
         require(
             0 <= label_smoothing < 1,

@@ -37,7 +37,7 @@ class Regression(Task):
         standardize: bool = True,
         primary: str = "rmse",
     ):
-        require(loss in ("mse", "mae", "huber"), f"task.loss is {loss}: set mse, mae or huber")
+        require(loss in ("mse", "mae", "huber"), f"task.loss={loss} is not a loss of regression: set mse, mae or huber")
         self.loss_name = loss
         self.standardize = standardize
         self.primary = check_primary(primary, self)

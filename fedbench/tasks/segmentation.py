@@ -48,8 +48,11 @@ class Segmentation(Task):
         per_class: bool = False,
         primary: str = "accuracy",
     ):
-        require(loss in ("ce", "dice", "dice_ce"), f"task.loss is {loss}: set ce, dice or dice_ce")
-        require(empty in ("skip", "one", "zero"), f"task.empty is {empty}: set skip, one or zero")
+        require(
+            loss in ("ce", "dice", "dice_ce"),
+            f"task.loss={loss} is not a loss of segmentation: set ce, dice or dice_ce",
+        )
+        require(empty in ("skip", "one", "zero"), f"task.empty={empty} is not allowed: set skip, one or zero")
         self.loss_name = loss
         self.ignore = ignore
         self.empty = empty
@@ -81,7 +84,7 @@ class Segmentation(Task):
         )
         require(
             self.ignore is None or self.ignore < num_classes,
-            f"task.ignore is {self.ignore}, which is not a class of the data set: set a class from 0 to "
+            f"task.ignore={self.ignore} is not a class of the data set: set a class from 0 to "
             f"{num_classes - 1}, or null to ignore none",
         )
 

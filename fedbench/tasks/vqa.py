@@ -39,7 +39,9 @@ class VQA(Task):
     def __init__(
         self, loss: Literal["bce_sum", "cross_entropy"] = "bce_sum", f1: bool = False, primary: str = "accuracy"
     ):
-        require(loss in ("bce_sum", "cross_entropy"), f"task.loss is {loss}: set bce_sum or cross_entropy")
+        require(
+            loss in ("bce_sum", "cross_entropy"), f"task.loss={loss} is not a loss of vqa: set bce_sum or cross_entropy"
+        )
         self.loss_name = loss
         self.f1 = f1
         if f1:

@@ -301,7 +301,7 @@ def test_sigterm_is_an_interruption(elsewhere: dict[str, str], tmp_path: Path) -
 def test_an_output_path_below_a_file(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("mine")
     assert main(overrides) == 2
-    assert re.match(r"cannot make .*file/below.*(output_dir|sweep_dir)", sentence(capsys))
+    assert re.match(r"cannot make the folder .*file/below.*(output_dir|sweep_dir)", sentence(capsys))
     assert Path("file").read_text() == "mine"
 
 

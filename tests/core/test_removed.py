@@ -33,7 +33,7 @@ WORDS = [
 ]
 STORED = {"start": "own", "peers": "everyone"}  # options of FedAMP
 GROUPS = {"adapters": "adapter", "algorithms": "algorithm", "data": "dataset", "models": "model"}  # by package
-PEERS = "algorithm.peers was removed, so leave it out. In its place: the last uploads of all clients are mixed"
+PEERS = "algorithm.peers is no longer an option: remove it. The server always mixes the last uploads of all clients."
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def test_every_removed_option_is_refused_with_its_alternative(target: str) -> No
         cfg[group] = {**options, option: neutral}
         with pytest.raises(ConfigError) as refused:
             check(cfg)
-        assert str(refused.value) == f"{group}.{option} was removed, so leave it out. In its place: {instead}"
+        assert str(refused.value) == f"{group}.{option} is no longer an option: remove it. {instead}"
 
 
 def test_the_function_of_a_run_refuses_it() -> None:

@@ -110,7 +110,7 @@ def test_parts_may_list_named_clients_in_any_order(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="client b is not in all parts"):
         _ = File(str(written(tmp_path, "other.json", other))).content
     twice = {"7": [0, 1], "007": [2, 3]}
-    with pytest.raises(ConfigError, match="'007' and '7', which are equal numbers"):
+    with pytest.raises(ConfigError, match="'007' and '7' are equal numbers"):
         _ = File(str(written(tmp_path, "twice.json", twice))).content
 
 

@@ -503,7 +503,7 @@ def test_a_metric_against_a_key(tmp_path, capsys):
     lines = values_by_key(groups, Options(), "algorithm.mu")
     assert list(lines) == ["PGFed"] and sorted(lines["PGFed"]) == [0.1, 0.5, 2.0]
     np.testing.assert_allclose(sorted(lines["PGFed"][0.5]), [0.75, 0.77])
-    with pytest.raises(ConfigError, match=r"--against optimizer.lr: there are no runs with two different numbers"):
+    with pytest.raises(ConfigError, match=r"--against optimizer.lr needs runs with at least two numbers"):
         values_by_key(groups, Options(), "optimizer.lr")
     pytest.importorskip("matplotlib")
     asked = [str(tmp_path), "--against", "algorithm.mu"]

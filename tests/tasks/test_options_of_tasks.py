@@ -283,7 +283,10 @@ def test_a_task_of_ones_own_declares_its_scores() -> None:
     "build, said",
     [
         (lambda: Classification(label_smoothing=1.0), "label_smoothing must be at least 0 and below 1, got 1.0"),
-        (lambda: Classification(class_weights="some"), "class_weights is some: set none, balanced or a list"),  # type: ignore
+        (
+            lambda: Classification(class_weights="some"),
+            "class_weights=some is not allowed: set none, balanced or a list",
+        ),  # type: ignore
         (lambda: Classification(class_weights=[1.0, -1.0]), "class_weights must be numbers > 0"),
         (
             lambda: Classification(primary="rmse"),
@@ -293,11 +296,14 @@ def test_a_task_of_ones_own_declares_its_scores() -> None:
             lambda: Classification(class_weights=[1.0]).check(np.array([0, 1]), 2),
             "has 1 values, but the data set has 2",
         ),
-        (lambda: Segmentation(loss="focal"), "task.loss is focal: set ce, dice or dice_ce"),  # type: ignore
-        (lambda: Segmentation(empty="nan"), "task.empty is nan: set skip, one or zero"),  # type: ignore
-        (lambda: Segmentation(ignore=4).check(np.zeros((2, 3, 3), int), 4), "task.ignore is 4, .* class from 0 to 3"),
+        (lambda: Segmentation(loss="focal"), "task.loss=focal is not a loss of segmentation: set ce, dice or dice_ce"),  # type: ignore
+        (lambda: Segmentation(empty="nan"), "task.empty=nan is not allowed: set skip, one or zero"),  # type: ignore
+        (
+            lambda: Segmentation(ignore=4).check(np.zeros((2, 3, 3), int), 4),
+            "task.ignore=4 is not .* class from 0 to 3",
+        ),
         (lambda: Segmentation().check(np.full((2, 3, 3), 7), 4), "labels span 7 to 7, expected 0 to 3"),
-        (lambda: Regression(loss="l3"), "task.loss is l3: set mse, mae or huber"),  # type: ignore
+        (lambda: Regression(loss="l3"), "task.loss=l3 is not a loss of regression: set mse, mae or huber"),  # type: ignore
         (lambda: Regression().check(np.zeros(3), 1), "targets of regression have dtype float64"),
         (lambda: Regression().check(np.array([np.nan], np.float32), 1), "targets must be finite"),
     ],

@@ -43,8 +43,8 @@ class Files:
     def __init__(self, path: Path, name: str, where: str):
         require(
             path.exists(),
-            f"dataset.path={path}: {name} does not exist there; download it from {where}, or set the path to its "
-            "folder or zip",
+            f"dataset.path={path}: this folder or zip of {name} does not exist; download it from {where}, or set "
+            "the path to it",
         )
         self.path = path
         self.name = name

@@ -74,7 +74,7 @@ def test_labels_of_lists_are_spelled_in_one_way(nih: Path) -> None:
     nih.write_text(nih.read_text().replace("Emphysema|Hernia", "emphysema|Hernia"))
     assert "differ only by case or blanks" in sentence(nih, label_separator="|")
     nih.write_text(nih.read_text().replace("emphysema|Hernia", "1|Hernia").replace("No Finding", "1.0"))
-    assert "which are equal numbers" in sentence(nih, label_separator="|")
+    assert "are equal numbers" in sentence(nih, label_separator="|")
     assert "dataset.columns.label" in sentence(nih, columns=NIH | {"label": ["Follow-up #", "Follow-up #"]})
 
 

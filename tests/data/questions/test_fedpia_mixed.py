@@ -152,5 +152,7 @@ def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> No
 
 
 def test_what_is_missing(folders: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere: MedViLL's pairs does not exist there; download it from github"):
+    with pytest.raises(
+        ConfigError, match="nowhere: this folder or zip of MedViLL's pairs does not exist; download it from github"
+    ):
         load(folders, paths={"mimic_cxr": "nowhere"})

@@ -210,7 +210,7 @@ def test_mistakes_are_one_sentence(options: dict, sentence: str) -> None:
 
 
 def test_files_that_lack_something(several: Path) -> None:
-    with pytest.raises(ConfigError, match="VQA-Med 2021 does not exist there; download it from zenodo"):
+    with pytest.raises(ConfigError, match="VQA-Med 2021 does not exist; download it from zenodo"):
         MedVQA(sets=["vqa_med_2021"], data_dir=str(several)).load()
     (several / "vqa_med_2020" / "VQAMed2020-Task1-VQAnswering-Test-ReferenceAnswers.txt").unlink()
     with pytest.raises(ConfigError, match="the question about t4 has no answer in any file"):

@@ -146,7 +146,9 @@ def test_a_run(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere: OmniMedVQA does not exist there; download it from huggingface"):
+    with pytest.raises(
+        ConfigError, match=r"nowhere: this folder or zip of OmniMedVQA does not exist; download it from huggingface"
+    ):
         load(folder / "nowhere")
     with pytest.raises(ConfigError, match=r"assign nothing to endoscopy of dataset\.clients"):
         load(folder, ["ct", "endoscopy"])

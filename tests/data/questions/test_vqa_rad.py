@@ -114,7 +114,9 @@ def test_another_number_of_questions_gets_a_warning(folder: Path, caplog: pytest
 
 
 def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere: VQA-RAD does not exist there; download it from osf\.io/89kps"):
+    with pytest.raises(
+        ConfigError, match=r"nowhere: this folder or zip of VQA-RAD does not exist; download it from osf\.io/89kps"
+    ):
         VQARad(path=str(tmp_path / "nowhere")).load()
     (folder / "testset.json").write_text("{")
     with pytest.raises(ConfigError, match=r"testset\.json cannot be read"):

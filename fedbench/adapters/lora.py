@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from fedbench.adapters.base import Adapter
 from fedbench.core.options import Count, Positive, require
+from fedbench.nn.transposed_linear import is_transposed_linear
 
 
 class LoRA(Adapter):
     """Adapter that adds low-rank products to linear layers.
 
     Args:
-        places: Patterns of layer names; of these, linear layers and nn.MultiheadAttention are adapted.
+        places: Patterns of layer names; of these, linear layers, transformers' Conv1D and nn.MultiheadAttention are
+            adapted.
         rank: Rank r of the product.
         alpha: The product is multiplied by alpha / r.
         convolutions: Whether convolutions are adapted too, except grouped ones.
@@ -57,6 +59,8 @@ class LoRA(Adapter):
         """
         if type(layer) is nn.Linear:
             return LoRALinear(layer, self.rank, self.alpha)
+        if is_transposed_linear(layer):
+            return LoRATransposedLinear(layer, self.rank, self.alpha)
         if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
             return LoRAAttention(layer, self.rank, self.alpha)
         if self.convolutions and type(layer) is nn.Conv2d and layer.groups == 1:
@@ -75,14 +79,18 @@ class LoRA(Adapter):
             f"the layer {attention[0] if attention else ''} is an nn.MultiheadAttention, whose LoRA the library peft "
             "computes wrongly (version 0.21 adds its output's product twice): export with --merged instead of --peft",
         )
-        if any(type(layer) not in (LoRALinear, LoRAConv2d) for layer in layers.values()):
+        kinds = {type(layer) for layer in layers.values()}
+        if not kinds <= {LoRALinear, LoRATransposedLinear, LoRAConv2d}:
             return None
+        # peft corrects this value in layers of the other kind, with a warning
+        fan_in_fan_out = {"fan_in_fan_out": True} if kinds == {LoRATransposedLinear} else {}
         return {
             "peft_type": "LORA",
             "r": self.rank,
             "lora_alpha": self.alpha,
             # a regular expression, because peft matches the names in a list as suffixes
             "target_modules": "|".join(re.escape(name) for name in layers),
+            **fan_in_fan_out,
         }
 
 
@@ -134,6 +142,21 @@ class LoRALinear(_WithProduct):
     def __init__(self, layer: nn.Linear, rank: int, alpha: float):
         down = nn.Linear(layer.in_features, rank, bias=False)
         super().__init__(layer, down, nn.Linear(rank, layer.out_features, bias=False), alpha / rank)
+
+
+class LoRATransposedLinear(_WithProduct):
+    """Adapted Conv1D of transformers [..., in] -> [..., out] with the weight [in, out]; A [r, in] and B [out, r]."""
+
+    def __init__(self, layer: Any, rank: int, alpha: float):
+        inputs, outputs = layer.weight.shape
+        down, up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        super().__init__(layer, down, up, alpha / rank)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight W + (alpha / r) (B A)^T.  # [in, out]"""
+        product = self.lora_B.weight @ self.lora_A.weight  # type: ignore[operator]
+        return self.base_layer.weight + self.scale * product.t()  # type: ignore[operator]
 
 
 class LoRAConv2d(_WithProduct):

@@ -15,6 +15,7 @@ from fedbench.core.error_text import is_raised_here
 from fedbench.core.options import ConfigError, require
 from fedbench.core.weights import read_weights
 
+IMAGE_REMEDY = "Change model.options, the size of the images or the network"
 ATTENTION_LAYERS = ("attn", "attention", "self_attention")  # names in timm, transformers and torchvision
 
 
@@ -56,7 +57,7 @@ class Backbone(nn.Module):
             f"{key} needs images [channels, height, width] with 1 or {channels} channels, but the samples of the data "
             f"set have shape {tuple(input_shape)}: choose another data set, or another model",
         )
-        with _library_errors(key, "be built for", input_shape):
+        with library_errors(key, f"be built for images {tuple(input_shape)}", IMAGE_REMEDY):
             body = build()
         load(body)
         self.channels = channels
@@ -102,7 +103,7 @@ class Backbone(nn.Module):
             ConfigError: It does not, or the network cannot compute these images.
         """
         self.body.eval()
-        with _library_errors(key, "compute", input_shape), torch.no_grad():
+        with library_errors(key, f"compute images {tuple(input_shape)}", IMAGE_REMEDY), torch.no_grad():
             features = self.features_of(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
         self.body.train()
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -114,23 +115,20 @@ class Backbone(nn.Module):
 
 
 @contextmanager
-def _library_errors(key: str, action: str, input_shape: tuple) -> Iterator[None]:
-    """Return a context that turns an error of a library within it into a ConfigError.
+def library_errors(key: str, action: str, remedy: str) -> Iterator[None]:
+    """Turn errors of a library into a ConfigError.
 
     Args:
-        key: Option and value that name the network, for the message.
-        action: What the library does with images, "be built for" or "compute", for the message.
-        input_shape: Channels, height and width of the images, for the message.
+        key: Option and value that name the network.
+        action: What it should do, as in "be built for images (3, 32, 32)".
+        remedy: What the user can do, as in "Change the network".
     """
     try:
         yield
     except Exception as error:  # libraries raise any type for options and sizes that do not fit
         if is_raised_here(error):
             raise
-        raise ConfigError(
-            f"{key} cannot {action} images {tuple(input_shape)}: {_first_line(error)}. Change model.options, the size "
-            "of the images or the network"
-        ) from error
+        raise ConfigError(f"{key} cannot {action}: {first_line(error)}. {remedy}") from error
 
 
 def _remove_classifier(network: nn.Module, key: str) -> int:
@@ -220,7 +218,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         return _read_safetensors(path) if path.suffix == ".safetensors" else read_weights(path)
     except (ValueError, OSError) as error:
         raise ConfigError(
-            f"model.weights={path} cannot be read: {_first_line(error)}. Set the path of a .safetensors file, or of a "
+            f"model.weights={path} cannot be read: {first_line(error)}. Set the path of a .safetensors file, or of a "
             "file that torch.save wrote from a state dict"
         ) from error
 
@@ -255,6 +253,6 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or the error's class if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -6,7 +6,7 @@ The documentation of peft describes the files ("PEFT checkpoint format").
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -14,6 +14,19 @@ from fedbench.adapters.base import Adapter, Mergeable
 from fedbench.core.options import ConfigError, require
 
 PREFIX = "base_model.model."  # of all names in peft's files: the model in a LoraModel in a PeftModel
+
+
+@runtime_checkable
+class HasLibraryModule(Protocol):
+    """A model around a network of a library, to which exported adapters belong.
+
+    Attributes:
+        library_module: The attribute with the network.
+        peft_task: The kind of the network in the library peft, such as "CAUSAL_LM".
+    """
+
+    library_module: str
+    peft_task: str
 
 
 def adapted_layers(adapted: nn.Module, bare: nn.Module) -> dict[str, nn.Module]:
@@ -73,7 +86,7 @@ def peft_files(
 
     Args:
         adapted: The adapted model.
-        bare: The model without the adapter.
+        bare: The model without the adapter.  If it `HasLibraryModule`, the files are those of its network.
         adapter: The adapter.
         key: The adapter, for messages, such as "adapter=lora".
         trained: The names of the parameters and buffers of the adapted model that are trained, so that a client's row
@@ -82,6 +95,11 @@ def peft_files(
     Raises:
         ConfigError: peft has no such adapter, or cannot store trained parameters outside of it.
     """
+    task_type = None
+    if isinstance(bare, HasLibraryModule):
+        task_type, prefix = bare.peft_task, f"{bare.library_module}."
+        adapted, bare = adapted.get_submodule(prefix[:-1]), bare.get_submodule(prefix[:-1])
+        trained = [name.removeprefix(prefix) for name in trained]
     layers = adapted_layers(adapted, bare)
     method = adapter.peft_config(layers)
     if method is None:
@@ -92,7 +110,7 @@ def peft_files(
     saved = _modules_to_save(layers, [name for name in trained if name not in new], adapter)
     config = {
         **method,
-        "task_type": None,
+        "task_type": task_type,
         "base_model_name_or_path": None,
         "inference_mode": True,
         "modules_to_save": [_unique_suffix(name, bare) for name in saved],

@@ -174,7 +174,7 @@ def save_peft(
 
     adapter_config.json and adapter_model.safetensors contain the adapter and other trained modules, in peft's format.
     base_model.safetensors is the state_dict of the module without the adapter.  It is needed, too, because frozen
-    weights may be random.
+    weights may be random.  For a network of transformers that was read from a folder, this folder takes its place.
 
     Args:
         run_dir: The run folder.
@@ -210,9 +210,13 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
     state, bare = _row_state(sim, client), _bare_module(sim)
     adapted, adapter = _run_module_with(sim, state), component(sim.cfg, "adapter")
     config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
-    base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # safetensors refuses shared memory
     check_folder("--peft", folder)
-    write_file("--peft", folder / "base_model.safetensors", lambda file: file.write(save(base)))
+    network = bare.get_submodule(bare.library_module) if isinstance(bare, _export_formats.HasLibraryModule) else bare
+    if network is not bare and sim.cfg.model.get("weights"):
+        config["base_model_name_or_path"] = str(Path(sim.cfg.model.weights).resolve())  # has the frozen weights
+    else:
+        base = {name: tensor.clone() for name, tensor in network.state_dict().items()}  # copies share no memory
+        write_file("--peft", folder / "base_model.safetensors", lambda file: file.write(save(base)))
     write_file("--peft", folder / "adapter_model.safetensors", lambda file: file.write(save(tensors)))
     text = json.dumps(config, indent=2) + "\n"
     write_file("--peft", folder / "adapter_config.json", lambda file: file.write(text.encode()))

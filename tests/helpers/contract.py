@@ -40,10 +40,10 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         (
             "model",
             "features_enter_the_head",
-            ("clip_prompt", "clip_prompt_tiny", "fcn", "noise_predictor", "resnet18", "unet"),
+            ("clip_prompt", "clip_prompt_tiny", "fcn", "hf_causal", "noise_predictor", "resnet18", "unet"),
         ),
     ],
-    "it declares no column group that is a subset": [("model", "columns_are_respected", ("logistic",))],
+    "it declares no column group that is a subset": [("model", "columns_are_respected", ("hf_causal", "logistic"))],
     "its targets are not classes": [("task", "class_mask_confines", ("denoising", "regression"))],
     "its attribute `neutral` is false": [
         (

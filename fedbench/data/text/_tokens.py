@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError, listed, require
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.tasks.next_token import IGNORED
 
@@ -159,19 +159,28 @@ def unigram_perplexity(arrays: Arrays) -> float:
 
 
 # -- tokenizers ------------------------------------------------------------------------------------------
-def characters(alphabet: str, unknown: str, end: str | None = None) -> Tokenizer:
+def characters(alphabet: str, unknown: str | None = None, end: str | None = None) -> Tokenizer:
     """Return a tokenizer whose tokens are characters.
 
     Args:
         alphabet: The characters, by token.
-        unknown: The character of the alphabet that replaces all others.
+        unknown: The character of the alphabet that replaces all others.  None: others are refused.
         end: The name of an additional last token, which ends a document.  None: there is no such token.
     """
     index = {c: i for i, c in enumerate(alphabet)}
+
+    def encode(text: str) -> list[int]:
+        others = [] if unknown is not None else sorted(set(text) - index.keys())
+        require(
+            not others,
+            f"the text has the characters {listed(map(repr, others))}, which the data set does not have: use others",
+        )
+        return [index.get(c, index.get(unknown or "", 0)) for c in text]
+
     names = [SHOWN.get(c, c) for c in alphabet]
     return Tokenizer(
         size=len(alphabet) + (end is not None),
-        encode=lambda text: [index.get(c, index[unknown]) for c in text],
+        encode=encode,
         decode=lambda tokens: "".join(alphabet[i] for i in tokens if i < len(alphabet)),
         end=None if end is None else len(alphabet),
         names=names if end is None else [*names, end],
@@ -199,7 +208,7 @@ def read_tokenizer(path: str) -> Tokenizer:
 
 
 def _file_tokenizer(path: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json.  It has no start and end tokens, because the file names none."""
+    """Return the tokenizer of a tokenizer.json.  It has no start and no end, because the file does not name them."""
     try:
         from tokenizers import Tokenizer as FileTokenizer
     except ImportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from tiny import compose
 
 from fedbench.core.options import ConfigError
-from fedbench.data.base import TEST, TRAIN
+from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.text._speech import ALPHABET
 from fedbench.data.text._tokens import (
     Client,
@@ -22,6 +23,7 @@ from fedbench.data.text._tokens import (
 )
 from fedbench.data.text.shakespeare import BUNDLED, speeches_of
 from fedbench.data.text.shakespeare_lm import ShakespeareLM
+from fedbench.data.text.text_files import TextFiles
 from fedbench.simulation import build
 
 
@@ -156,3 +158,139 @@ def test_roles_that_say_little_are_left_out(tmp_path: Path) -> None:
         ShakespeareLM(path=str(tmp_path)).load()
     with pytest.raises(ConfigError, match="gone does not exist"):
         ShakespeareLM(path=str(tmp_path / "gone")).load()
+
+
+# -- texts of the user -----------------------------------------------------------------------------------
+def read(arrays: Arrays, client: str, part: int) -> list[str]:
+    """The samples of a client as texts: what is read, and in brackets what is predicted."""
+    assert arrays.domain_names is not None and arrays.domain is not None and arrays.class_names is not None
+    chosen = (arrays.domain == arrays.domain_names.index(client)) & (arrays.split == part)
+    names = [
+        "$" if name == "end of text" else {"space": " ", "newline": "/"}.get(name, name) for name in arrays.class_names
+    ]
+    shown = []
+    for text, target in zip(arrays.parts()["text"][chosen], arrays.targets[chosen]):
+        count = int(np.flatnonzero(target != -1)[-1]) + 1
+        shown.append("".join(names[i] for i in text[:count]) + "[" + "".join(names[i] for i in target if i != -1) + "]")
+    return shown
+
+
+def test_a_folder_with_a_text_or_a_folder_per_client(tmp_path: Path) -> None:
+    """One text is cut in time: of 8 tokens with the end, 6.4 train.  Of three texts, the last one is tested on."""
+    (tmp_path / "ann.txt").write_text("to beor")
+    (tmp_path / ".hidden.txt").write_text("~")
+    for name, text in (("1.txt", "be"), ("2.txt", "or\r\nnot"), ("late/3.txt", "tobe")):
+        (tmp_path / "bob" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "bob" / name).write_bytes(text.encode())
+    arrays = TextFiles(str(tmp_path), length=5).load()
+    assert arrays.domain_names == ["ann", "bob"] and arrays.class_names == [
+        "newline",
+        "space",
+        *"benort",
+        "end of text",
+    ]
+    assert read(arrays, "ann", TRAIN) == ["to be[o beo]"] and read(arrays, "ann", TEST) == ["r[$]"]
+    assert read(arrays, "bob", TRAIN) == ["be[e$]", "or/no[r/not]", "t[$]"] and read(arrays, "bob", TEST) == [
+        "tobe[obe$]"
+    ]
+
+
+def lines(path: Path, *rows: dict | str) -> str:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    return str(path)
+
+
+def test_json_lines_of_plain_texts(tmp_path: Path) -> None:
+    rows = [{"who": who, "words": words} for who, words in ((7, "ab"), ("x", "b"), (7, "ba"), ("x", "aa"), (7, "bb"))]
+    arrays = TextFiles(lines(tmp_path / "t.jsonl", *rows, "", "  "), length=4, client_key="who", text="words").load()
+    assert arrays.domain_names == ["7", "x"]
+    assert read(arrays, "7", TRAIN) == ["ab[b$]", "ba[a$]"] and read(arrays, "7", TEST) == ["bb[b$]"]
+    assert read(arrays, "x", TRAIN) == ["b[$]"] and read(arrays, "x", TEST) == ["aa[a$]"]
+
+
+def test_the_loss_is_on_the_response_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The separator predicts the first token of the response.  A long response is cut, a long prompt left out."""
+    rows = [
+        {"client": "A", "ask": ask, "say": say}
+        for ask, say in (("ab", "cd"), ("a", "bbbbb"), ("abcde", "d"), ("d", "a"))
+    ]
+    path = lines(tmp_path / "pairs.jsonl", *rows)
+    arrays = TextFiles(path, length=5, prompt="ask", response="say").load()
+    assert read(arrays, "A", TRAIN) == ["ab/cd[cd$]", "a/bbb[bbbb]"] and read(arrays, "A", TEST) == ["d/a[a$]"]
+    assert "a prompt of client A has 6 tokens, so that no response fits into dataset.length=5" in caplog.text
+    arrays = TextFiles(path, length=5, prompt="ask", response="say", separator=" > ").load()
+    assert read(arrays, "A", TRAIN) == ["ab > [c]", "a > b[bb]"]
+
+
+def test_start_and_end_of_a_folder_of_transformers(tmp_path: Path) -> None:
+    """<s> to be \n is the prompt, or not </s> the response."""
+    transformers = pytest.importorskip("transformers")
+    file = make_tokenizer(tmp_path / "tokenizer.json")
+    loaded = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(file), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    loaded.save_pretrained(tmp_path / "folder")
+    path = lines(tmp_path / "t.jsonl", *[{"client": 0, "q": "to be", "a": "or not"}] * 2)
+    arrays = TextFiles(path, str(tmp_path / "folder"), length=6, prompt="q", response="a").load()
+    assert arrays.parts()["text"][0].tolist() == [1, 3, 4, 5, 6, 0] and arrays.targets[0].tolist() == [
+        -1,
+        -1,
+        5,
+        6,
+        2,
+        -1,
+    ]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "A.txt").write_text("to be or not " * 5)
+    arrays = TextFiles(str(tmp_path / "texts"), str(tmp_path / "folder"), length=30).load()
+    assert arrays.parts()["text"][0, :3].tolist() == [1, 3, 4] and arrays.targets[1].tolist()[2:4] == [2, -1]
+
+
+GOOD = {"client": "A", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    "rows, options, words",
+    [
+        ([GOOD, "{"], {}, r"t.jsonl, line 2 is not JSON: .*; write one JSON object per line"),
+        ([GOOD, "", "[1]"], {}, r"t.jsonl, line 3 is no JSON object"),
+        ([GOOD, {"text": "x"}], {}, r"line 2 has no key 'client', only text: add it, or set dataset.client_key to one"),
+        (
+            [GOOD, {"client": "A", "Text": "x"}],
+            {},
+            r"line 2 has no key 'text', only client, Text: add it, or set dataset.text",
+        ),
+        ([{"client": "A", "text": 3}], {}, r"line 1: the value of 'text' is 3, expected a text: correct it"),
+        ([{"client": 0.5, "text": "x"}], {}, r"the value of 'client' is 0.5, expected a text or an integer"),
+        (
+            [{"client": "A", "q": "x"}],
+            {"prompt": "q", "response": "a"},
+            r"no key 'a', only .*, or set dataset.response",
+        ),
+        ([""], {}, r"t.jsonl has no lines"),
+        ([GOOD, GOOD], {"prompt": "q"}, "dataset.prompt=q and dataset.response=None belong together"),
+        ([GOOD], {"prompt": "q", "response": "a", "text": "text"}, "exclude each other"),
+        ([GOOD], {}, "none of 1 clients has both training and test tokens"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence_with_its_line(
+    tmp_path: Path, rows: list, options: dict[str, str], words: str
+) -> None:
+    path = lines(tmp_path / "t.jsonl", *rows)
+    with pytest.raises(ConfigError, match=words) as error:
+        TextFiles(path, **options).load()  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_a_mistake_in_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataset=text_files needs texts, but dataset.path is null"):
+        TextFiles().load()
+    with pytest.raises(ConfigError, match=r"gone does not exist: set it to a folder with <client>.txt"):
+        TextFiles(str(tmp_path / "gone")).load()
+    with pytest.raises(ConfigError, match=r"has no .txt files"):
+        TextFiles(str(tmp_path)).load()
+    (tmp_path / "a.txt").write_bytes(b"good\nb\xe4d\n")
+    with pytest.raises(ConfigError, match=r"a.txt, line 2 is not UTF-8: save the file in this encoding"):
+        TextFiles(str(tmp_path)).load()
+    with pytest.raises(ConfigError, match=r"dataset.text are keys of JSON lines, but .* is a folder of texts"):
+        TextFiles(str(tmp_path), text="text").load()

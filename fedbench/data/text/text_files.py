@@ -98,7 +98,7 @@ class TextFiles:
         by_client: dict[str, list[Document]] = {}
         for document in documents:
             by_client.setdefault(document.client, []).append(document)
-        clients = [self._client(name, own, tokenizer) for name, own in sorted(by_client.items())]
+        clients = [self._client(name, texts, tokenizer) for name, texts in sorted(by_client.items())]
         return language_arrays(clients, tokenizer, SOURCE)
 
     def load_tokenizer(self) -> Tokenizer:

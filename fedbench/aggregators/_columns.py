@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 16384  # columns that are sorted at a time
+BLOCK = 2048  # columns that are sorted at a time
 ROUNDING = 1e-6  # of a sum of normalized float32 weights
 
 
@@ -47,9 +47,32 @@ def sorted_with_weights(rows: Tensor, weights: Tensor) -> Iterator[tuple[Tensor,
         The sorted values of some columns [b, m], and their weights [b, m].
     """
     for block in rows.split(BLOCK, 1):
-        columns = block.T.contiguous()  # [b, m]
-        order = torch.from_numpy(np.argsort(columns.numpy(), 1)) if columns.is_cpu else columns.argsort(1)  # [b, m]
-        yield columns.gather(1, order), weights[order]
+        if block.is_cpu and block.dtype == torch.float32:
+            values, order = _sort_with_positions(block)
+        else:
+            values, order = block.T.sort(1)
+        yield values, weights.take(order)
+
+
+def _sort_with_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort columns of float32 rows on a CPU, and return where the values were.
+
+    Sorting numbers alone is much faster than finding their order.  A float64 has 29 more bits than a float32, so the
+    position of a value is stored in the last bits of its float64.
+
+    Args:
+        rows: The rows, fewer than 2^28.  # [m, p] float32
+
+    Returns:
+        The sorted values of each column [p, m], and the row of each value [p, m] int64.
+    """
+    m = len(rows)
+    columns = np.ascontiguousarray(rows.T.numpy(), dtype=np.float64)  # [p, m]
+    bits = columns.view(np.int64)  # the same memory
+    bits |= np.arange(m)
+    columns.sort(1)
+    order = bits & ((1 << m.bit_length()) - 1)
+    return torch.from_numpy(columns).float(), torch.from_numpy(order)  # rounding to float32 removes the positions
 
 
 def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
@@ -69,8 +92,8 @@ def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
     if are_equal(weights):
         return torch.cat([(values[:, last // 2] + values[:, (last + 1) // 2]) / 2 for values in sorted_columns(rows)])
     medians = []
-    for values, w in sorted_with_weights(rows, weights):
-        cumulative = w.double().cumsum(1)  # [b, m]
+    for values, w in sorted_with_weights(rows, weights.double()):
+        cumulative = w.cumsum(1)  # [b, m]
         lower = (cumulative < 0.5 - ROUNDING).sum(1, keepdim=True)  # position of the lower median  [b, 1]
         upper = (cumulative < 0.5 + ROUNDING).sum(1, keepdim=True).clamp_max(last)
         medians.append((values.gather(1, lower) + values.gather(1, upper))[:, 0] / 2)

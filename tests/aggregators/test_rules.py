@@ -5,6 +5,7 @@ golden/byzfl.npz has results of ByzFL 0.0.11 on ROWS, written by:
     PYTHONPATH=tests/helpers uv run --with byzfl==0.0.11 python tests/aggregators/test_rules.py
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedbench.simulation.instantiate import make
 
 NAMES = group_options("aggregator")
 ROBUST = [name for name in NAMES if name != "mean"]
+TRIMMING = ["median", "trimmed_mean", "meamed", "krum", "multi_krum"]  # results are in the range of correct values
 WEIGHTED = ["mean", "median", "trimmed_mean", "geometric_median", "centered_clipping", "norm_bound"]
 PRE = ["none", "nnm", "bucketing"]
 N, F, P = 11, 3, 40
@@ -169,9 +171,16 @@ def test_f_0_is_the_mean_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name, option", [("centered_clipping", "tau"), ("norm_bound", "bound")])
-def test_a_large_radius_is_the_mean(name: str, option: str) -> None:
+@pytest.mark.parametrize("pre", ["none", "nnm"])
+def test_a_large_radius_is_the_mean_bit_for_bit(name: str, option: str, pre: str) -> None:
+    rows, w = ROWS.float(), COUNTS / COUNTS.sum()
+    found = combined(rule(name, **{option: 1e9}, pre=pre, f=0), rows, w, ZERO.float())
+    equal(found, w @ (rows if pre == "none" else (w @ rows).expand(N, -1)))
+
+
+def test_a_large_smoothing_is_the_mean() -> None:
     w = (COUNTS / COUNTS.sum()).double()
-    close(combined(rule(name, **{option: 1e9}), weights=w), w @ ROWS, 1e-6)
+    close(combined(rule("geometric_median", nu=1e9), weights=w), w @ ROWS, 1e-7)
 
 
 def test_the_norm_of_a_single_change_is_bounded() -> None:
@@ -211,19 +220,111 @@ def test_f_uploads_at_a_million_do_not_move_the_estimate_away(name: str, pre: st
         of = rule(name, **({} if name == "mean" else {"pre": pre, "f": f}))
         found = combined(of, wrong, center=None if center is None else center.float())
         assert is_in_range(found, honest) == (name != "mean")
-        if name in ("median", "trimmed_mean", "meamed", "krum", "multi_krum"):
+        if name in TRIMMING:
             assert bool((found >= honest.min(0).values - 1e-6).all() and (found <= honest.max(0).values + 1e-6).all())
+
+
+def with_wrong(wrong: Iterable[int], sign: int = 1) -> tuple[Tensor, Tensor]:
+    """Return ROWS, in which some are equal and at a distance of a million, and the others alone."""
+    rows, wrong = ROWS.clone(), list(wrong)
+    rows[wrong] = ROWS[0] + sign * 1e6
+    return rows, ROWS[[i for i in range(N) if i not in wrong]]
+
+
+def distance_in_radii(found: Tensor, honest: Tensor) -> float:
+    """Return the distance to the mean of the honest rows, divided by that of the farthest of them."""
+    mean = honest.mean(0)
+    return float((found - mean).norm() / (honest - mean).norm(dim=1).max())
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("f", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_every_rule_withstands_f_wrong_uploads(name: str, f: int, sign: int) -> None:
+    """For each f that it allows, n > 2f.  Rules that do not trim stay within the bound of the geometric median.
+
+    It is 2 (1 - a) / (1 - 2a) times the radius of the honest rows, for a fraction a of wrong ones.
+    """
+    of = rule(name, f=f)
+    if f > of.max_f(N):
+        pytest.skip(f"{name} allows at most f={of.max_f(N)} of {N}")
+    rows, honest = with_wrong(range(2, 2 + f), sign)
+    found = combined(of, rows)
+    if name in TRIMMING:
+        assert bool(((found >= honest.min(0).values - 1e-9) & (found <= honest.max(0).values + 1e-9)).all())
+    assert distance_in_radii(found, honest) <= 2 * (1 - f / N) / (1 - 2 * f / N)
+
+
+BREAKS = [  # a rule, its f, and the smallest number of equal wrong rows among N that it does not withstand
+    *(("mean", 0, 1), ("trimmed_mean", 3, 4), ("trimmed_mean", 5, 6), ("meamed", 3, 4), ("multi_krum", 3, 4)),
+    *(("median", 0, 6), ("geometric_median", 0, 6), ("centered_clipping", 0, 6), ("norm_bound", 0, 6)),
+    *(("krum", 2, 6), ("krum", 4, 6)),
+]
+
+
+@pytest.mark.parametrize("name, f, wrong", BREAKS)
+def test_every_rule_breaks_where_theory_says(name: str, f: int, wrong: int) -> None:
+    """One wrong row less does no harm.  The geometric median goes to the wrong rows in many iterations."""
+    more = {"iterations": 300} if name == "geometric_median" else {}
+    of = rule(name, **({} if name == "mean" else {"f": f}), **more)
+    assert distance_in_radii(combined(of, *with_wrong(range(N - wrong, N))[:1]), ROWS[: N - wrong]) > 1000
+    rows, honest = with_wrong(range(N - wrong + 1, N))
+    assert distance_in_radii(combined(of, rows), honest) < 12
+
+
+@pytest.mark.parametrize("name", ["median", "geometric_median", "centered_clipping", "norm_bound"])
+@pytest.mark.parametrize("wrong, breaks", [((5, 7, 10), False), ((0, 1, 3, 6, 8, 9), False), ((2, 5, 7, 10), True)])
+def test_attackers_with_less_than_half_of_the_weight_do_no_harm(
+    name: str, wrong: tuple[int, ...], breaks: bool
+) -> None:
+    """Three of 11 clients have 20 of 44, six have 15, and four have 24."""
+    weights = (COUNTS / COUNTS.sum()).double()
+    assert (float(weights[list(wrong)].sum()) > 0.5) == breaks
+    rows, honest = with_wrong(wrong)
+    found = combined(rule(name, **({"iterations": 300} if name == "geometric_median" else {})), rows, weights)
+    assert (distance_in_radii(found, honest) > 1000) == breaks
+
+
+def test_a_number_bounds_how_far_any_upload_moves_the_estimate() -> None:
+    """Also with a majority of wrong rows: tau in each iteration."""
+    rows, _ = with_wrong(range(9))
+    assert 1 < float(combined(rule("centered_clipping", tau=0.5), rows).norm()) <= 1.5 + 1e-9
+    assert 0.4 < float(combined(rule("norm_bound", bound=0.5), rows).norm()) <= 0.5 + 1e-9
+
+
+# rules that give the same bits for each order of clients: they select or sort values
+SORTING = ["median", "krum", "meamed", "trimmed_mean"]
 
 
 @pytest.mark.parametrize("pre", PRE)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_clients_does_not_matter(name: str, pre: str) -> None:
+    """Bit for bit for rules that sort, else up to rounding."""
     generator = torch.Generator().manual_seed(1)
     permutation, order = torch.randperm(N, generator=generator), torch.randperm(N, generator=generator)
-    w = (COUNTS / COUNTS.sum()).double()
-    of = rule(name, **({} if name == "mean" else {"pre": pre}))
+    w = COUNTS / COUNTS.sum()
+    of, rows, center = rule(name, **({} if name == "mean" else {"pre": pre})), ROWS.float(), ZERO.float()
     same = torch.argsort(permutation)[order]  # the buckets have the same clients
-    close(combined(of, ROWS[permutation], w[permutation], order=same), combined(of, ROWS, w, order=order), 1e-6)
+    found = combined(of, rows[permutation], w[permutation], center, same)
+    expected = combined(of, rows, w, center, order)
+    close(found, expected, 1e-6)
+    if pre == "none" and name in SORTING:
+        equal(found, expected)
+
+
+def test_weights_stay_with_values_that_are_sorted_by_their_bits() -> None:
+    """On a CPU, float32 rows are sorted in another way than float64 ones: also zeros, equal and tiny values."""
+    rows = torch.randn(300, 50, generator=torch.Generator().manual_seed(0))
+    rows[:, 0], rows[:, 1], rows[::2, 2], rows[:, 3] = 0.0, -0.0, 1.0, rows[:, 3] * 1e-42
+    rows[:, 4], rows[0, 5], rows[1, 5] = -rows[:, 4].abs(), 3.4e38, -3.4e38
+    before, weights = rows.clone(), torch.rand(300, dtype=torch.float64)
+    for of in (rows, rows.double()):
+        ((values, w),) = _columns.sorted_with_weights(of, weights)
+        equal(values.double(), rows.double().T.sort(1).values)
+        for column in range(50):
+            pairs = list(zip(values[column].tolist(), w[column].tolist()))
+            assert sorted(pairs) == sorted(zip(rows[:, column].tolist(), weights.tolist()))
+    equal(rows, before)
 
 
 # -- options ---------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ RULES = {
     "mean": ["aggregator=mean"],
     "median": ["aggregator=median"],
     "krum": ["aggregator=krum", "aggregator.pre=nnm", "aggregator.neighbors=n-f-1"],
-    "bucketing": ["aggregator=krum", "aggregator.pre=bucketing", "aggregator.f=0"],
+    "bucketing": ["aggregator=geometric_median", "aggregator.pre=bucketing", "aggregator.f=0"],
     "centered_clipping": ["aggregator=centered_clipping"],
 }
 PAIRS = [(method, rule) for method in METHODS for rule in RULES if rule != "mean"]

@@ -252,7 +252,7 @@ def test_the_former_names_work_and_name_the_new_form(name: str, finished: Path) 
     words, printed = USES[name]
     command = [sys.executable, "-m", f"fedbench.{name}", *words]
     done = subprocess.run(command, cwd=finished, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, f"python -m fedbench.{name} is now: python -m fedbench {name}\n")
+    assert (done.returncode, done.stderr) == (0, f"python -m fedbench.{name} is now called python -m fedbench {name}\n")
     assert printed in done.stdout
 
 

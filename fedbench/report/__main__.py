@@ -5,5 +5,5 @@ import sys
 from fedbench.report.command import main
 
 if __name__ == "__main__":
-    print("python -m fedbench.report is now: python -m fedbench report", file=sys.stderr)
+    print("python -m fedbench.report is now called python -m fedbench report", file=sys.stderr)
     raise SystemExit(main())

@@ -13,6 +13,7 @@ Reduces to: LG-FedAvg (update="joint") with a fixed head, for eta_s = 0.
 
 from collections.abc import Collection
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -103,7 +104,7 @@ class FedGH(Algorithm):
         """
         # only its head is used, and replaced by h
         row, lr = cohort.model.init_row(), cohort.rate() if self.head_lr is None else self.head_lr
-        h, size = self.h, cohort.engine.batch_size
+        h, size = self.h, int(np.max(cohort.engine.batch_size))  # with one for each client, the largest
         for z, c in zip(means.split(size), classes.split(size)):
             with torch.enable_grad():
                 leaf = h.detach().requires_grad_()

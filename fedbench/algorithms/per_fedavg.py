@@ -76,7 +76,7 @@ class PerFedAvg(Algorithm):
             w,
             step=self.step,
             how=LocalTraining(
-                batch_size=self.parts * cohort.engine.batch_size, drop_last=True, throughput_weight=1 / self.parts
+                batch_size=self.parts * cohort.batch_size, drop_last=True, throughput_weight=1 / self.parts
             ),
         )  # throughput_weight: throughput counts one of the sub-batches
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again

@@ -96,6 +96,7 @@ def _check_clients(values: Mapping[str, Any]) -> None:
     num_trained = clients_to_train(num_clients, values["new_clients"]["count"])
     check_cohort(values["clients_per_round"], num_trained)
     check_each("local.epochs", values["local"]["epochs"], num_trained, "numbers")
+    check_each("local.batch_size", values["local"]["batch_size"], num_trained, "numbers")
     check_each("optimizer.lr", values["optimizer"].get("lr"), num_trained)
     check_each("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, num_trained)
 
@@ -131,6 +132,11 @@ def _check_top(values: dict[str, Any]) -> None:
         fewest is None or values["local"]["steps"] is None,
         f"system.fewest_epochs={fewest} draws numbers of epochs, so local.steps must be null, got "
         f"{values['local']['steps']}: remove one of the two options",
+    )
+    require(
+        not isinstance(values["local"]["batch_size"], list) or not values["new_clients"]["count"],
+        f"local.batch_size={show(values['local']['batch_size'])} lists one number per training client, and the "
+        f"{values['new_clients']['count']} new clients have none: give one number for all, or set new_clients.count=0",
     )
     require(values["name"] != "", "name is empty: give the run a name, or null for the name of its algorithm")
     _check_privacy(values.get("privacy") or {"epsilon": None})

@@ -34,13 +34,13 @@ class LocalConfig:
         epochs: Number of local epochs, or a list with one number per client.  A fraction of an epoch is rounded up to
             whole steps.
         steps: Number of local steps of every client, instead of epochs; null: local.epochs.
-        batch_size: Samples per local step.
+        batch_size: Samples per local step, or a list with one number per client.
         drop_last: Whether to drop the last batch of an epoch if it is smaller.
     """
 
     epochs: Positive | list[Positive]
     steps: Count | None
-    batch_size: Count
+    batch_size: Count | list[Count]
     drop_last: bool
 
 

@@ -154,7 +154,7 @@ class _Length(NamedTuple):
 
 def _length(
     sizes: np.ndarray,
-    batch_size: int,
+    batch_size: int | np.ndarray,
     epochs: float | np.ndarray | None,
     steps: int | None,
     drop_last: bool,
@@ -164,7 +164,7 @@ def _length(
 
     Args:
         sizes: Numbers of samples per client [K].
-        batch_size: The largest number of samples in a batch.
+        batch_size: The largest number of samples in a batch, for all clients or for each [K].
         epochs: The local epochs, for all clients or for each [K].  Not used if `steps` is given.
         steps: The local steps of each client with samples; None: given by `epochs`.
         drop_last: Whether an epoch leaves out the last incomplete batch.
@@ -184,7 +184,7 @@ def _length(
 
 def lengths(
     sizes: np.ndarray,
-    batch_size: int,
+    batch_size: int | np.ndarray,
     *,
     epochs: float | np.ndarray | None = None,
     steps: int | None = None,
@@ -195,7 +195,7 @@ def lengths(
 
     Args:
         sizes: Numbers of samples per client [K].
-        batch_size: The largest number of samples in a batch.
+        batch_size: The largest number of samples in a batch, for all clients or for each [K].
         epochs: The local epochs, for all clients or for each [K].  Not used if `steps` is given.
         steps: The local steps of each client with samples; None: given by `epochs`.
         drop_last: Whether an epoch leaves out the last incomplete batch.
@@ -215,7 +215,7 @@ def batches(
     base: int,
     ids: np.ndarray,
     sizes: np.ndarray,
-    batch_size: int,
+    batch_size: int | np.ndarray,
     *,
     epochs: float | np.ndarray | None = None,
     steps: int | None = None,
@@ -230,7 +230,8 @@ def batches(
         base: The key of the draws.
         ids: The clients [K].
         sizes: Their numbers of samples [K].
-        batch_size: The largest batch size.  A client has B_i = min(batch_size, n_i).
+        batch_size: The largest batch size, one for all clients or one per client [K].  A client has
+            B_i = min(batch_size, n_i).
         epochs: The number of local epochs, one for all clients or one per client [K].  Steps are rounded up.
         steps: The number of local steps of all clients.
         drop_last: Whether to drop the last batch of an epoch if it is smaller.

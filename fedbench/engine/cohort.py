@@ -134,6 +134,11 @@ class Cohort:
         return local_work.epochs_of(self.engine, self.context)
 
     @property
+    def batch_size(self) -> int | np.ndarray:
+        """Number of samples of a local step (local.batch_size): one for all clients, or one for each [K]."""
+        return local_work.batch_size_of(self.engine, self.context)
+
+    @property
     def max_local_steps(self) -> int:
         """T, the largest of the clients' `num_steps` in this round; 0 without clients."""
         return int(self.num_steps.max(initial=0))

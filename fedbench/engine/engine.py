@@ -39,7 +39,7 @@ class Engine:
         rounds: Number of rounds of the run.
         epochs: local.epochs: one number for all clients, or one for each.  # [N]
         steps: local.steps, which replaces epochs, or None.
-        batch_size: local.batch_size.
+        batch_size: local.batch_size: one for all clients, or one for each.  # [N]
         drop_last: local.drop_last.
         eval_batch: Number of samples of a client that are computed at once, outside of training.
         shared_batch: The same for clients that share one row.  None: eval_batch.
@@ -62,7 +62,7 @@ class Engine:
     rounds: int = 1
     epochs: float | np.ndarray = 1
     steps: int | None = None
-    batch_size: int = 10
+    batch_size: int | np.ndarray = 10
     drop_last: bool = False
     eval_batch: int = 64
     shared_batch: int | None = None

@@ -24,6 +24,7 @@ from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import add_extra_losses, manual_gradient
+from fedbench.engine.local_work import batch_size_of
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import SampleStatistics
@@ -350,7 +351,7 @@ def _run_chunks(
     """
     sizes, ranks = samples.sizes_of(context.ids), engine.executor.ranks
     if drop_last:
-        batch_sizes = np.maximum(np.minimum(engine.batch_size, sizes), 1)
+        batch_sizes = np.maximum(np.minimum(batch_size_of(engine, context), sizes), 1)
         sizes = sizes // batch_sizes * batch_sizes
     positions_by_rank = ranks.assign(sizes)
     my_positions = positions_by_rank[ranks.rank]

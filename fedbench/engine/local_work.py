@@ -1,4 +1,4 @@
-"""The amount of local training in a round: epochs, step fractions of slow clients, steps and learning rate.
+"""The amount of local training in a round: epochs, batch sizes, steps, fractions of slow clients and learning rate.
 
 Letters: K clients of the cohort.
 """
@@ -35,6 +35,16 @@ def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
     return engine.fewest_epochs + (uniform * (max_epochs - engine.fewest_epochs + 1)).astype(np.int64)
 
 
+def batch_size_of(engine: Engine, context: RoundContext) -> int | np.ndarray:
+    """Return local.batch_size: one number for all clients, or one for each.  # [K]
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+    """
+    return engine.batch_size[context.ids] if isinstance(engine.batch_size, np.ndarray) else engine.batch_size
+
+
 def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
     """Return the fraction of its local steps that each client completes.
 
@@ -64,7 +74,7 @@ def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
     """
     return rng.lengths(
         context.num_samples,
-        engine.batch_size,
+        batch_size_of(engine, context),
         epochs=None if engine.steps else epochs_of(engine, context),
         steps=engine.steps,
         drop_last=engine.drop_last,

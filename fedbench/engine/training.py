@@ -22,7 +22,7 @@ from fedbench.core.round_context import RoundContext
 from fedbench.core.split import Ragged
 from fedbench.engine.batch import BatchLoader
 from fedbench.engine.engine import Engine
-from fedbench.engine.local_work import epochs_of, first_rate, step_fraction
+from fedbench.engine.local_work import batch_size_of, epochs_of, first_rate, step_fraction
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.step import Chunk, Loss, Step, StepFunction, TrainingSetup
 from fedbench.nn.columns import Columns
@@ -35,7 +35,7 @@ class LocalTraining:
     Attributes:
         epochs: Epochs over each client's samples.  Default: local.epochs.
         steps: Local steps of every client, instead of epochs.
-        batch_size: Batch size.  Default: local.batch_size.
+        batch_size: Batch size, one or one for each client [K].  Default: local.batch_size.
         drop_last: Whether to drop a smaller last batch of an epoch.  Default: local.drop_last.
         lr: One learning rate, or one for each client [K, 1].  Default: the optimizer's in this round.
         optimizer: Optimizer that replaces the run's.
@@ -52,7 +52,7 @@ class LocalTraining:
 
     epochs: float | None = None
     steps: int | None = None
-    batch_size: int | None = None
+    batch_size: int | np.ndarray | None = None
     drop_last: bool | None = None
     lr: Rate | None = None
     optimizer: Optimizer | None = None
@@ -132,8 +132,8 @@ class BatchSchedule:
             The schedule.
         """
         split = _samples(engine, how)
-        sizes, batch_size, options = _schedule_options(engine, context, how)
-        num_steps, num_samples = rng.lengths(sizes, batch_size, **options)  # [K] each
+        sizes, options = _schedule_options(engine, context, how)
+        num_steps, num_samples = rng.lengths(sizes, **options)  # [K] each
         ranks = engine.executor.ranks
         positions_by_rank = ranks.assign(num_steps)
         positions = positions_by_rank[ranks.rank]
@@ -142,7 +142,7 @@ class BatchSchedule:
             name: value[positions] if isinstance(value, np.ndarray) else value for name, value in options.items()
         }
         batches_key = rng.key(engine.seed, "batches", how.key, context.round)
-        index_in_split, counts = rng.batches(batches_key, ids, sizes[positions], batch_size, **rank_options)
+        index_in_split, counts = rng.batches(batches_key, ids, sizes[positions], **rank_options)
         first = split.offsets[ids]  # [k]
         last_index = max(len(split.indices) - 1, 0)  # padding of a client without samples may point behind the end
         sample_index = split.indices[np.minimum(first[None, :, None] + index_in_split, last_index)]
@@ -154,9 +154,7 @@ def _samples(engine: Engine, how: LocalTraining) -> Ragged:
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 
-def _schedule_options(
-    engine: Engine, context: RoundContext, how: LocalTraining
-) -> tuple[np.ndarray, int, dict[str, Any]]:
+def _schedule_options(engine: Engine, context: RoundContext, how: LocalTraining) -> tuple[np.ndarray, dict[str, Any]]:
     """Return the arguments of `rng.lengths` for a training: the run's, unless `how` has others.
 
     Args:
@@ -165,20 +163,21 @@ def _schedule_options(
         how: The settings of the training.
 
     Returns:
-        The number of samples of each client [K], the batch size, and the keyword arguments.
+        The number of samples of each client [K], and the other arguments by name.
     """
     steps = how.steps
     if steps is None and how.epochs is None:
         steps = engine.steps
     epochs = epochs_of(engine, context) if how.epochs is None else how.epochs
     options = {
+        "batch_size": batch_size_of(engine, context) if how.batch_size is None else how.batch_size,
         "epochs": epochs if steps is None else None,
         "steps": steps,
         "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
         "step_fraction": step_fraction(engine, context),
     }
     sizes = _samples(engine, how).sizes_of(context.ids)
-    return sizes, how.batch_size or engine.batch_size, options
+    return sizes, options
 
 
 def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.ndarray:
@@ -195,8 +194,8 @@ def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.n
         One sum for each client.  # [K] float64
     """
     optimizer = how.optimizer or engine.optimizer
-    sizes, batch_size, options = _schedule_options(engine, context, how)
-    num_steps = rng.lengths(sizes, batch_size, **options)[0]  # [K]
+    sizes, options = _schedule_options(engine, context, how)
+    num_steps = rng.lengths(sizes, **options)[0]  # [K]
     reach = optimizer.reach(int(num_steps.max(initial=0)))[:, None]  # [T, 1]
     scheduled_by_step = optimizer.schedule.per == "step" and how.lr is None
     if scheduled_by_step:

@@ -275,7 +275,7 @@ class Trial:
         e, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
             Cohort(e, self.ids, 0, "trial").train(
-                e.model.init_row(), how=LocalTraining(steps=count, batch_size=min(e.batch_size, 32))
+                e.model.init_row(), how=LocalTraining(steps=count, batch_size=_timed_batch_size(e))
             )
         if self.is_cuda:
             torch.cuda.synchronize(e.device)
@@ -335,6 +335,11 @@ class Trial:
         )
 
 
+def _timed_batch_size(engine: Engine) -> int:
+    """Return the batch size with which plans are timed: the largest of local.batch_size, and at most 32."""
+    return min(int(np.max(engine.batch_size)), 32)
+
+
 def _local_steps(engine: Engine) -> float:
     """Return the expected number of local steps in the whole run, summed over rounds and sampled clients.
 
@@ -343,7 +348,7 @@ def _local_steps(engine: Engine) -> float:
     sizes = engine.federation.num_samples
     steps, _ = rng.lengths(
         sizes,
-        min(engine.batch_size, 32),
+        _timed_batch_size(engine),
         epochs=None if engine.steps else engine.epochs,
         steps=engine.steps,
         drop_last=engine.drop_last,

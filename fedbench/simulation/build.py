@@ -53,7 +53,7 @@ from fedbench.simulation.devices import (
 )
 from fedbench.simulation.instantiate import component, make, plain_values, target_of
 from fedbench.simulation.output_checks import check_outputs
-from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, step_fractions
+from fedbench.simulation.sampling import batch_size, cohort_size, draw_cohort, epochs, step_fractions
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import register_directions
 
@@ -329,7 +329,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         rounds=cfg.rounds,
         epochs=epochs(cfg, training.num_clients),
         steps=cfg.local.steps,
-        batch_size=cfg.local.batch_size,
+        batch_size=batch_size(cfg, training.num_clients),
         drop_last=cfg.local.drop_last,
         eval_batch=eval_batch,
         shared_batch=shared_batch,

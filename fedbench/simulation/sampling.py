@@ -108,6 +108,21 @@ def epochs(cfg: DictConfig, num_clients: int) -> float | np.ndarray:
     return option if isinstance(option, int | float) else np.array(list(option))
 
 
+def batch_size(cfg: DictConfig, num_clients: int) -> int | np.ndarray:
+    """Return local.batch_size: one number for all clients, or an array [N] with one per client.
+
+    Args:
+        cfg: The checked configuration.
+        num_clients: N.
+
+    Raises:
+        ConfigError: The list in local.batch_size does not have N entries.
+    """
+    option = cfg.local.batch_size
+    check_each("local.batch_size", option, num_clients, "numbers")
+    return option if isinstance(option, int) else np.array(list(option), np.int64)
+
+
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:
     """Return the ids of the training clients that the run evaluates, the same in all rounds.
 

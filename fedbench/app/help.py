@@ -26,7 +26,7 @@ SUBCOMMANDS = {  # name: (module with main(argv), description)
     "tune": ("tune.command", "choose options by validation, with equal numbers of trials"),
     "paper": ("report.paper_command", "a paper's table beside your runs of it"),
     "figures": ("report.figures_command", "the figures that papers draw of a method"),
-    "export": ("tools.export_command", "a client's model, or all predictions, from a run"),
+    "export": ("tools.export_command", "a client's model, all predictions, or a generated text, from a run"),
     "partition": ("tools.partitions", "the samples that each client would have"),
     "options": ("app.options_command", "all keys of a run: types, ranges, defaults, meanings"),
     "check": ("testing.command", "test your own method, model, data set, ..."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from pathlib import Path
 
@@ -12,19 +13,46 @@ from fedbench.core.files import typed_path
 from fedbench.core.options import require
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]")
+GENERATION = ("tokens", "temperature", "seed")  # options of --generate
 DESCRIPTION = """\
-Export from a run: the model of a client for PyTorch, or the predictions of all clients.
+Export from a run: the model of a client for PyTorch, the predictions of all clients, or a text.
 
   python -m fedbench export <run directory> --client 7
   python -m fedbench export <run directory> --client north
   python -m fedbench export <run directory> --client 7 --merged
   python -m fedbench export <run directory> --client 7 --peft folder
   python -m fedbench export <run directory> --predictions predictions.npz
+  python -m fedbench export <run directory> --client 7 --generate "To be"
 
 The models are those of the last saved round; models of the best round are not saved.  The run is rebuilt from its
 configuration and checkpoint, without executing stored code.  Classes in Python files below the working directory, and
 classes of options in --config-dir, are accepted.  Repeat other classes of yours (model._target_=my_package.MyNet), and
 a pickle that the run trusts (dataset.trust=MNIST): see docs/security.md."""
+
+
+def _count(text: str) -> int:
+    """Return an integer >= 1; raise ArgumentTypeError for another text."""
+    if not re.fullmatch(r"[1-9]\d{0,8}", text):
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    """Return an integer >= 0; raise ArgumentTypeError for another text."""
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    """Return a finite number >= 0; raise ArgumentTypeError for another text."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number >= 0, got {text!r}")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +67,10 @@ def parser() -> argparse.ArgumentParser:
     forms.add_argument(
         "--peft", type=typed_path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)"
     )
+    forms.add_argument("--generate", metavar="TEXT", help="print this text as the client's language model continues it")
+    p.add_argument("--tokens", type=_count, metavar="N", help="tokens that --generate adds at most (default: 100)")
+    p.add_argument("--temperature", type=_temperature, metavar="T", help="of --generate; 0: no sampling (default: 0.8)")
+    p.add_argument("--seed", type=_seed, metavar="N", help="of --generate; the same seed, the same text (default: 0)")
     p.add_argument("--out", type=typed_path, metavar="FILE.pt", help="default: client<N>.pt")
     p.add_argument("--predictions", type=typed_path, metavar="FILE.npz", help="save all clients' test predictions")
     return p
@@ -51,7 +83,8 @@ def main(argv: list[str]) -> int:
     _check_arguments(args)
     client = args.client[0] if args.client else None
     out = args.out or Path(f"client{NOT_IN_FILE_NAMES.sub('_', client or '')}.pt")
-    check_file("--out", None if client is None or args.peft is not None else out)
+    writes_model = client is not None and args.peft is None and args.generate is None
+    check_file("--out", out if writes_model else None)
     check_folder("--peft", args.peft)
     check_file("--predictions", args.predictions)
     _export(args, client, out)
@@ -70,12 +103,16 @@ def _export(args: argparse.Namespace, client: str | None, out: Path) -> None:
 
     from fedbench.simulation import checkpoint
     from fedbench.tools import export  # torch
+    from fedbench.tools.generate import generate
 
     sim = export.open_run(args.run_dir, [*args.overrides, *_class_overrides(args)], args.config_dir)
     if client is not None and args.peft is not None:
         export.save_peft_of(sim, client, args.peft)
         print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
         print(f"{args.peft}: {export.saved_round(sim)}")
+    elif client is not None and args.generate is not None:
+        options = {name: value for name in GENERATION if (value := getattr(args, name)) is not None}
+        print(args.generate + generate(sim, client, args.generate, **options))
     elif client is not None:
         state = export.state_of(sim, client, args.merged)
         write_file("--out", out, lambda file: checkpoint.dump(state, file))
@@ -109,7 +146,7 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
 
 def _check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError if the arguments request no export, exclude each other, or need an argument that is missing."""
-    is_given = (args.client, args.predictions, args.peft, args.merged) != (None, None, None, False)
+    is_given = (args.client, args.predictions, args.peft, args.generate, args.merged) != (None, None, None, None, False)
     require(is_given, "no export is requested: add --client N for the model of a client, or --predictions FILE.npz")
     require(
         len(args.client or ()) < 2,
@@ -124,6 +161,16 @@ def _check_arguments(args: argparse.Namespace) -> None:
         args.peft is None or args.out is None,
         f"--out {args.out} and --peft {args.peft} exclude each other: omit --out, because --peft writes a folder",
     )
+    require(
+        args.generate is None or args.client is not None,
+        f"--generate {args.generate!r} needs the model of a client: add --client N",
+    )
+    require(
+        args.out is None or args.generate is None,
+        f"--out {args.out} and --generate exclude each other: omit --out, because --generate prints the text",
+    )
+    given = [f"--{name}" for name in GENERATION if getattr(args, name) is not None]
+    require(not given or args.generate is not None, f"{', '.join(given)} belong to --generate: add --generate TEXT")
     require(
         args.out is None or args.out != args.predictions,
         f"--out and --predictions are both {args.out}: name two different files",

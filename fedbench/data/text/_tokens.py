@@ -33,6 +33,7 @@ class Tokenizer:
         start: The token before a document, or None.
         end: The token after a document, or None.
         names: The names of the tokens, or None.
+        separator: The text between a prompt and what follows it, such as a line end before a response.
     """
 
     size: int
@@ -41,11 +42,12 @@ class Tokenizer:
     start: int | None = None
     end: int | None = None
     names: list[str] | None = None
+    separator: str = ""
 
 
 @runtime_checkable
 class HasTokenizer(Protocol):
-    """A data set of texts, whose tokens a model can generate."""
+    """A data set of texts, which a model trained on it can continue."""
 
     def load_tokenizer(self) -> Tokenizer:
         """Return the tokenizer with which the texts were read; raise ConfigError if it cannot be read."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,11 +107,11 @@ class TextFiles:
 
     def _tokenizer_of(self, documents: list[Document]) -> Tokenizer:
         """Return the tokenizer of the option, or the characters of some documents with an end token."""
-        if self.tokenizer is not None:
-            return read_tokenizer(self.tokenizer)
         separator = self.separator if self.prompt is not None else ""
+        if self.tokenizer is not None:
+            return replace(read_tokenizer(self.tokenizer), separator=separator)
         alphabet = {c for document in documents for c in document.prompt + document.text} | set(separator)
-        return characters("".join(sorted(alphabet)), end="end of text")
+        return replace(characters("".join(sorted(alphabet)), end="end of text"), separator=separator)
 
     # -- samples -----------------------------------------------------------------------------------------
     def _client(self, name: str, documents: list[Document], tokenizer: Tokenizer) -> Client:
@@ -140,7 +140,7 @@ class TextFiles:
     def _pair(self, document: Document, tokenizer: Tokenizer) -> Sequences:
         """Return one sample of a prompt and its response, or none if the prompt alone is too long."""
         start = [] if tokenizer.start is None else [tokenizer.start]
-        prompt = [*start, *tokenizer.encode(document.prompt + self.separator)]
+        prompt = [*start, *tokenizer.encode(document.prompt + tokenizer.separator)]
         tokens = [*prompt, *_ended(tokenizer.encode(document.text), tokenizer)]
         if len(prompt) > self.length:
             log.warning(

@@ -1,0 +1,107 @@
+"""Texts that the language model of a client generates, from a run of task=next_token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core.options import require
+from fedbench.core.rng import generator
+from fedbench.data.text._tokens import PADDING, HasTokenizer, Tokenizer
+from fedbench.simulation.instantiate import component
+from fedbench.simulation.simulator import Simulation
+from fedbench.tools.export import deployed, index_of
+
+
+def generate(
+    sim: Simulation, client: int | str, prompt: str, tokens: int = 100, temperature: float = 0.8, seed: int = 0
+) -> str:
+    """Continue a text by the language model that a client deploys.
+
+    Tokens are sampled one after the other, each from the softmax of logits / temperature.  The model reads as many of
+    the last tokens as a sample of the data set has.
+
+    Args:
+        sim: The open run.
+        client: Index or name of the client.
+        prompt: The beginning of the text.
+        tokens: The largest number of tokens to generate; fewer if the model generates the end token.
+        temperature: >= 0; 0: the most probable token each time.
+        seed: Key of the random numbers.  Equal arguments generate equal texts.
+
+    Returns:
+        The generated text, without the prompt.
+
+    Raises:
+        ConfigError: The run has no language model or tokenizer, there is no such client, or the prompt has no tokens.
+    """
+    tokenizer = _tokenizer(sim)
+    start = [] if tokenizer.start is None else [tokenizer.start]
+    text = [*start, *tokenizer.encode(prompt + tokenizer.separator)]
+    require(bool(text), "--generate needs a text of at least one token: give the beginning of a text")
+    model, first = _Model(sim, client), len(text)
+    random = generator(seed, "generate")
+    for _ in range(tokens):
+        token = _sample(model.next_logits(text), temperature, random.random())
+        if token == tokenizer.end:
+            break
+        text.append(token)
+    return tokenizer.decode(text[first:])
+
+
+def _tokenizer(sim: Simulation) -> Tokenizer:
+    """Return the tokenizer of a run's data set; raise ConfigError if the run has no language model or tokenizer."""
+    task, source = sim.engine.task.kind, component(sim.cfg, "dataset")
+    require(
+        task == "next_token",
+        f"--generate needs a language model, but the run has task={task}: choose a run of task=next_token",
+    )
+    require(
+        isinstance(source, HasTokenizer),
+        f"--generate needs a tokenizer, but dataset={sim.cfg.choices.dataset} has no method load_tokenizer: choose a "
+        "run of dataset=shakespeare_lm or text_files, or add the method to the class of the data set",
+    )
+    return source.load_tokenizer()  # type: ignore[union-attr]
+
+
+class _Model:
+    """The language model that a client deploys.
+
+    Args:
+        sim: The open run.
+        client: Index or name of the client.
+    """
+
+    def __init__(self, sim: Simulation, client: int | str):
+        _, rows = deployed(sim, np.array([index_of(sim, client)]))
+        self._rows: Any = rows[None] if isinstance(rows, Tensor) and rows.dim() == 1 else rows  # [1, P]
+        self._sim, self._device = sim, sim.engine.federation.device
+        shape: Any = sim.engine.federation.input_shape
+        self._length = shape["text"][0]
+
+    def next_logits(self, text: list[int]) -> np.ndarray:
+        """Return the logits of the token after a text, of which the last tokens are read.  # [C] float64"""
+        read = text[-self._length :]
+        x = torch.full((1, 1, self._length), PADDING, device=self._device)  # one client with one sample
+        x[0, 0, : len(read)] = torch.tensor(read, device=self._device)
+        with torch.no_grad():
+            logits = self._sim.algorithm.predict(self._sim.engine.model, self._rows, {"text": x})  # [1, 1, T, C]
+        return logits[0, 0, len(read) - 1].double().cpu().numpy()
+
+
+def _sample(logits: np.ndarray, temperature: float, uniform: float) -> int:
+    """Return a token.
+
+    Args:
+        logits: Logits of the tokens, [C].
+        temperature: 0: the most probable token.
+        uniform: A random number in [0, 1), which selects the token by the cumulative probabilities.
+    """
+    if temperature == 0:
+        return int(logits.argmax())
+    p = np.exp((logits - logits.max()) / temperature)
+    cumulative = p.cumsum()
+    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))

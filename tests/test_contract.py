@@ -13,7 +13,7 @@ from cases import METHODS, case
 from contract import require_passed, skipped
 
 from fedbench.config.conf_tree import group_options
-from fedbench.testing import adapter, algorithm, callback, compression, model, partition, task
+from fedbench.testing import adapter, aggregator, algorithm, callback, compression, model, partition, task
 from fedbench.testing._suite import Suite
 
 ADAPTERS = [  # with options that run other code
@@ -46,6 +46,15 @@ COMPRESSIONS = [
     "lowrank warm_start=true",
     "stc variant=pfednet share=0.2",
     "cer solver=smoothing gamma=50 gamma_rel=null block=7",
+]
+AGGREGATORS = [
+    *group_options("aggregator"),
+    *(f"{name} pre={pre}" for name in group_options("aggregator") if name != "mean" for pre in ("nnm", "bucketing")),
+    "trimmed_mean f=5",
+    "multi_krum f=4 m=2",
+    "krum f=5 neighbors=n-f-1",
+    "centered_clipping tau=2.0",
+    "norm_bound bound=2.0",
 ]
 TINY = {  # options that make models small, without stored weights
     "mlp": {"hidden": [8]},
@@ -105,6 +114,7 @@ KINDS = {
     "model": Kind(model.SUITE, group_options("model"), lambda name: model.case_for(name, TINY.get(name))),
     "task": Kind(task.SUITE, TASKS, lambda text: task.case_for(*parsed(text))),
     "compression": Kind(compression.SUITE, COMPRESSIONS, lambda text: compression.case_for(*parsed(text))),
+    "aggregator": Kind(aggregator.SUITE, AGGREGATORS, lambda text: aggregator.case_for(*parsed(text))),
     "callback": Kind(
         callback.SUITE, [name for name in group_options("callbacks") if name != "none"], callback.case_for
     ),

@@ -64,9 +64,11 @@ class Aggregator:
 
     Attributes:
         uses_weights: Whether the rule uses the clients' weights.  If not, it treats all clients equally.
+        scale_free: Whether the estimate is multiplied by a number if all uploads and the server's value are.
     """
 
     uses_weights = True
+    scale_free = True
 
     def __init__(self, f: NonNegative = 0.1, pre: PreAggregation = "none", bucket_size: Count = 2):
         require(

@@ -38,7 +38,7 @@ class CenteredClipping(Aggregator):
         iterations: Count = 3,
     ):
         super().__init__(f, pre, bucket_size)
-        self.tau, self.iterations = tau, iterations
+        self.tau, self.iterations, self.scale_free = tau, iterations, tau is None
 
     def combine(self, u: Uploads) -> Tensor:
         """Return v [p].  Each iteration adds the weighted mean of the rows' differences to v, clipped to norm tau."""

@@ -1,4 +1,4 @@
-"""Checks for methods, models, adapters, tasks, partitions, compressors and callbacks of users.
+"""Checks for methods, models, adapters, tasks, partitions, compressors, aggregation rules and callbacks of users.
 
 ``check_algorithm(MyMethod).raise_if_failed()`` in a test, or ``fedbench check my_package.MyMethod``.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedbench.testing._suite import Outcome, Report
     from fedbench.testing.adapter import check_adapter
+    from fedbench.testing.aggregator import check_aggregator
     from fedbench.testing.algorithm import check_algorithm
     from fedbench.testing.callback import check_callback
     from fedbench.testing.compression import check_compression
@@ -22,6 +23,7 @@ __all__ = [
     "Outcome",
     "Report",
     "check_adapter",
+    "check_aggregator",
     "check_algorithm",
     "check_callback",
     "check_compression",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import nn
 
 from fedbench.adapters.base import Adapter
+from fedbench.aggregators.base import Aggregator
 from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Compressor
 from fedbench.config.conf_tree import group_options
@@ -16,7 +17,7 @@ from fedbench.config.find_target import find_target
 from fedbench.core.options import ConfigError
 from fedbench.simulation.callbacks.base import Callback
 from fedbench.tasks.base import Task
-from fedbench.testing import adapter, algorithm, callback, compression, model, partition, task
+from fedbench.testing import adapter, aggregator, algorithm, callback, compression, model, partition, task
 from fedbench.testing._suite import Report, Suite
 
 
@@ -52,6 +53,7 @@ KINDS = {
     "adapter": Kind(adapter.SUITE, adapter.check_adapter, Adapter),
     "task": Kind(task.SUITE, task.check_task, Task),
     "compression": Kind(compression.SUITE, compression.check_compression, Compressor),
+    "aggregator": Kind(aggregator.SUITE, aggregator.check_aggregator, Aggregator),
     "callbacks": Kind(callback.SUITE, callback.check_callback, Callback),
     "partition": Kind(partition.SUITE, partition.check_partition, Partition),
 }

@@ -76,6 +76,10 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
             ),
         ),
     ],
+    "with its options, it assumes no wrong upload": [("aggregator", "wrong_uploads_do_not_move_it_far", ("mean",))],
+    "its attribute `scale_free` is false": [
+        ("aggregator", "it_scales_with_the_uploads", ("centered_clipping tau=2.0", "norm_bound bound=2.0")),
+    ],
     "it has no options min_size and min_test": [
         (
             "partition",

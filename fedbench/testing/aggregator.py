@@ -130,9 +130,9 @@ def the_estimate_is_one_upload(case: AggregatorCase) -> None:
             for center in (None, rows.new_zeros(size)):
                 found = case.estimate(rows, weights_of(n).to(rows), center)
                 is_like = found.shape == (size,) and found.dtype == rows.dtype and found.device == rows.device
-                words = f"{tuple(rows.shape)} {rows.dtype} on {device}"
-                assert is_like, f"rows {words} give {tuple(found.shape)} {found.dtype} on {found.device}"
-                assert torch.isfinite(found).all(), f"rows {words} give values that are not finite"
+                text = f"{tuple(rows.shape)} {rows.dtype} on {device}"
+                assert is_like, f"rows {text} give {tuple(found.shape)} {found.dtype} on {found.device}"
+                assert torch.isfinite(found).all(), f"rows {text} give values that are not finite"
 
 
 @SUITE.check
@@ -270,7 +270,7 @@ def wrong_uploads_do_not_move_it_far(case: AggregatorCase) -> None:
         for center in (None, mean):
             found = case.estimate(torch.cat([rows[:wrong] + sign * FAR, correct]), None, center)
             radii = float((found - mean).norm() / radius)
-            words = f"{wrong} wrong uploads of {N} at a distance of {FAR:g} in each value move the estimate by"
+            text = f"{wrong} wrong uploads of {N} at a distance of {FAR:g} in each value move the estimate by"
             assert radii <= most, (
-                f"{words} {radii:.2g} times the radius of the correct ones; at most {most:.2g} is allowed"
+                f"{text} {radii:.2g} times the radius of the correct ones; at most {most:.2g} is allowed"
             )

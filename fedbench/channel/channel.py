@@ -1,7 +1,7 @@
 """The channel between the server and the clients in one round.
 
-All tensors that a method sends pass through it.  It applies privacy, then compression, and counts the bytes.  Each call
-returns the tensors that the receiver gets.
+All tensors that a method sends pass through it.  It applies privacy, then the attack, then compression, and counts the
+bytes.  Each call returns the tensors that the receiver gets.
 
 Letters: K clients of the round, N of the federation.
 """
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.channel.attackers import Attackers
 from fedbench.channel.compression import Compression, num_bytes
 from fedbench.channel.cost import RoundCost
 from fedbench.channel.privacy import FirstRate, Privacy
@@ -70,10 +71,18 @@ class Channel:
         compression: Compresses messages, or None.
         download_factor: The number of downloads per participant.  It exceeds 1 if clients drop out after their
             download.
+        attackers: Clients that replace what they upload, or None.
     """
 
-    def __init__(self, privacy: Privacy | None, compression: Compression | None, download_factor: float = 1.0):
+    def __init__(
+        self,
+        privacy: Privacy | None,
+        compression: Compression | None,
+        download_factor: float = 1.0,
+        attackers: Attackers | None = None,
+    ):
         self.privacy, self.compression, self.download_factor = privacy, compression, download_factor
+        self.attackers = attackers if attackers is not None and attackers.attack.changes_uploads else None
         self.cost = RoundCost()
         self._broadcasts: Counter[str] = Counter()  # number of broadcasts by name
         self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # the clients of each earlier message, by name
@@ -81,9 +90,9 @@ class Channel:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether uploads reach the server unchanged, because no compressor and no noise or clipping changes them."""
-        private = self.privacy is not None and not self.privacy.is_lossless
-        return not private and (self.compression is None or self.compression.compressor.exact)
+        """Whether uploads reach the server unchanged, because no compressor, noise, clipping or attack changes them."""
+        is_changed = self.attackers is not None or (self.privacy is not None and not self.privacy.is_lossless)
+        return not is_changed and (self.compression is None or self.compression.compressor.exact)
 
     def broadcast(
         self,
@@ -195,6 +204,7 @@ class Channel:
         _check_rows("upload", context, tensors)
         _check_names("upload", tensors, {*relative_to, *previous, *uncompressed, *num_values})
         _check_references(tensors, relative_to, previous)
+        self.cost.takes_uploads |= any(t.is_floating_point() for t in tensors.values())
         received = dict(tensors)
         for name, value in tensors.items():
             payload = self._payload(relative_to.get(name), context, name)  # what the clients trained from
@@ -204,6 +214,8 @@ class Channel:
             call = self._count_call("up", context, name)  # how many uploads of this name came before in the round
             if self.privacy is not None:
                 received[name] = self.privacy.release(context, name, value, reference, call, first_rate)
+            if self.attackers is not None:
+                received[name] = self.attackers.upload(context, name, received[name], reference, call)
             if self.compression is not None and context.changes_state and name not in uncompressed:
                 accumulates = name not in previous  # else the next upload replaces this one
                 received[name], size = self.compression.upload(
@@ -220,9 +232,10 @@ class Channel:
 
         Args:
             name: Name by which it was sent.
-            payload: The tensor.  Without privacy and compression, tensors that no upload needs are removed from it.
+            payload: The tensor.  Without privacy, compression and attackers, tensors that no upload needs are removed
+                from it.
         """
-        changes_uploads = self.privacy is not None or self.compression is not None
+        changes_uploads = any(part is not None for part in (self.privacy, self.compression, self.attackers))
         if not changes_uploads:  # frees rows of clients; a server rule reads the value of a broadcast
             payload = payload._replace(received=None, value=None if payload.by_client else payload.value)
         self._payloads.setdefault(name, []).append(payload)

@@ -22,6 +22,7 @@ class RoundCost:
         losses: Training loss of each client.  # [K]
         takes_means: Whether the server averaged clients by the option `client_weights`.
         takes_aggregates: Whether the server combined uploads by the option `aggregator`.
+        takes_uploads: Whether clients uploaded a floating-point tensor.
         takes_server_steps: Whether the server moved its model by the option `server`.
         left_out: Clients whose uploads an aggregation rule left out, because they are not finite.
     """
@@ -36,5 +37,6 @@ class RoundCost:
     losses: Tensor | None = None
     takes_means: bool = False
     takes_aggregates: bool = False
+    takes_uploads: bool = False
     takes_server_steps: bool = False
     left_out: set[int] = field(default_factory=set)

@@ -326,6 +326,7 @@ class RunConfig:
     optimizer: dict
     server: dict
     aggregator: dict
+    attack: dict
     compression: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
@@ -346,6 +347,7 @@ RESERVED: dict[str, type | None] = {
     "algorithm": None,
     "server": None,
     "aggregator": None,
+    "attack": None,
     "compression": None,
 }
 # group: dataclass of keys of the group
@@ -361,6 +363,7 @@ KINDS = {
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
     "server": ("ServerRule", "fedbench.server.base.ServerRule"),
     "aggregator": ("Aggregator", "fedbench.aggregators.base.Aggregator"),
+    "attack": ("Attack", "fedbench.attacks.base.Attack"),
     "compression": ("Compressor", "fedbench.compression.base.Compressor"),
 }
 # constructor arguments that are not options: they are set by the data set, or by the attribute `reads` of the method

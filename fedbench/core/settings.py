@@ -63,6 +63,7 @@ LATER_GROUPS = {
     "callbacks": ("none", {}),
     "server": ("average", {"_target_": "fedbench.server.average.Average"}),
     "aggregator": ("mean", {"_target_": "fedbench.aggregators.mean.Mean"}),
+    "attack": ("none", {"_target_": "fedbench.attacks.none.NoAttack"}),
 }
 # Names in adapter.places, with the patterns that older versions stored for them.
 FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}

@@ -64,7 +64,8 @@ class Cohort:
         self.engine, self.federation, self.model = engine, engine.federation, engine.model
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
         self.context = self._context(np.asarray(ids, np.int64), round, mode)
-        self._channel = Channel(engine.privacy, engine.compression, (len(ids) + dropped) / max(len(ids), 1))
+        factor = (len(ids) + dropped) / max(len(ids), 1)  # downloads per participant
+        self._channel = Channel(engine.privacy, engine.compression, factor, engine.attackers)
         if mode == "round":
             engine.rows.setting_up = False
 
@@ -477,8 +478,19 @@ class Cohort:
             is_finite = (out.loss.abs() < MAX_LOSS) & torch.isfinite(out.theta.sum(1))
             if not bool(is_finite.all()):
                 self._raise_divergence(int(torch.nonzero(~is_finite)[0].item()), out.loss)
-            self.cost.loss = float(out.loss[trained].mean())
+            self.cost.loss = self._honest_loss(out.loss, schedule.num_steps)
             self.cost.losses = out.loss
+
+    def _honest_loss(self, loss: Tensor, num_steps: np.ndarray) -> float:
+        """Return the mean training loss of the clients that trained and are no attackers; NaN without any.
+
+        Args:
+            loss: Mean training loss of each client.  # [K]
+            num_steps: Number of local steps of each client.  # [K]
+        """
+        attackers = self.engine.attackers
+        counts = num_steps > 0 if attackers is None else (num_steps > 0) & attackers.are_honest(self.ids)  # [K]
+        return float(loss[torch.from_numpy(np.flatnonzero(counts)).to(loss.device)].mean())
 
     def _raise_divergence(self, position: int, loss: Tensor) -> None:
         """Raise RunError, with the reason and the learning rate to lower, for one client.
@@ -495,6 +507,11 @@ class Cohort:
             problem = f"the training loss of client {client} has diverged ({value:.3g})"
         else:
             problem = f"the training loss of client {client} is not finite"
+        if self.engine.attackers is not None:
+            raise RunError(
+                f"{problem} in round {self.round + 1}, probably because of the attack: use a rule that withstands it, "
+                "for example aggregator=median, or weaken the attack by its options"
+            )
         raise RunError(
             f"{problem} in round {self.round + 1}: "
             f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large: lower optimizer.lr, "

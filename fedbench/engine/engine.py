@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedbench.aggregators.base import Aggregator
+from fedbench.channel.attackers import Attackers
 from fedbench.channel.compression import Compression
 from fedbench.channel.privacy import Privacy
 from fedbench.core.rows import Rows, RowStore
@@ -35,6 +36,7 @@ class Engine:
         compression: Compresses messages, or None.
         server: Server rule that moves the server's model towards the mean of the uploads.  None: it takes the mean.
         aggregator: Rule that combines uploads.  None: their mean.
+        attackers: Clients that attack the run.  None: all are honest.
         seed: The run's seed.
         rounds: Number of rounds of the run.
         epochs: local.epochs: one number for all clients, or one for each.  # [N]
@@ -58,6 +60,7 @@ class Engine:
     compression: Compression | None = None
     server: ServerRule | None = None
     aggregator: Aggregator | None = None
+    attackers: Attackers | None = None
     seed: int = 0
     rounds: int = 1
     epochs: float | np.ndarray = 1

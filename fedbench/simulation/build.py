@@ -15,6 +15,8 @@ from fedbench.aggregators.base import Aggregator
 from fedbench.aggregators.mean import Mean
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import OLD_NAMES, Algorithm
+from fedbench.attacks.base import Poisoned
+from fedbench.channel.attackers import Attackers
 from fedbench.channel.compression import Compression
 from fedbench.channel.privacy import Privacy
 from fedbench.compression.none import NoCompression
@@ -51,9 +53,10 @@ from fedbench.simulation.devices import (
     shared_evaluation_batch,
     smaller_for_masks,
 )
+from fedbench.simulation.evaluate import TRIGGERED
 from fedbench.simulation.instantiate import component, make, plain_values, target_of
 from fedbench.simulation.output_checks import check_outputs
-from fedbench.simulation.sampling import batch_size, cohort_size, draw_cohort, epochs, step_fractions
+from fedbench.simulation.sampling import attacker_ids, batch_size, cohort_size, draw_cohort, epochs, step_fractions
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import register_directions
 
@@ -193,6 +196,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     """Build the federation of all clients, with their data on the device or in host memory.
 
     If the model has a frozen encoder, the federation contains its features instead of the inputs.
+    Attackers have the samples that the attack gives them.
 
     Args:
         cfg: The checked configuration.
@@ -201,14 +205,17 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
         device: The compute device.
 
     Raises:
-        ConfigError: Augmentation is requested with a frozen encoder.
+        ConfigError: Augmentation is requested with a frozen encoder, or the attack cannot poison these data.
     """
     augment = plain_values(cfg.dataset.augment)
     arrays = arrays.for_split(split, cfg.dataset.normalize)
     warn_of_scales(arrays, split)
+    poisoned = poison(cfg, arrays, split)
+    arrays, split = poisoned.arrays, poisoned.split
     where, normalize = cfg.hardware.get("data", "auto"), cfg.dataset.normalize
     if not reads_inputs(cfg):
-        return Federation.build(arrays, split, device, normalize, augment, on_host=stay_on_host(arrays, where, device))
+        built = Federation.build(arrays, split, device, normalize, augment, on_host=stay_on_host(arrays, where, device))
+        return with_triggered(built, poisoned)
     require(
         not augment,
         f"dataset.augment must be null, because model={cfg.choices.model} has a frozen encoder; use model.augment",
@@ -216,11 +223,32 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     # the frozen encoder computes its features once; batches then read them through the views
     arrays = arrays.expanded()
     reader: FrozenEncoder = build_module(cfg, arrays)
-    arrays = reader.prepare(arrays, split, device)
+    arrays = reader.prepare(arrays, poisoned.used, device)
     built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device))
     built.augment = lambda x, y, random: (reader.training_view(x, random), y)
     built.evaluation_view = reader.evaluation_view
-    return built
+    return with_triggered(built, poisoned)
+
+
+def poison(cfg: DictConfig, arrays: Arrays, split: Split) -> Poisoned:
+    """Return the data after the attack on training samples; unchanged data if the attack is none or on uploads.
+
+    Args:
+        cfg: The checked configuration.
+        arrays: The data set.
+        split: Its partition over the clients, new clients included.
+    """
+    ids = attacker_ids(cfg, clients_to_train(split.num_clients, cfg.new_clients.count))
+    if not len(ids):
+        return Poisoned(arrays, split)
+    return component(cfg, "attack").poison(arrays, split, ids, int(cfg.seed))
+
+
+def with_triggered(federation: Federation, poisoned: Poisoned) -> Federation:
+    """Return a federation, to whose splits the test samples with the trigger of a backdoor are added, if any."""
+    if poisoned.triggered is not None:
+        federation.splits[TRIGGERED] = poisoned.triggered
+    return federation
 
 
 def algorithm(cfg: DictConfig) -> Algorithm:
@@ -296,6 +324,11 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
     """
     training = training_clients(clients, cfg.new_clients.count)
     training.task.setup(training)
+    require(
+        TRIGGERED not in training.splits or "accuracy" in training.task.directions(),
+        f"attack={cfg.choices.attack} is scored by the accuracy on triggered samples, which the task "
+        f"{type(training.task).__name__} does not have: use task=classification",
+    )
     register_directions(training.task.directions())
     training.cohort_size = cohort_size(cfg, training.num_clients)
     return training
@@ -311,7 +344,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         flat: The model.
         plan: The executor plan.
     """
-    rows, optimizer = _rows(cfg, training), component(cfg, "optimizer")
+    rows, optimizer, rule = _rows(cfg, training), component(cfg, "optimizer"), aggregator(cfg, training)
     optimizer.check(training.num_clients)
     eval_batch, shared_batch = _evaluation_batches(cfg, training)
     return Engine(
@@ -324,7 +357,8 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         privacy=privacy(cfg, rows),
         compression=compression(cfg, rows, flat),
         server=server_rule(cfg),
-        aggregator=aggregator(cfg, training),
+        aggregator=rule,
+        attackers=attackers(cfg, training.num_clients, rows, rule),
         seed=int(cfg.seed),
         rounds=cfg.rounds,
         epochs=epochs(cfg, training.num_clients),
@@ -416,6 +450,26 @@ def aggregator(cfg: DictConfig, training: Federation) -> Aggregator | None:
         return None
     rule.check(training.cohort_size)
     return rule
+
+
+def attackers(cfg: DictConfig, num_clients: int, rows: RowStore, rule: Aggregator | None) -> Attackers | None:
+    """Return the clients that attack the run; None if all are honest.
+
+    Args:
+        cfg: The checked configuration.
+        num_clients: The number of training clients.
+        rows: Creates the tensors that attackers remember.
+        rule: The aggregation rule, which attackers know.
+
+    Raises:
+        ConfigError: An option of the attack does not fit the clients.
+    """
+    ids = attacker_ids(cfg, num_clients)
+    if not len(ids):
+        return None
+    attack = component(cfg, "attack")
+    attack.check(ids, num_clients)
+    return Attackers(attack, ids, rows, rule)
 
 
 def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compression | None:

@@ -14,8 +14,10 @@ from fedbench.core.options import RunError
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.full_batch import select_rows
+from fedbench.tasks.scores import ATTACK_SUCCESS
 
 SLICE_BYTES = 256 << 20  # memory for the personalized rows of a slice
+TRIGGERED = "triggered"  # the split of test samples with the trigger of a backdoor, labelled as the attackers want
 STATISTICS_BYTES = 64 << 20  # memory for the sample statistics of a task
 
 
@@ -64,7 +66,7 @@ def personal_and_global(
     row, metrics = algorithm.global_row(), []
     same = True
     for cohort, rows in deployed(algorithm, engine, ids, round, final):
-        metrics.append(score(cohort, rows, algorithm.predict, "test"))
+        metrics.append(score(cohort, rows, algorithm.predict, "test") | attack_success(cohort, rows, algorithm.predict))
         same = same and row is not None and isinstance(rows, Tensor) and torch.equal(rows, row)
     scopes = {"personal": _concatenated(metrics)}
     if row is not None:
@@ -129,8 +131,27 @@ def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, split: str 
     Returns:
         Metrics by name, [n] each.
     """
-    cohorts = (Cohort(engine, slice_ids, round, "evaluation") for slice_ids in slices(engine, ids))
-    return _concatenated([score(cohort, row, None, split) for cohort in cohorts])
+    cohorts = [Cohort(engine, slice_ids, round, "evaluation") for slice_ids in slices(engine, ids)]
+    metrics = [score(cohort, row, None, split) for cohort in cohorts]
+    if split == "test":
+        metrics = [m | attack_success(cohort, row, None) for m, cohort in zip(metrics, cohorts)]
+    return _concatenated(metrics)
+
+
+def attack_success(cohort: Cohort, rows: Any, predict: Any) -> dict[str, np.ndarray]:
+    """Return the fraction of each client's triggered test samples that its model assigns to the attackers' class.
+
+    Args:
+        cohort: The clients.
+        rows: Their model parameters: one row per client [K, ...], one row that all share [P], or a dict of these.
+        predict: The prediction function, as `Algorithm.predict`.  None: the forward pass of the model.
+
+    Returns:
+        The metric ATTACK_SUCCESS by name, [K]; {} if the attack has no trigger.
+    """
+    if TRIGGERED not in cohort.federation.splits:
+        return {}
+    return {ATTACK_SUCCESS: score(cohort, rows, predict, TRIGGERED)["accuracy"]}
 
 
 def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.adapters.base import Adapter
 from fedbench.aggregators.base import Aggregator
 from fedbench.algorithms.base import Algorithm
+from fedbench.attacks.base import Attack
 from fedbench.compression.base import Compressor
 from fedbench.config.find_target import find_target
 from fedbench.core.error_text import describe_error
@@ -35,6 +36,7 @@ KINDS = {
     "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
     "server": ((), "a fedbench.server.base.ServerRule", lambda x: isinstance(x, ServerRule)),
     "aggregator": ((), "a fedbench.aggregators.base.Aggregator", lambda x: isinstance(x, Aggregator)),
+    "attack": ((), "a fedbench.attacks.base.Attack", lambda x: isinstance(x, Attack)),
     "compression": ((), "a fedbench.compression.base.Compressor", lambda x: isinstance(x, Compressor)),
 }
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from fedbench.core import rng
 from fedbench.core.options import check_each, require
 from fedbench.core.settings import check_cohort
+from fedbench.simulation.instantiate import component
 
 
 def cohort_size(cfg: DictConfig, num_clients: int) -> int:
@@ -127,13 +128,28 @@ def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:
     """Return the ids of the training clients that the run evaluates, the same in all rounds.
 
     Args:
-        cfg: The checked configuration.  With eval.clients, this many clients are drawn at random.
+        cfg: The checked configuration.  With eval.clients, this many honest clients are drawn at random.
         num_clients: N.
 
     Returns:
-        Ascending ids [n]; all N without eval.clients.
+        Ascending ids [n]; all honest clients without eval.clients.
     """
+    honest = np.setdiff1d(np.arange(num_clients), attacker_ids(cfg, num_clients))
     count = cfg.eval.clients
-    if count is None or count >= num_clients:
-        return np.arange(num_clients)
-    return np.sort(rng.generator(int(cfg.seed), "evaluated").choice(num_clients, count, replace=False, shuffle=False))
+    if count is None or count >= len(honest):
+        return honest
+    chosen = rng.generator(int(cfg.seed), "evaluated").choice(len(honest), count, replace=False, shuffle=False)
+    return honest[np.sort(chosen)]
+
+
+def attacker_ids(cfg: DictConfig, num_clients: int) -> np.ndarray:
+    """Return the training clients that attack the run, ascending; none with attack=none.  # [f]
+
+    Args:
+        cfg: The checked configuration.
+        num_clients: N.
+
+    Raises:
+        ConfigError: attack.fraction or attack.clients does not fit N.
+    """
+    return component(cfg, "attack").choose(int(cfg.seed), num_clients)

@@ -242,9 +242,9 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
 
 
 def check_used(sim: Simulation, cost: RoundCost) -> None:
-    """Check after the first round that client_weights, aggregator, server and compression had an effect.
+    """Check after the first round that client_weights, aggregator, attack, server and compression had an effect.
 
-    A round without local steps may send nothing.  Then the last three are checked after the next round.
+    A round without local steps may send nothing.  Then the last four are checked after the next round.
 
     Args:
         sim: The run.
@@ -254,6 +254,7 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
         ConfigError: An option had no effect.
     """
     engine, choices = sim.engine, sim.cfg.choices
+    attackers = engine.attackers
     sim.takes_means |= cost.takes_means
     check_later = not cost.steps and sim.done + 1 < sim.cfg.rounds
     require(
@@ -265,6 +266,11 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
         engine.aggregator is None or cost.takes_aggregates or check_later,
         f"aggregator={choices.aggregator} has no effect: algorithm={choices.algorithm} does not average uploads; "
         "use aggregator=mean, or another algorithm such as fedavg",
+    )
+    require(
+        attackers is None or not attackers.attack.changes_uploads or cost.takes_uploads or check_later,
+        f"attack={choices.attack} has no effect: algorithm={choices.algorithm} uploads nothing; use attack=none, an "
+        "attack on data such as attack=label_flip, or another algorithm such as fedavg",
     )
     require(
         engine.server is None or cost.takes_server_steps or check_later,
@@ -299,6 +305,8 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
       - global: the server's model on each client's test samples, if the method has a global model;
       - val: the model that each client deploys, on its validation samples, if there are any.
 
+    Attackers are not evaluated.
+
     Args:
         sim: The run.
         cost: The cost of the round.
@@ -308,7 +316,7 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
     """
     engine, ids, round = sim.engine, _evaluated(sim), sim.done - 1
     final = sim.done == sim.cfg.rounds or sim.is_stopped_early
-    sizes = {part: engine.federation.splits[part].sizes_of(ids) for part in ("train", "val", "test")}
+    sizes = {part: samples.sizes_of(ids) for part, samples in engine.federation.splits.items()}
     values: dict[str, float] = {"train/loss": cost.loss}
     names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
     columns: dict[str, np.ndarray] = {"client": ids, **names, "n_train": sizes["train"], "n_test": sizes["test"]}
@@ -318,9 +326,10 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():
         part = "val" if scope == "val" else "test"
-        values |= {
-            f"{scope}/{name}": value for name, value in scores.summarize_clients(per_client, sizes[part]).items()
-        }
+        for metric, of_clients in per_client.items():
+            scored = evaluate.TRIGGERED if metric == scores.ATTACK_SUCCESS else part
+            summaries = scores.summarize_clients({metric: of_clients}, sizes[scored])
+            values |= {f"{scope}/{name}": value for name, value in summaries.items()}
         columns |= {f"{scope}/{name}": per_client[name] for name in per_client}
     return values, columns
 
@@ -393,5 +402,5 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 
 def _evaluated(sim: Simulation) -> np.ndarray:
-    """Return the ids of the training clients that are evaluated: all, or as many as eval.clients says.  # [n]"""
+    """Return the training clients that are evaluated: all honest ones, or as many as eval.clients says.  # [n]"""
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)

@@ -22,7 +22,7 @@ from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.sampling import cohort_size, evaluated_clients
-from fedbench.simulation.summary_text import clauses
+from fedbench.simulation.summary_text import attack_line, clauses
 
 log = logging.getLogger(__name__)
 MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # classes, client names and characters per name in the log
@@ -87,6 +87,8 @@ def log_components(sim: Simulation) -> None:
     rule = engine.aggregator
     if rule is not None and not rule.uses_weights and engine.client_weights == "samples":
         log.info("aggregator: this rule treats all clients equally, whatever their numbers of samples")
+    if engine.attackers is not None:
+        log.info("%s", attack_line(sim.cfg.choices.attack, engine.attackers.ids.tolist(), federation.num_clients))
     if engine.privacy is not None:
         log.info("privacy: %s", "\n  ".join(clauses(engine.privacy.guarantee())))
     ranks = engine.executor.ranks
@@ -168,6 +170,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         **({"stopped_early": sim.early_stopping.stopped_at} if sim.is_stopped_early else {}),
         **({"new_clients": sim.new_clients} if sim.new_clients else {}),
         **({"privacy": engine.privacy.summary()} if engine.privacy else {}),
+        **({"attack": {"name": choices.attack, "attackers": engine.attackers.ids}} if engine.attackers else {}),
         "cost": cost,
         "executor": {**engine.executor.state(), "ranks": engine.executor.ranks.world_size},
         **describe_environment(),

@@ -17,6 +17,7 @@ from fedbench.core.suggest import suggested
 from fedbench.simulation.result import primary_of
 from fedbench.simulation.run_folder import config_dir_of
 
+MOST_ATTACKERS = 20  # that are listed
 COMPARED_KEYS = ("algorithm", "seed", "hydra", "name", "checkpoint")  # keys in which compared runs differ
 
 
@@ -74,6 +75,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         *shown,
         *new_client_lines(summary.get("new_clients"), name),
         *privacy_lines(summary.get("privacy")),
+        *attack_lines(summary),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in total; "
         f"{megabytes(cost, 'down')}, {megabytes(cost, 'up')}",
         f"  mean per client and round: {kib(cost['bytes_down'], summary)} down, {kib(cost['bytes_up'], summary)} up",
@@ -193,6 +195,37 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
     total = f", (epsilon, delta) = ({epsilon:.4g}, {privacy['delta']:g}) in total" if epsilon is not None else ""
     first, *rest = clauses(privacy["guarantee"])
     return [f"  privacy: {releases}{total}; {first}", *(f"    {clause}" for clause in rest)]
+
+
+def attack_lines(summary: dict[str, Any]) -> list[str]:
+    """Return lines about the attackers and the success of a backdoor; [] if all clients are honest.
+
+    Args:
+        summary: The content of summary.json.
+    """
+    from fedbench.tasks.scores import ATTACK_SUCCESS  # NumPy
+
+    attack, last = summary.get("attack"), summary["last"]
+    if not attack:
+        return []
+    rates = {scope: last.get(f"{scope}/{ATTACK_SUCCESS}") for scope in ("personal", "global")}
+    parts = [f"{rate:.4f} of the {scope} models" for scope, rate in rates.items() if rate is not None]
+    success = [f"  attack success rate: {', '.join(parts)}"] if parts else []
+    return [f"  {attack_line(attack['name'], list(attack['attackers']), summary['num_clients'])}", *success]
+
+
+def attack_line(name: str, attackers: list[int], num_clients: int) -> str:
+    """Return a line about the attackers and the scored clients.
+
+    Args:
+        name: The attack.
+        attackers: The attackers.
+        num_clients: The number of training clients.
+    """
+    shown = ", ".join(map(str, attackers[:MOST_ATTACKERS])) + (", ..." if len(attackers) > MOST_ATTACKERS else "")
+    noun = "attackers, clients" if len(attackers) != 1 else "attacker, client"
+    honest = num_clients - len(attackers)
+    return f"attack {name}: {len(attackers)} {noun} {shown}; scores of the {honest} honest clients"
 
 
 def clauses(sentence: str) -> list[str]:

@@ -27,7 +27,9 @@ class Direction(NamedTuple):
 
 # Directions by name of a metric.  These are for old runs, which did not store them; tasks and runs register all others.
 _SCORE = Direction(higher_is_better=True, fraction=True)
+ATTACK_SUCCESS = "attack_success"  # of a backdoor; lower is better for the defender
 DIRECTIONS = {
+    ATTACK_SUCCESS: Direction(higher_is_better=False, fraction=True),
     "loss": Direction(higher_is_better=False, fraction=False),
     **dict.fromkeys(("accuracy", "balanced_accuracy", "f1", "auc"), _SCORE),
     **dict.fromkeys(("iou", "dice_iou", "label_iou", "label_iou_majority"), _SCORE),

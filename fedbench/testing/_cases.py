@@ -149,9 +149,11 @@ class Case:
             eval_batch=8,
             cohort_size=min(cohort_size(cfg, 6), federation.num_clients),
         )
+        rule = build.aggregator(cfg, federation)
         engine = replace(
             engine,
-            aggregator=build.aggregator(cfg, federation),
+            aggregator=rule,
+            attackers=build.attackers(cfg, federation.num_clients, engine.rows, rule),
             compression=build.compression(cfg, engine.rows, engine.model),
         )
         return Simulation(cfg, Path(), engine, build.algorithm(cfg), split)

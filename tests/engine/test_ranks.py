@@ -40,7 +40,8 @@ from fedbench.simulation import build, checkpoint, evaluate, simulator
 SIZES = (3, 8, 1, 8, 2)
 NORM, SUMMED = "fedavg, batch statistics", "fedpia, outputs that are added"
 ROBUST = "fedavg, multi_krum of buckets"
-OTHERS = (NORM, SUMMED, ROBUST)  # than methods as conf has them
+ATTACKED = "fedper, mimic among compressed uploads"
+OTHERS = (NORM, SUMMED, ROBUST, ATTACKED)  # than methods as conf has them
 USUAL = METHODS[::4]  # whom two processes play by default: the others where slow tests are asked for
 LOOP = Plan("loop", 1, 1, 1)
 ENVIRONMENT = {
@@ -67,6 +68,9 @@ def simulation(name: str) -> Any:
     if name == ROBUST:
         rule = ["aggregator=multi_krum", "aggregator.pre=bucketing", "aggregator.f=0"]
         return case("fedavg").on([*case("fedavg").overrides, *rule]).simulation("loop")
+    if name == ATTACKED:
+        attack = ["attack=mimic", "attack.clients=[0,3]", "aggregator=median", "compression=topk"]
+        return case("fedper").on([*case("fedper").overrides, *attack]).simulation("loop")
     return (summed() if name == SUMMED else case(name)).simulation("loop")
 
 

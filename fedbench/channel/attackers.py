@@ -1,0 +1,86 @@
+"""The attackers of a run, and what they upload in place of their own tensors.
+
+Letters: N clients of the federation, K clients of a round, f attackers among them, p values of an upload.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.aggregators.base import Aggregator
+from fedbench.attacks.base import Attack, AttackState, Observed
+from fedbench.channel import aggregate
+from fedbench.core import rng
+from fedbench.core.round_context import RoundContext
+from fedbench.core.rows import RowStore
+
+
+class Attackers:
+    """The attackers of a run.
+
+    Args:
+        attack: What they do.
+        ids: The attackers, ascending.  # [f]
+        rows: Creates the tensors that they remember.
+        aggregator: The run's aggregation rule, which they know.  None: the mean.
+    """
+
+    def __init__(self, attack: Attack, ids: np.ndarray, rows: RowStore, aggregator: Aggregator | None):
+        self.attack, self.ids, self.rows, self.aggregator = attack, ids, rows, aggregator
+
+    def upload(self, context: RoundContext, name: str, value: Tensor, reference: Tensor | None, call: int) -> Tensor:
+        """Return the uploads of a round, in which the attackers' rows are replaced.
+
+        Integers and evaluations are unchanged.
+
+        Args:
+            context: The clients.
+            name: Name of the upload.
+            value: The uploads.  # [K, ...]
+            reference: What they are differences from: one for all clients, or one for each.  None: 0.
+                # [...] or [K, ...]
+            call: The number of earlier uploads of this name in the round.
+
+        Returns:
+            The uploads.  Rows of honest clients are equal bit for bit.  # [K, ...]
+        """
+        attacks = ~self.are_honest(context.ids)  # [K]
+        is_changed = self.attack.changes_uploads and context.changes_state and value.is_floating_point()
+        if not is_changed or not attacks.any() or (attacks.all() and self.attack.needs_honest):
+            return value
+        base = torch.zeros_like(value) if reference is None else reference.expand_as(value)
+        base = base.reshape(len(value), -1)  # [K, p]
+        change = value.reshape(len(value), -1) - base  # [K, p]
+        of_attackers, of_honest = (torch.from_numpy(np.flatnonzero(w)).to(value.device) for w in (attacks, ~attacks))
+
+        def combined(rows: Tensor) -> Tensor:
+            """Return the server's aggregate if the attackers upload these rows [f, p].  # [p]"""
+            return self._aggregate(context, change.index_copy(0, of_attackers, rows))
+
+        path = f"{name}/{call}" if call else name
+        keys = rng.client_keys(rng.key(context.seed, "attack", path, context.round), context.ids[attacks])
+        observed = Observed(
+            honest=change[of_honest],
+            truthful=change[of_attackers],
+            honest_ids=context.ids[~attacks],
+            ids=context.ids[attacks],
+            random=rng.RowRandom(torch.from_numpy(keys).to(value.device)),
+            aggregate=combined,
+            state=AttackState(self.rows, f"attack/{path}"),
+        )
+        wrong = base[of_attackers] + self.attack.corrupt(observed)  # [f, p]
+        return value.index_copy(0, of_attackers, wrong.to(value).view(-1, *value.shape[1:]))
+
+    def _aggregate(self, context: RoundContext, change: Tensor) -> Tensor:
+        """Return the run's aggregate of the changes [K, p], with the clients' weights and the center 0.  # [p]"""
+        rows = change.float()  # as the weights
+        if self.aggregator is None:
+            return aggregate.mean(context, rows).to(change)
+        center = torch.zeros_like(rows[0])
+        return aggregate.robust_mean(context, self.aggregator, rows, "samples", None, center).to(change)
+
+    def are_honest(self, ids: np.ndarray) -> np.ndarray:
+        """Return whether each of some clients [K] is honest.  # [K] bool"""
+        return ~np.isin(ids, self.ids)

@@ -32,9 +32,11 @@ class Adapter:
 
     Attributes:
         neutral: Whether a newly adapted model computes the same outputs as the original model.
+        client_ranks: The rank of each client's products if it differs between clients; None if it does not.  # [N]
     """
 
     neutral = True
+    client_ranks: Sequence[int] | None = None
 
     def __init__(self, places: Sequence[str], train: Sequence[str]):
         self.places, self.train = list(places), list(train)
@@ -50,6 +52,16 @@ class Adapter:
             The adapted layer, or None if this kind of layer cannot be adapted.
         """
         raise NotImplementedError
+
+    def check(self, num_clients: int) -> None:
+        """Check the options that have one value for each client.
+
+        Args:
+            num_clients: Number of training clients, N.
+
+        Raises:
+            ConfigError: A list has another length than N.
+        """
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
         """Return the contents of adapter_config.json, by which the library peft reads the adapted layers.

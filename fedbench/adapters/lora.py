@@ -4,6 +4,8 @@ Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r]. 
 adapted model has the outputs of the original one.  As in peft, for a convolution A is a convolution to r channels with
 the same kernel, and B a 1x1 convolution; in nn.MultiheadAttention the joint matrix of queries, keys and values has one
 product, and the output projection another.
+If ranks differ between clients, all products have the factor alpha / max_i r_i.  HetLoRA (Cho et al., EMNLP 2024)
+writes W + B_i A_i without a factor.  Only with one factor is a client's product the truncation of the server's.
 Limits: the mean of the clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
 """
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.adapters.base import Adapter
-from fedbench.core.options import Count, Positive, require
+from fedbench.core.options import Count, Positive, check_each, require
 from fedbench.nn.transposed_linear import is_transposed_linear
 
 
@@ -29,8 +31,8 @@ class LoRA(Adapter):
     Args:
         places: Patterns of layer names; of these, linear layers, transformers' Conv1D and nn.MultiheadAttention are
             adapted.
-        rank: Rank r of the product.
-        alpha: The product is multiplied by alpha / r.
+        rank: Rank r of the product, or a list with the rank r_i of each client.
+        alpha: The product is multiplied by alpha / r, where r is the largest rank of a list.
         convolutions: Whether convolutions are adapted too, except grouped ones.
         train: Patterns of parameters that are trained besides the products.
     """
@@ -38,13 +40,25 @@ class LoRA(Adapter):
     def __init__(
         self,
         places: Sequence[str] = ("*",),
-        rank: Count = 8,
+        rank: Count | list[Count] = 8,
         alpha: Positive = 8.0,
         convolutions: bool = False,
         train: Sequence[str] = ("head.*",),
     ):
         super().__init__(places, train)
-        self.rank, self.alpha, self.convolutions = rank, alpha, convolutions
+        self.ranks = None if isinstance(rank, int) else list(rank)  # [N]
+        self.rank = rank if isinstance(rank, int) else max(rank)  # of the rows
+        self.alpha, self.convolutions = alpha, convolutions
+        if self.ranks and min(self.ranks) < max(self.ranks):
+            self.client_ranks = self.ranks
+
+    def check(self, num_clients: int) -> None:
+        """Raise ConfigError unless the option `rank` is one number or lists one for each of the N training clients.
+
+        Args:
+            num_clients: Number of training clients, N.
+        """
+        check_each("adapter.rank", self.ranks, num_clients, "ranks")
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
         """Return a layer with a low-rank product added to its weight.
@@ -84,10 +98,11 @@ class LoRA(Adapter):
             return None
         # peft corrects this value in layers of the other kind, with a warning
         fan_in_fan_out = {"fan_in_fan_out": True} if kinds == {LoRATransposedLinear} else {}
+        rank = len(next(iter(layers.values())).lora_A.weight)  # type: ignore[union-attr, arg-type]
         return {
             "peft_type": "LORA",
-            "r": self.rank,
-            "lora_alpha": self.alpha,
+            "r": rank,  # of this client
+            "lora_alpha": self.alpha if rank == self.rank else self.alpha * rank / self.rank,
             # a regular expression, because peft matches the names in a list as suffixes
             "target_modules": "|".join(re.escape(name) for name in layers),
             **fan_in_fan_out,
@@ -134,6 +149,14 @@ class _WithProduct(nn.Module):
         with torch.no_grad():
             layer.weight.copy_(self.weight)
         return layer
+
+
+def cut_to_rank(model: nn.Module, rank: int) -> None:
+    """Remove the rows of all A and the columns of all B from position `rank` on, in place."""
+    for layer in model.modules():
+        if isinstance(layer, _WithProduct):
+            layer.lora_A.weight = nn.Parameter(layer.lora_A.weight[:rank].detach().clone())  # type: ignore[index]
+            layer.lora_B.weight = nn.Parameter(layer.lora_B.weight[:, :rank].detach().clone())  # type: ignore[index]
 
 
 class LoRALinear(_WithProduct):

@@ -72,6 +72,9 @@ class Algorithm:
         depends_on_client_order: Reason why results depend on the order of clients, or None.
         fine_tunes_after_training: Whether `personalized` fine-tunes or merges models after the last round only.  The
             last value is then reported separately.
+        supports_client_ranks: Whether clients may have products of different ranks (adapter.rank as a list).  Local
+            steps may then use received rows only in gradients, which have no columns above a client's rank.  Subclasses
+            do not inherit it.
         syncs_with_device: Reason why a local step reads a value back from the device, or None.  On a GPU each read
             synchronizes.
     """
@@ -83,6 +86,7 @@ class Algorithm:
     fine_tunes_after_training: bool = False
     bypasses_upload: str | None = None
     depends_on_client_order: str | None = None
+    supports_client_ranks: bool = False
     syncs_with_device: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:

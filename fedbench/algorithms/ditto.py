@@ -25,6 +25,8 @@ class Ditto(FedAvg):
         v: Personal models, [N, P].
     """
 
+    supports_client_ranks = True
+
     def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, personal_epochs: Count | None = None):
         super().__init__()
         self.lam, self.personal_epochs = per_client(lam), personal_epochs

@@ -24,6 +24,8 @@ class FedAvg(Algorithm):
         theta: Client models as last trained, [N, P] (deploy="local" only).
     """
 
+    supports_client_ranks = True
+
     def __init__(self, deploy: Literal["global", "local"] = "global"):
         self.deploy = deploy
 

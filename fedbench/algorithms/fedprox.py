@@ -24,6 +24,8 @@ class FedProx(FedAvg):
         w: Server model, [P].
     """
 
+    supports_client_ranks = True
+
     def __init__(self, mu: NonNegative | list[NonNegative] = 0.01, official_noop: bool = False):
         super().__init__()
         self.mu, self.official_noop = per_client(mu), official_noop

@@ -20,6 +20,8 @@ class Local(Algorithm):
         theta: Client models, [N, P].
     """
 
+    supports_client_ranks = True
+
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: client models theta_i with the same initial values."""
         self.theta = rows("theta", default=model.init_row())

@@ -47,6 +47,8 @@ class PGFed(Algorithm):
         prev: Client indices of the last cohort, [K'].
     """
 
+    supports_client_ranks = True
+
     def __init__(
         self,
         mu: NonNegative | list[NonNegative] = 0.1,

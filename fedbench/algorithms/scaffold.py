@@ -29,6 +29,8 @@ class Scaffold(Algorithm):
         c_i: Client control variates, [N, P].
     """
 
+    supports_client_ranks = True
+
     def __init__(self, server_lr: Positive = 1.0, weights: Literal["uniform", "samples"] = "uniform"):
         self.server_lr = server_lr
         self.weights: Literal["uniform", "samples"] = weights

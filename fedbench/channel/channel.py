@@ -22,6 +22,7 @@ from fedbench.channel.compression import Compression, num_bytes
 from fedbench.channel.cost import RoundCost
 from fedbench.channel.privacy import FirstRate, Privacy
 from fedbench.core.round_context import RoundContext
+from fedbench.nn.client_ranks import ClientRanks
 
 
 class Payload(NamedTuple):
@@ -72,6 +73,8 @@ class Channel:
         download_factor: The number of downloads per participant.  It exceeds 1 if clients drop out after their
             download.
         attackers: Clients that replace what they upload, or None.
+        client_ranks: The columns that each client has if ranks differ.  The others are neither sent nor counted.
+            None: all clients have all columns.
     """
 
     def __init__(
@@ -80,9 +83,11 @@ class Channel:
         compression: Compression | None,
         download_factor: float = 1.0,
         attackers: Attackers | None = None,
+        client_ranks: ClientRanks | None = None,
     ):
         self.privacy, self.compression, self.download_factor = privacy, compression, download_factor
         self.attackers = attackers if attackers is not None and attackers.attack.changes_uploads else None
+        self.client_ranks = client_ranks
         self.cost = RoundCost()
         self._broadcasts: Counter[str] = Counter()  # number of broadcasts by name
         self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # the clients of each earlier message, by name
@@ -117,7 +122,8 @@ class Channel:
         received = dict(tensors)
         for name, value in tensors.items():
             dense = len(context) * num_bytes(value)  # bytes without compression
-            size = _encoded_bytes(value, num_values.get(name), dense)  # bytes that are sent
+            # bytes that are sent
+            size = _encoded_bytes(value, num_values.get(name, self._num_values(context, value, 1)), dense)
             if self.compression is not None and name not in uncompressed:
                 received[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
@@ -140,9 +146,10 @@ class Channel:
         """
         _check_rows("download", context, tensors)
         _check_names("download", tensors, uncompressed)
+        tensors = {name: self._truncated(context, value) for name, value in tensors.items()}
         received = dict(tensors)
         for name, value in tensors.items():
-            size = num_bytes(value)
+            size = _encoded_bytes(value, self._num_values(context, value, 2), num_bytes(value))
             if self.compression is not None and name not in uncompressed:
                 # how many downloads of this name came before in the round
                 call = self._count_call("down", context, name)
@@ -205,17 +212,21 @@ class Channel:
         _check_names("upload", tensors, {*relative_to, *previous, *uncompressed, *num_values})
         _check_references(tensors, relative_to, previous)
         self.cost.takes_uploads |= any(t.is_floating_point() for t in tensors.values())
+        tensors = {name: self._truncated(context, value) for name, value in tensors.items()}
         received = dict(tensors)
         for name, value in tensors.items():
             payload = self._payload(relative_to.get(name), context, name)  # what the clients trained from
             # what the upload is a difference from; None: 0
             reference = previous.get(name) if payload is None else payload.received
-            size = _encoded_bytes(value, num_values.get(name), num_bytes(value))
+            reference = None if reference is None else self._truncated(context, reference)
+            given = num_values.get(name, self._num_values(context, value, 2))
+            size = _encoded_bytes(value, given, num_bytes(value))
             call = self._count_call("up", context, name)  # how many uploads of this name came before in the round
             if self.privacy is not None:
                 received[name] = self.privacy.release(context, name, value, reference, call, first_rate)
             if self.attackers is not None:
                 received[name] = self.attackers.upload(context, name, received[name], reference, call)
+            received[name] = self._truncated(context, received[name])  # unsent columns have no noise
             if self.compression is not None and context.changes_state and name not in uncompressed:
                 accumulates = name not in previous  # else the next upload replaces this one
                 received[name], size = self.compression.upload(
@@ -280,6 +291,28 @@ class Channel:
             f"this round ({', '.join(map(repr, self._payloads)) or 'they received none'}); use the name in "
             "cohort.broadcast or cohort.download, or None for a difference"
         )
+
+    def _truncated(self, context: RoundContext, value: Tensor) -> Tensor:
+        """Return a tensor [n] or [K, n] with 0 in the columns above each client's rank, or itself if ranks are equal.
+
+        Args:
+            context: The clients.
+            value: The tensor.  Lists with one number for each client, [K], have no columns.
+        """
+        is_list = value.dim() == 1 and len(value) == len(context)
+        return value if self.client_ranks is None or is_list else self.client_ranks.truncated(context.ids, value)
+
+    def _num_values(self, context: RoundContext, value: Tensor, dim: int) -> Tensor | None:
+        """Return how many numbers of a message each client has [K]; None if it is sent as it is.
+
+        Args:
+            context: The clients.
+            value: The message.
+            dim: Number of dimensions of a message that consists of columns: 1 if all clients get it, else 2.
+        """
+        if self.client_ranks is None or value.dim() != dim:
+            return None
+        return self.client_ranks.num_values(context.ids, value.shape[-1])
 
     def _count_download(self, context: RoundContext, size: int, dense: int) -> None:
         """Add the bytes of a download to the round's cost, also for clients that dropped out after it.

@@ -65,7 +65,7 @@ class Cohort:
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
         self.context = self._context(np.asarray(ids, np.int64), round, mode)
         factor = (len(ids) + dropped) / max(len(ids), 1)  # downloads per participant
-        self._channel = Channel(engine.privacy, engine.compression, factor, engine.attackers)
+        self._channel = Channel(engine.privacy, engine.compression, factor, engine.attackers, engine.client_ranks)
         if mode == "round":
             engine.rows.setting_up = False
 
@@ -320,6 +320,18 @@ class Cohort:
             num_values or {},
             first_rate=self.rate,
         )
+
+    def truncated(self, rows: Any) -> Any:
+        """Return the clients' models as far as their ranks allow, if ranks differ (adapter.rank as a list).
+
+        Args:
+            rows: One row for all clients [P], one for each [K, P], or a dict of tensors.
+
+        Returns:
+            One row for each client, with 0 in the columns above its rank [K, P].  If ranks are equal, the rows.
+        """
+        ranks = self.engine.client_ranks
+        return ranks.truncated(self.ids, rows) if ranks is not None and isinstance(rows, Tensor) else rows
 
     # -- aggregation -------------------------------------------------------------------------------------
     def mean(

@@ -16,6 +16,7 @@ from fedbench.core.rows import Rows, RowStore
 from fedbench.engine.executor import Executor
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import Optimizer
+from fedbench.nn.client_ranks import ClientRanks
 from fedbench.nn.flat import FlatModel
 from fedbench.server.base import ServerRule
 from fedbench.tasks.base import Task
@@ -34,6 +35,7 @@ class Engine:
         rows: The states of all clients: the method's, optimizer buffers, residuals of compression.
         privacy: Clips uploads and adds noise, or None.
         compression: Compresses messages, or None.
+        client_ranks: Which columns of a row each client has if ranks differ.  None: all clients have all columns.
         server: Server rule that moves the server's model towards the mean of the uploads.  None: it takes the mean.
         aggregator: Rule that combines uploads.  None: their mean.
         attackers: Clients that attack the run.  None: all are honest.
@@ -58,6 +60,7 @@ class Engine:
     rows: RowStore
     privacy: Privacy | None = None
     compression: Compression | None = None
+    client_ranks: ClientRanks | None = None
     server: ServerRule | None = None
     aggregator: Aggregator | None = None
     attackers: Attackers | None = None

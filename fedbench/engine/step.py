@@ -190,6 +190,9 @@ class Step:
         self._named_views: dict[tuple[int, int], dict[str, Tensor]] = {}  # by memory address and k
         self._hyperparameters: dict[PerClient, Tensor] = {}  # [K, 1] each
         self._parameter_indices: dict[int, ParameterIndex] = {}  # by the length of rows
+        ranks = setup.engine.client_ranks
+        # columns up to each client's rank [K, P] bool; None: all columns
+        self._has_column = None if ranks is None else ranks.has(chunk.ids, self.model.size)
 
     def begin(self, t: int, k: int) -> None:
         """Begin step t.
@@ -494,6 +497,8 @@ class Step:
         if rows.shape[1] != self.model.size:
             columns = Columns([(0, rows.shape[1])])
         rate = self.lr if lr is None else lr
+        if self._has_column is not None and rows.shape[1] == self.model.size:
+            grad = torch.where(self._has_column[: self.k], grad, 0)
         if optimizer.clip is not None:
             grad = optimizer.clipped(grad, columns.take(grad))
         if self._setup.privacy_clip is not None and uploaded:

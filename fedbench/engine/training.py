@@ -304,6 +304,8 @@ class CohortTraining:
         positions = schedule.positions[start:stop]
         index = torch.from_numpy(positions).to(context.device)
         rows = self.start.expand(stop - start, -1).clone() if self.start_is_shared else self.start[index]
+        if self.engine.client_ranks is not None:
+            rows = self.engine.client_ranks.truncated(context.ids[positions], rows)
         chunk = Chunk(
             ids=context.ids[positions],
             num_steps=schedule.num_steps[positions],

@@ -140,20 +140,29 @@ class RowLayout:
         Returns:
             The layout.  None: no message has this length, or messages with different tensors have it.
         """
-        # all sets of columns that a message of a method can consist of
-        candidates = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
-        candidates += [columns & self.trained for columns in candidates]
-        names = {tuple(self._names_in(columns)) for columns in candidates if columns.size == length}
-        if len(names) != 1:
+        candidates = self.columns_of(length)
+        if len(candidates) != 1:
             return None
         spans, start = {}, 0
-        for name in names.pop():
+        for name in self._names_in(candidates[0]):
             if name in self.buffer_names:
                 break  # buffers are last
             size = self.shapes[name].numel()
             spans[name] = (start, start + size, tuple(self.shapes[name]))
             start += size
         return MessageLayout(spans, start)
+
+    def columns_of(self, length: int) -> list[Columns]:
+        """Return the columns of which a message of `length` numbers may consist, several if it is ambiguous.
+
+        Args:
+            length: The number of numbers of the message.
+        """
+        # all sets of columns that a message of a method can consist of
+        candidates = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
+        candidates += [columns & self.trained for columns in candidates]
+        of_length = {tuple(self._names_in(columns)): columns for columns in candidates if columns.size == length}
+        return list(of_length.values())
 
     def _names_in(self, columns: Columns) -> list[str]:
         """Return the names of the tensors of which `columns` has at least one column, in the order of a row."""

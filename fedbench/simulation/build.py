@@ -36,6 +36,7 @@ from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
 from fedbench.models.frozen_encoder import FrozenEncoder
+from fedbench.nn.client_ranks import ClientRanks
 from fedbench.nn.flat import FlatModel
 from fedbench.partition._folds import hold_out_fold
 from fedbench.partition.base import build_split
@@ -280,6 +281,7 @@ def engine(
     device, ranks = _device(cfg), processes.current()
     clients = _clients(cfg, arrays, split, device)
     training = _training(cfg, clients)
+    component(cfg, "adapter").check(training.num_clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"
     plans = [Plan.from_state(stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
@@ -356,6 +358,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         rows=rows,
         privacy=privacy(cfg, rows),
         compression=compression(cfg, rows, flat),
+        client_ranks=client_ranks(cfg, flat),
         server=server_rule(cfg),
         aggregator=rule,
         attackers=attackers(cfg, training.num_clients, rows, rule),
@@ -427,6 +430,17 @@ def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
     """
     options = cfg.get("privacy")
     return None if options is None or options.epsilon is None else Privacy(rows, **options)
+
+
+def client_ranks(cfg: DictConfig, model: FlatModel) -> ClientRanks | None:
+    """Return the ranks of the clients' products and the columns that they have; None if all ranks are equal.
+
+    Args:
+        cfg: The checked configuration.
+        model: The model.
+    """
+    ranks = component(cfg, "adapter").client_ranks
+    return None if ranks is None else ClientRanks(ranks, model)
 
 
 def server_rule(cfg: DictConfig) -> ServerRule | None:
@@ -504,6 +518,8 @@ def check_method(engine: Engine, method: Algorithm) -> None:
     Raises:
         ConfigError: The method does not support a component or privacy.
     """
+    if engine.client_ranks is not None:
+        _check_client_ranks(engine, method)
     privacy, parts = engine.privacy, (engine.federation, engine.model)
     if privacy is None:
         return method.check(*parts, engine.optimizer)
@@ -529,6 +545,30 @@ def check_method(engine: Engine, method: Algorithm) -> None:
         privacy.ratio == 0 or not engine.model.buffer_names,
         f"privacy.epsilon={privacy.epsilon:g}: noise could make the running variances of BatchNorm negative; use a "
         "model without BatchNorm, for example model.norm=group if the model has that option",
+    )
+
+
+def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
+    """Check that clients may have different ranks.
+
+    Args:
+        engine: The engine.
+        method: The method.
+
+    Raises:
+        ConfigError: The method or the compression needs equal ranks.
+    """
+    inner = method.inner if isinstance(method, FineTuned) else method
+    # not inherited, because the steps of a subclass may read other columns of what they receive
+    require(
+        vars(type(inner)).get("supports_client_ranks", False),
+        f"adapter.rank lists different ranks, and {type(inner).__name__} is not among the methods that support them "
+        "(supports_client_ranks): use algorithm=fedavg, fedprox, scaffold, ditto, pgfed, fedper or local, or one rank",
+    )
+    require(
+        engine.compression is None,
+        "adapter.rank lists different ranks, and a compressor needs messages of one length: use compression=none, or "
+        "one rank",
     )
 
 

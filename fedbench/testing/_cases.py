@@ -155,6 +155,7 @@ class Case:
             aggregator=rule,
             attackers=build.attackers(cfg, federation.num_clients, engine.rows, rule),
             compression=build.compression(cfg, engine.rows, engine.model),
+            client_ranks=build.client_ranks(cfg, engine.model),
         )
         return Simulation(cfg, Path(), engine, build.algorithm(cfg), split)
 

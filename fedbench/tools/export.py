@@ -16,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from fedbench.adapters.lora import cut_to_rank
 from fedbench.app import resume
 from fedbench.core.destination import check_folder, write_file
 from fedbench.core.options import ConfigError, listed, require
@@ -66,7 +67,7 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
     with torch.no_grad():
-        return cohort, sim.algorithm.personalized(cohort, is_last_round)
+        return cohort, cohort.truncated(sim.algorithm.personalized(cohort, is_last_round))
 
 
 def index_of(sim: Simulation, client: int | str) -> int:
@@ -137,7 +138,7 @@ def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[s
     state = _row_state(sim, client)
     # A client's row does not contain frozen weights, which may be random: without them, the file would be useless.
     has_frozen_weights = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
-    return dict(_run_module_with(sim, state).state_dict()) if has_frozen_weights else state
+    return dict(_run_module_with(sim, state, client).state_dict()) if has_frozen_weights else state
 
 
 def client_module(sim: Simulation, client: int | str, merged: bool = False) -> nn.Module:
@@ -154,9 +155,9 @@ def client_module(sim: Simulation, client: int | str, merged: bool = False) -> n
     state = _row_state(sim, client)
     if merged:
         module = _bare_module(sim)
-        _export_formats.merge(_run_module_with(sim, state), module, _adapter_key(sim))
+        _export_formats.merge(_run_module_with(sim, state, client), module, _adapter_key(sim))
     elif "adapter" in sim.engine.model.columns:
-        module = _run_module_with(sim, state)
+        module = _run_module_with(sim, state, client)
     else:
         module = _bare_module(sim)
         module.load_state_dict(state, strict=False)  # frozen weights are those of the run: same seed, or same file
@@ -208,7 +209,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
         ) from error
     folder = Path(folder)
     state, bare = _row_state(sim, client), _bare_module(sim)
-    adapted, adapter = _run_module_with(sim, state), component(sim.cfg, "adapter")
+    adapted, adapter = _run_module_with(sim, state, client), component(sim.cfg, "adapter")
     config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
     check_folder("--peft", folder)
     network = bare.get_submodule(bare.library_module) if isinstance(bare, _export_formats.HasLibraryModule) else bare
@@ -245,16 +246,19 @@ def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])
 
 
-def _run_module_with(sim: Simulation, state: dict[str, Tensor]) -> nn.Module:
-    """Load values into the module of the open run, and return this module.
+def _run_module_with(sim: Simulation, state: dict[str, Tensor], client: int | str) -> nn.Module:
+    """Load values into the module of the open run, and return this module, whose products have the client's rank.
 
     Nothing else may use it afterwards.
 
     Args:
         sim: The open run.
         state: Tensors by name.  Others of the module, such as frozen weights, keep their values.
+        client: Index or name of the client.
     """
     sim.engine.model.module.load_state_dict(state, strict=False)
+    if sim.engine.client_ranks is not None:
+        cut_to_rank(sim.engine.model.module, int(sim.engine.client_ranks.of(np.array([index_of(sim, client)]))))
     return sim.engine.model.module
 
 

@@ -3,6 +3,7 @@
     curves    a metric over rounds or communication: a line per group, with a band of one standard deviation over seeds
     against   a score over a numeric label, with its standard deviation over seeds
     gains     each client's gain over Local: a panel per method
+    heat      a score by two labels: a heat map per value of a third one
 
 An SVG file contains the hash of its data.  It is redrawn only if the data change, because its bytes depend on the
 version of matplotlib.
@@ -14,7 +15,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.pages.page import Group, Page, groups_of
 from fedbench.report import drawing as plots
 from fedbench.report.display import key_title, legend_name, legend_names, method_name, metric_axis_label
-from fedbench.report.drawing import Drawing, Series
+from fedbench.report.drawing import Drawing, HeatMaps, Series
 from fedbench.report.figures import gains_title, gains_ylabel
 from fedbench.report.table import DAGGER, Spread
 
@@ -179,6 +180,45 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
     return Drawing("panels", title, "Client", gains_ylabel(page.scale), series)
 
 
+def heat(page: Page, spec: Mapping[str, Any]) -> Drawing:
+    """Return the data of heat maps of a score, a panel for each value of a label.
+
+    Rows, columns and panels are in the order of runs.csv, or in that of a list in `where`.
+
+    Args:
+        page: The page.
+        spec: The entry of the figure in page.json: rows, columns and panels (labels), and, optional, part, where (the
+            values that rows must have, by column), score and title.
+
+    Raises:
+        ConfigError: Two groups belong to the same cell.
+    """
+    axes = [spec["panels"], spec["rows"], spec["columns"]]
+    cells: dict[tuple[str, str, str], float] = {}
+    for group in groups_of(page, spec.get("part"), spec.get("where")):
+        panel, row, column = (str(group.labels.get(key)) for key in axes)
+        require(
+            (panel, row, column) not in cells,
+            f"{page.folder}: several groups have {panel}, {row} and {column}: name further values under where",
+        )
+        cells[panel, row, column] = page.scale * group.spread(spec.get("score", page.about["select"])).mean
+    if not cells:
+        return Drawing("heat maps", "", "", "", [])
+    panels, rows, columns = (_ordered(names, spec, key) for names, key in zip(zip(*cells), axes))
+    series = [
+        Series(method_name(panel), [], [cells.get((panel, r, c), float("nan")) for r in rows for c in columns])
+        for panel in panels
+    ]
+    ylabel = metric_axis_label(page.about["metric"])
+    return HeatMaps("heat maps", spec.get("title", ""), key_title(axes[2]), ylabel, series, None, False, rows, columns)
+
+
+def _ordered(names: Iterable[str], spec: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return the distinct names of an axis of heat maps, in the order of the list of the figure's `where`, if any."""
+    wanted = (spec.get("where") or {}).get(key)
+    return tuple(map(str, wanted)) if isinstance(wanted, list) else tuple(dict.fromkeys(names))
+
+
 def _rounds(page: Page, group: Group, metric: str) -> list[int]:
     """Return the rounds for which curves.csv has a value of the metric for every run of a group; [] if none."""
     rows = page.curves[page.curves["run"].isin(group.rows["run"])] if len(page.curves) else page.curves
@@ -208,6 +248,7 @@ KINDS: dict[str, tuple[Callable[[Page, Mapping[str, Any]], Drawing], tuple[str, 
     "curves": (curves, ("part", "metric", "where", "over")),
     "against": (against, ("part", "key", "score", "where", "xlabel")),
     "gains": (gains, ("part",)),
+    "heat": (heat, ("part", "rows", "columns", "panels", "score", "where")),
 }
 
 
@@ -217,7 +258,10 @@ def as_svg(drawing: Drawing) -> str:
     # without a fixed salt and date, matplotlib writes random identifiers and the current time
     settings: Any = {"svg.hashsalt": "fedbench", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
     with plt.rc_context(settings):
-        figure = _panels(drawing) if drawing.form == "panels" else plots.draw_axes(drawing)
+        if isinstance(drawing, HeatMaps):
+            figure = plots.draw_heat_maps(drawing)
+        else:
+            figure = _panels(drawing) if drawing.form == "panels" else plots.draw_axes(drawing)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Description": f"data sha256:{digest(drawing)}"})
         plt.close(figure)

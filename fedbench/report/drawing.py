@@ -66,6 +66,19 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class HeatMaps(Drawing):
+    """The data of a figure of heat maps: a panel per series, whose values are in row-major order.
+
+    Attributes:
+        rows: The names of the rows of each panel.
+        columns: The names of its columns.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FigureFiles:
     """Where figures are written, and in which format.
 
@@ -216,6 +229,36 @@ def draw_panels(drawing: Drawing, titles: Sequence[str], heading: str) -> Any:
     set_integer_ticks(panels[-1, 0], "x")
     figure.supylabel(drawing.ylabel, fontsize=10)
     figure.suptitle(heading, fontsize=10)
+    return figure
+
+
+def draw_heat_maps(drawing: HeatMaps) -> Any:
+    """Return a figure of heat maps with the same colours, two in a row.  Each cell shows its value, "-" for NaN.
+
+    Args:
+        drawing: The data.
+    """
+    rows, columns, count = drawing.rows, drawing.columns, len(drawing.series)
+    wide = min(count, 2)
+    tall = -(-count // wide)
+    size = (1.5 + wide * (0.8 + 0.62 * len(columns)), 1.2 + tall * (0.7 + 0.34 * len(rows)))
+    figure, panels = pyplot().subplots(tall, wide, figsize=size, squeeze=False, layout="constrained")
+    values = np.array([series.y for series in drawing.series], float).reshape(count, len(rows), len(columns))
+    lowest, highest = np.nanmin(values), np.nanmax(values)
+    for axes in panels.flat[count:]:
+        axes.set_visible(False)
+    for axes, series, cells in zip(panels.flat, drawing.series, values):
+        image = axes.imshow(cells, cmap="viridis", vmin=lowest, vmax=highest, aspect="auto")
+        axes.set_xticks(range(len(columns)), map(escape_mathtext, columns), rotation=30, ha="right", fontsize=9)
+        axes.set_yticks(range(len(rows)), map(escape_mathtext, rows), fontsize=9)
+        axes.set_title(escape_mathtext(series.name), fontsize=10)
+        for (i, j), value in np.ndenumerate(cells):
+            is_dark = value < (lowest + highest) / 2
+            text = "-" if np.isnan(value) else f"{value:.0f}"
+            axes.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if is_dark else "black")
+    figure.colorbar(image, ax=panels, label=drawing.ylabel, shrink=0.6)
+    figure.supxlabel(drawing.xlabel, fontsize=10)
+    figure.suptitle(escape_mathtext(drawing.title), fontsize=10)
     return figure
 
 

@@ -13,7 +13,7 @@ from fedbench.pages import build
 from fedbench.pages.figures import as_svg, digest, make_drawing
 from fedbench.pages.page import DEFAULTS, Page, read_page, write_page
 from fedbench.report.display import TUNED_NOTE
-from fedbench.report.drawing import SPREAD, TUNED_LEGEND
+from fedbench.report.drawing import SPREAD, TUNED_LEGEND, HeatMaps
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 BASE = {"part": "main", "status": "finished", "form": "full", "n": 1}
@@ -296,3 +296,22 @@ def test_a_figure_against_a_label_takes_its_words(tmp_path: Path) -> None:
     assert drawing.xlabel == "λ" and {line.name for line in drawing.series} == {"PGFed (n=2)", "FedBABU† (n=2)"}
     page.about["figures"]["lam"]["xlabel"] = "Weight"
     assert make_drawing(page, "lam").xlabel == "Weight"
+
+
+def test_heat_maps_show_a_score_by_three_labels(tmp_path: Path) -> None:
+    """A panel per seed; a cell without runs is NaN, and is shown as a hyphen."""
+    spec = {"kind": "heat", "rows": "method", "columns": "lam", "panels": "seed", "where": {"method": ["b", "a"]}}
+    page = read_page(make_page(tmp_path, "", figures={"heat": spec}, labels={"main": ["method", "lam", "seed"]}))
+    drawing = make_drawing(page, "heat")
+    assert isinstance(drawing, HeatMaps)
+    assert drawing.rows == ("b", "a") and drawing.columns == ("0", "1")
+    assert [series.name for series in drawing.series] == ["0", "1"]
+    shown = np.array([series.y for series in drawing.series])  # [panels, rows * columns]
+    np.testing.assert_array_equal(shown, [[np.nan, 25, 50, np.nan], [np.nan, 50, 75, np.nan]])
+    svg = as_svg(drawing)
+    assert svg == as_svg(drawing) and digest(drawing) in svg
+    cells = re.findall(r">(\d+|-)</text>", svg)
+    assert {"25", "50", "75", "-"} <= set(cells) and cells.count("-") == 4
+    page.about["figures"]["heat"]["panels"] = "method"
+    with pytest.raises(ConfigError, match="several groups have a, a and 0: name further values under where"):
+        make_drawing(page, "heat")

@@ -110,6 +110,7 @@ class BatchSchedule:
         positions: The positions of this rank's clients.  # [k]
         sample_index: Indices of this rank's samples in the federation.  # [T, k, B]
         counts: How many of the B samples are real.  The others are padding.  # [T, k]
+        differs: Whether clients have different batch sizes, so that B is that of the client with the largest one.
     """
 
     num_steps: np.ndarray
@@ -118,6 +119,7 @@ class BatchSchedule:
     positions: np.ndarray
     sample_index: np.ndarray
     counts: np.ndarray
+    differs: bool
 
     @classmethod
     def create(cls, engine: Engine, context: RoundContext, how: LocalTraining) -> BatchSchedule:
@@ -146,7 +148,12 @@ class BatchSchedule:
         first = split.offsets[ids]  # [k]
         last_index = max(len(split.indices) - 1, 0)  # padding of a client without samples may point behind the end
         sample_index = split.indices[np.minimum(first[None, :, None] + index_in_split, last_index)]
-        return cls(num_steps, num_samples, positions_by_rank, positions, sample_index, counts)
+        differs = isinstance(options["batch_size"], np.ndarray)
+        return cls(num_steps, num_samples, positions_by_rank, positions, sample_index, counts, differs)
+
+    def width(self, start: int, stop: int) -> int:
+        """Return the number of samples, padding included, in batches of the clients at positions[start:stop]."""
+        return int(self.counts[:, start:stop].max(initial=1)) if self.differs else self.sample_index.shape[2]
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
@@ -321,7 +328,7 @@ class CohortTraining:
         loader = BatchLoader(
             self.engine.federation,
             chunk.ids,
-            schedule.sample_index[:, start:stop],
+            schedule.sample_index[:, start:stop, : schedule.width(start, stop)],
             schedule.counts[:, start:stop],
             random_key=self.setup.step_key,
         )

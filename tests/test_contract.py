@@ -68,6 +68,10 @@ TINY = {  # options that make models small, without stored weights
         "name": "llama",
         "options": {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
     },
+    "hf_text": {
+        "name": "bert",
+        "options": {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    },
     "lstm": {"hidden": 8},
     "gru": {"hidden": 8},
     "vilt_tiny": {"width": 8, "heads": 2},
@@ -92,7 +96,15 @@ SLOW_CHECKS = (  # run for every third method by default
     *("executor_batch_statistics", "executor_loop", "no_closure_over_the_cohort"),
     *("nothing_passes_by_upload", "bytes_are_counted"),
 )
-SLOW_NAMES = ("resnet18", "hf", "hf_causal", "timm", "torchvision", "mlflow")  # large models, and an import of seconds
+SLOW_NAMES = (
+    "resnet18",
+    "hf",
+    "hf_causal",
+    "hf_text",
+    "timm",
+    "torchvision",
+    "mlflow",
+)  # large models, and an import of seconds
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:

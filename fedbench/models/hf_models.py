@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ class HFModel(Backbone):
             raise ConfigError(
                 "model=hf needs the package transformers, which is not installed: run pip install transformers"
             ) from error
+        require(
+            not isinstance(input_shape, Mapping),
+            f"model=hf needs images, but the data set gives {', '.join(input_shape)}: choose model=hf_text for "
+            "dataset=text_csv, or model=hf_causal for language models",
+        )
         attention = {"attn_implementation": "eager"}  # torch.vmap and autograd support no other
         channels = input_shape[0]
         if weights is None:

@@ -77,6 +77,7 @@ def ragged(
     Args:
         sizes: The number of training samples of each client.
         shape: The shape of a sample, or of each named input.  An input named text contains tokens, padded by 0.
+            One named mask, after it, is 1 for tokens and 0 for padding.
         classes: The number of classes.
         seed: The seed of the samples.
         test: The number of test samples of each client; None for the numbers of training samples.
@@ -92,6 +93,8 @@ def ragged(
     for name, sample_shape in wrap_inputs(shape).items():
         if name == "text":
             inputs[name] = _tokens(rng, n, *sample_shape)
+        elif name == "mask":
+            inputs[name] = (inputs["text"] > 0).astype(np.int64)
         else:
             inputs[name] = rng.normal(size=(n, *sample_shape)).astype(np.float32)
     x = next(iter(inputs.values()))

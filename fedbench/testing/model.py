@@ -39,7 +39,8 @@ from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
 IMAGES = (1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32)
-SHAPES = (*IMAGES, (6,), {"image": (1, 16, 16), "text": (8,)}, {"text": (8,)})  # tried in this order
+TEXTS = {"text": (8,)}, {"text": (8,), "mask": (8,)}
+SHAPES = (*IMAGES, (6,), {"image": (1, 16, 16), "text": (8,)}, *TEXTS)  # tried in this order
 SIZES = (8, 4, 12)  # multiples of the batch size: batch norm needs more than one sample
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 K, B = 3, 5  # clients, samples of a batch

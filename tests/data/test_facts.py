@@ -16,7 +16,7 @@ from fedbench.data.images.digits import Digits
 from fedbench.data.images.mnist import MNIST
 
 GENERATED = ("Clinical", "Synthetic", "SyntheticDialogue", "SyntheticMedVQA", "Tumours", "DigitsCLIP")
-OF_THE_USER = ("ImageTable", "Npy", "Npz", "PFLlib", "TableCsv", "FedPIAMixed", "ImageFolder", "TextFiles")
+OF_THE_USER = ("ImageTable", "Npy", "Npz", "PFLlib", "TableCsv", "FedPIAMixed", "ImageFolder", "TextFiles", "TextCsv")
 TARGETS = sorted({str(target_of("dataset", name)) for name in group_options("dataset")})
 PUBLISHED = [target for target in TARGETS if target.rpartition(".")[2] not in (*GENERATED, *OF_THE_USER)]
 

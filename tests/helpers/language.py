@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedbench.core.split import Split
 from fedbench.data.base import Arrays
@@ -14,6 +16,7 @@ from fedbench.testing._cases import TRAIN_SIZES, VAL_SIZES, Case
 from fedbench.testing._federation import split_of
 
 LENGTH, VOCAB = 6, 9
+BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "to", "be", "or", "not", ","]
 
 
 def language(sizes: tuple[int, ...] = TRAIN_SIZES, val: tuple[int, ...] = VAL_SIZES) -> tuple[Arrays, Split]:
@@ -36,3 +39,20 @@ class LanguageCase(Case):
         """Return a new run on the texts."""
         own_arrays, own_split = language()
         return super().simulation(plan, split or own_split, arrays or own_arrays, **values)
+
+
+def bert_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of words in the layout of transformers, with BERT's special tokens."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(BERT_WORDS)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    loaded = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    loaded.save_pretrained(folder)
+    return folder

@@ -19,7 +19,8 @@ from fedbench.tasks.next_token import IGNORED
 
 log = logging.getLogger("fedbench.data")
 
-PADDING = 0  # the token of padding; no earlier position depends on it
+PADDING = 0  # the token of padding for language models; no earlier position depends on it
+PADDINGS = ("[PAD]", "<pad>")  # names of the token of padding in a tokenizer.json
 
 
 @dataclass(frozen=True)
@@ -29,19 +30,24 @@ class Tokenizer:
     Attributes:
         size: The number of tokens, which are 0 to size - 1.
         encode: Returns the tokens of a text, without special tokens.
+        encode_whole: Returns at most as many tokens of a text as the second argument says, with the special tokens that
+            an encoder expects, such as [CLS] and [SEP].
         decode: Returns the text of tokens, without special tokens.
         start: The token before a document, or None.
         end: The token after a document, or None.
         names: The names of the tokens, or None.
+        padding: The token of padding, on which an encoder may base positions.
         separator: The text between a prompt and what follows it, such as a line end before a response.
     """
 
     size: int
     encode: Callable[[str], list[int]]
+    encode_whole: Callable[[str, int], list[int]]
     decode: Callable[[Sequence[int]], str]
     start: int | None = None
     end: int | None = None
     names: list[str] | None = None
+    padding: int = PADDING
     separator: str = ""
 
 
@@ -183,6 +189,7 @@ def characters(alphabet: str, unknown: str | None = None, end: str | None = None
     return Tokenizer(
         size=len(alphabet) + (end is not None),
         encode=encode,
+        encode_whole=lambda text, length: encode(text)[:length],
         decode=lambda tokens: "".join(alphabet[i] for i in tokens if i < len(alphabet)),
         end=None if end is None else len(alphabet),
         names=names if end is None else [*names, end],
@@ -221,9 +228,20 @@ def _file_tokenizer(path: str) -> Tokenizer:
         raise _unreadable(path, error) from error
     loaded.no_padding()
     loaded.no_truncation()
+    padding = next((i for word in PADDINGS if (i := loaded.token_to_id(word)) is not None), PADDING)
+
+    def encode_whole(text: str, length: int) -> list[int]:
+        loaded.enable_truncation(length)
+        try:
+            return loaded.encode(text).ids
+        finally:
+            loaded.no_truncation()
+
     return Tokenizer(
         size=loaded.get_vocab_size(),
         encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
+        encode_whole=encode_whole,
+        padding=padding,
         decode=lambda tokens: loaded.decode(list(tokens)),
     )
 
@@ -242,6 +260,8 @@ def _folder_tokenizer(path: str) -> Tokenizer:
     return Tokenizer(
         size=len(loaded),
         encode=lambda text: loaded(text, add_special_tokens=False, verbose=False).input_ids,
+        encode_whole=lambda text, length: loaded(text, truncation=True, max_length=length).input_ids,
+        padding=PADDING if loaded.pad_token_id is None else loaded.pad_token_id,
         decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=True),
         start=loaded.bos_token_id if adds_start else None,
         end=loaded.eos_token_id,

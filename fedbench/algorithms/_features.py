@@ -171,4 +171,4 @@ def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: b
     """
     shares = counts.clamp_min(0) if by_samples else (counts > 0).float()  # [K, C]
     total = cohort.sum(shares, exact=True)  # [C]
-    return cohort.sum(shares[..., None] * means, exact=True) / total.clamp_min(1e-12)[:, None], (total > 0).float()
+    return cohort.sum(means, weights=shares) / total.clamp_min(1e-12)[:, None], (total > 0).float()

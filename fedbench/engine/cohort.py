@@ -384,19 +384,25 @@ class Cohort:
         step = ServerStep(w, mean, uploads, weights, self.round)
         return server_step(rule, step, updates, self.engine.rows, self.model, self.context.changes_state)
 
-    def sum(self, uploads: Tensor, exact: bool = False) -> Tensor:
-        """Return the sum of the clients' uploads, or K times the estimate of their mean by the run's aggregation rule.
+    def sum(self, uploads: Tensor, exact: bool = False, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the clients' uploads, or an estimate of it by the run's aggregation rule.
+
+        The estimate is K times the rule's estimate of an upload.
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
             exact: Whether to sum whatever the rule is, such as counts, whose sum is no multiple of a typical count.
+            weights: Factors of M parts of each client's row [K, M, p], such as its counts of M classes.  With a rule,
+                the sum of each part is the sum of its weights times the rule's estimate with these weights.  # [K, M]
 
         Returns:
             The sum.  # [...]
         """
         if exact or self.engine.aggregator is None:
-            return aggregate.total(uploads)
-        return len(self) * self.mean(uploads, weights="uniform")
+            return aggregate.total(uploads if weights is None else weights[..., None] * uploads)
+        if weights is None:
+            return len(self) * self.mean(uploads, weights="uniform")
+        return torch.stack([self.mean(uploads[:, i], weights[:, i]) for i in range(weights.shape[1])])
 
     def _without(self, left_out: np.ndarray, groups: Tensor | None) -> Cohort:
         """Return the cohort without clients whose uploads are not finite, and record these clients in the cost.

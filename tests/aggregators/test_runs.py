@@ -35,7 +35,7 @@ OPTIONS = [
     *("hardware.device=cpu", "hardware.executor=vmap", "checkpoint.every=1", "optimizer.momentum=0.9"),
 ]
 # methods that combine no uploads, or combine them by operations of their own
-WITHOUT_MEANS = {"apple", "fedamp", "fedfomo", "fedgh", "fedproto", "fpfc", "heurfedamp", "local", "zero_shot"}
+WITHOUT_MEANS = {"apple", "fedamp", "fedfomo", "fedgh", "fpfc", "heurfedamp", "local", "zero_shot"}
 
 
 class First(Aggregator):
@@ -142,6 +142,7 @@ SUMS = {  # a method that sums uploads, and a state of the server that is comput
     "pgfed": "algorithm/gbar",
     "l2gd": "rows/x",
     "lc_fed": "algorithm/w",
+    "fedproto": "algorithm/G",
 }
 
 
@@ -154,12 +155,26 @@ def test_a_sum_is_the_number_of_clients_times_the_estimate() -> None:
     equal(cohort_of(four_of_six()).sum(rows), rows.sum(0))
 
 
+def test_a_sum_with_weights_is_estimated_for_each_part() -> None:
+    """Of clients with a positive weight; nobody has the last part."""
+    rows = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    counts = torch.tensor([[4.0, 0, 0], [4, 2, 0], [4, 2, 0], [4, 2, 0]])
+    found = cohort_of(with_rule(Median())).sum(rows, weights=counts)
+    close(
+        found,
+        torch.stack(
+            [16 * torch.from_numpy(np.median(rows[:, 0], 0)), 6 * rows[1:, 1].median(0).values, 0 * rows[0, 2]]
+        ),
+    )
+    equal(cohort_of(four_of_six()).sum(rows, weights=counts), (counts[..., None] * rows).sum(0))
+
+
 @pytest.mark.parametrize("method", SUMS)
 def test_a_wrong_upload_does_not_move_sums(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With aggregator=mean, it does.  The wrong client uploads 1e6 in each value."""
 
     def largest(rule: str) -> float:
-        more = ["algorithm.steps=epochs"] if method == "l2gd" else []
+        more = {"l2gd": ["algorithm.steps=epochs"], "fedproto": ["algorithm.weights=uniform"]}.get(method, [])
         sim = set_up(case(method).on([*case(method).overrides, *more, f"aggregator={rule}"]).simulation())
         sim.algorithm.round(Cohort(sim.engine, np.array(COHORTS[0]), 0))
         return float(sums_of(sim, method).abs().max())

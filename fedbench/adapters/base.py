@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from fedbench.channel.lora_sync import Sync
 from fedbench.core.options import listed, require
 
 # patterns of layer names for the words in `places`, unless the model has `sublayers`
@@ -32,10 +33,12 @@ class Adapter:
 
     Attributes:
         neutral: Whether a newly adapted model computes the same outputs as the original model.
+        sync: How the server combines the clients' adapters; only LoRA has other rules than average.
         client_ranks: The rank of each client's products if it differs between clients; None if it does not.  # [N]
     """
 
     neutral = True
+    sync: Sync = "average"
     client_ranks: Sequence[int] | None = None
 
     def __init__(self, places: Sequence[str], train: Sequence[str]):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.adapters.base import Adapter
+from fedbench.channel.lora_sync import Sync
 from fedbench.core.options import Count, Positive, check_each, require
 from fedbench.nn.transposed_linear import is_transposed_linear
 
@@ -35,6 +36,7 @@ class LoRA(Adapter):
         alpha: The product is multiplied by alpha / r, where r is the largest rank of a list.
         convolutions: Whether convolutions are adapted too, except grouped ones.
         train: Patterns of parameters that are trained besides the products.
+        sync: How the server combines the clients' products (channel/lora_sync.py).  ffa freezes A.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class LoRA(Adapter):
         alpha: Positive = 8.0,
         convolutions: bool = False,
         train: Sequence[str] = ("head.*",),
+        sync: Sync = "average",
     ):
         super().__init__(places, train)
+        self.sync = sync
         self.ranks = None if isinstance(rank, int) else list(rank)  # [N]
         self.rank = rank if isinstance(rank, int) else max(rank)  # of the rows
         self.alpha, self.convolutions = alpha, convolutions
@@ -59,6 +63,15 @@ class LoRA(Adapter):
             num_clients: Number of training clients, N.
         """
         check_each("adapter.rank", self.ranks, num_clients, "ranks")
+
+    def add(self, model: nn.Module) -> list[str]:
+        """Adapt the layers, with frozen factors A if sync=ffa, and return the names of the trained new parameters."""
+        names = super().add(model)
+        if self.sync != "ffa":
+            return names
+        for name in names:
+            model.get_parameter(name).requires_grad_(".lora_A." not in name)
+        return [name for name in names if model.get_parameter(name).requires_grad]
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
         """Return a layer with a low-rank product added to its weight.

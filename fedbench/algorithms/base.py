@@ -75,6 +75,8 @@ class Algorithm:
         supports_client_ranks: Whether clients may have products of different ranks (adapter.rank as a list).  Local
             steps may then use received rows only in gradients, which have no columns above a client's rank.  Subclasses
             do not inherit it.
+        averages_one_model: Whether a round replaces the server's model, which all clients receive, exactly once by
+            `cohort.mean(..., updates=...)`.  Rules for LoRA (adapter.sync) need it.  Subclasses do not inherit it.
         syncs_with_device: Reason why a local step reads a value back from the device, or None.  On a GPU each read
             synchronizes.
     """
@@ -87,6 +89,7 @@ class Algorithm:
     bypasses_upload: str | None = None
     depends_on_client_order: str | None = None
     supports_client_ranks: bool = False
+    averages_one_model: bool = False
     syncs_with_device: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -26,6 +26,7 @@ class Ditto(FedAvg):
     """
 
     supports_client_ranks = True
+    averages_one_model = True
 
     def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, personal_epochs: Count | None = None):
         super().__init__()

@@ -25,6 +25,7 @@ class FedAvg(Algorithm):
     """
 
     supports_client_ranks = True
+    averages_one_model = True
 
     def __init__(self, deploy: Literal["global", "local"] = "global"):
         self.deploy = deploy

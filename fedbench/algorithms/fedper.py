@@ -20,6 +20,7 @@ class FedPer(Algorithm):
     requires = ("head",)
     has_base = True
     supports_client_ranks = True
+    averages_one_model = True
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: shared base u at the server, and a personal head v_i for each client."""

@@ -25,6 +25,7 @@ class FedProx(FedAvg):
     """
 
     supports_client_ranks = True
+    averages_one_model = True
 
     def __init__(self, mu: NonNegative | list[NonNegative] = 0.01, official_noop: bool = False):
         super().__init__()

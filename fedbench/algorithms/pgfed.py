@@ -48,6 +48,7 @@ class PGFed(Algorithm):
     """
 
     supports_client_ranks = True
+    averages_one_model = True
 
     def __init__(
         self,

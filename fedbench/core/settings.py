@@ -37,6 +37,7 @@ LATER_KEYS |= {"system.fewest_epochs": None, "local.steps": None, "stop.patience
 LATER_OPTIONS = {
     "adapter.convolutions": False,
     "adapter.init": "zero_up",
+    "adapter.sync": "average",
     "adapter.twin": False,
     "algorithm.adapt": "alpha",
     "optimizer.schedule.per": "round",

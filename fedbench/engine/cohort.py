@@ -378,6 +378,8 @@ class Cohort:
         else:
             center = None if updates is None else self._channel.broadcast_value(updates)
             mean = aggregate.robust_mean(self.context, aggregator, uploads, weights, groups, center)
+        if updates is not None and self.engine.lora_sync is not None:
+            return self.engine.lora_sync.combine(mean, uploads, aggregate.mean_weights(self.context, weights))
         if updates is None or rule is None:
             return mean
         w, weights = self._channel.broadcast_value(updates), aggregate.mean_weights(self.context, weights)

@@ -11,6 +11,7 @@ import torch
 from fedbench.aggregators.base import Aggregator
 from fedbench.channel.attackers import Attackers
 from fedbench.channel.compression import Compression
+from fedbench.channel.lora_sync import LoraSync
 from fedbench.channel.privacy import Privacy
 from fedbench.core.rows import Rows, RowStore
 from fedbench.engine.executor import Executor
@@ -36,6 +37,7 @@ class Engine:
         privacy: Clips uploads and adds noise, or None.
         compression: Compresses messages, or None.
         client_ranks: Which columns of a row each client has if ranks differ.  None: all clients have all columns.
+        lora_sync: Rule that combines the clients' LoRA factors.  None: their means.
         server: Server rule that moves the server's model towards the mean of the uploads.  None: it takes the mean.
         aggregator: Rule that combines uploads.  None: their mean.
         attackers: Clients that attack the run.  None: all are honest.
@@ -61,6 +63,7 @@ class Engine:
     privacy: Privacy | None = None
     compression: Compression | None = None
     client_ranks: ClientRanks | None = None
+    lora_sync: LoraSync | None = None
     server: ServerRule | None = None
     aggregator: Aggregator | None = None
     attackers: Attackers | None = None

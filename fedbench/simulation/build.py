@@ -18,6 +18,7 @@ from fedbench.algorithms.base import OLD_NAMES, Algorithm
 from fedbench.attacks.base import Poisoned
 from fedbench.channel.attackers import Attackers
 from fedbench.channel.compression import Compression
+from fedbench.channel.lora_sync import RULES, LoraSync
 from fedbench.channel.privacy import Privacy
 from fedbench.compression.none import NoCompression
 from fedbench.core.error_text import describe_error
@@ -359,6 +360,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         privacy=privacy(cfg, rows),
         compression=compression(cfg, rows, flat),
         client_ranks=client_ranks(cfg, flat),
+        lora_sync=lora_sync(cfg, flat),
         server=server_rule(cfg),
         aggregator=rule,
         attackers=attackers(cfg, training.num_clients, rows, rule),
@@ -443,6 +445,17 @@ def client_ranks(cfg: DictConfig, model: FlatModel) -> ClientRanks | None:
     return None if ranks is None else ClientRanks(ranks, model)
 
 
+def lora_sync(cfg: DictConfig, model: FlatModel) -> LoraSync | None:
+    """Return the rule that combines the clients' LoRA factors; None if they are averaged.
+
+    Args:
+        cfg: The checked configuration.
+        model: The model.
+    """
+    name = component(cfg, "adapter").sync
+    return LoraSync(name, model) if name in RULES else None
+
+
 def server_rule(cfg: DictConfig) -> ServerRule | None:
     """Return the server rule; None with server=average."""
     rule = component(cfg, "server")
@@ -520,6 +533,8 @@ def check_method(engine: Engine, method: Algorithm) -> None:
     """
     if engine.client_ranks is not None:
         _check_client_ranks(engine, method)
+    if engine.lora_sync is not None:
+        _check_lora_sync(engine, engine.lora_sync, method)
     privacy, parts = engine.privacy, (engine.federation, engine.model)
     if privacy is None:
         return method.check(*parts, engine.optimizer)
@@ -569,6 +584,31 @@ def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
         engine.compression is None,
         "adapter.rank lists different ranks, and a compressor needs messages of one length: use compression=none, or "
         "one rank",
+    )
+
+
+def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
+    """Check that a rule for LoRA can replace the server's mean.
+
+    Args:
+        engine: The engine.
+        sync: The rule.
+        method: The method.
+
+    Raises:
+        ConfigError: The method does not average one server model, or another option replaces the mean.
+    """
+    inner = method.inner if isinstance(method, FineTuned) else method
+    require(  # not inherited, because a subclass may have several server models
+        vars(type(inner)).get("averages_one_model", False),
+        f"adapter.sync={sync.name} replaces the mean of the server's model, which {type(inner).__name__} does not take "
+        "once in a round (averages_one_model): use algorithm=fedavg, fedprox, ditto, pgfed or fedper, or "
+        "adapter.sync=average",
+    )
+    require(
+        engine.server is None and engine.aggregator is None,
+        f"adapter.sync={sync.name} replaces the mean of the clients' factors, and so do server and aggregator: use "
+        "server=average aggregator=mean, or adapter.sync=average",
     )
 
 

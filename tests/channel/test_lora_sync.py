@@ -1,0 +1,266 @@
+"""Rules that combine LoRA factors: their equations by hand, what they send, and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import assert_same, case, run_rounds, set_up, state_of
+from tiny import close, equal
+from torch import Tensor
+
+from fedbench.channel.lora_sync import RULES
+from fedbench.commands import main
+from fedbench.core.settings import config_hash, to_dict
+from fedbench.engine.cohort import Cohort
+from fedbench.simulation.run_state import Simulation
+from fedbench.tools.export import client_state, open_run, predictions
+
+TINY = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=1", "adapter=lora"]
+METHODS = ["fedavg", "fedprox", "ditto", "pgfed", "fedper"]
+LAYER = "blocks.0.attn.qkv"  # 8 -> 24
+
+
+def simulation(sync: str, method: str = "fedavg", rank: object = 2, *more: str, plan: str = "vmap") -> Simulation:
+    words = [*TINY, f"adapter.sync={sync}", f"adapter.rank={rank}".replace(" ", ""), *more]
+    return case(method).on([*words, *case(method).optimizer]).simulation(plan)
+
+
+def spread(sim: Simulation, k: int = 3, seed: int = 1) -> Tensor:
+    """Return uploads of k clients.  # [k, P]"""
+    model = sim.engine.model
+    return model.init_row() + 0.3 * torch.randn(k, model.size, generator=torch.Generator().manual_seed(seed))
+
+
+def factors(sim: Simulation, rows: Tensor, layer: str = LAYER) -> tuple[Tensor, Tensor]:
+    """Return A [..., R, in] and B [..., out, R] of a layer."""
+    named = sim.engine.model.named(rows)
+    return named[f"{layer}.lora_A.weight"], named[f"{layer}.lora_B.weight"]
+
+
+def combined(sim: Simulation, uploads: Tensor, weights: Tensor) -> Tensor:
+    cohort = Cohort(sim.engine, np.arange(len(uploads)), 0)
+    cohort.broadcast(w=sim.engine.model.init_row())
+    return cohort.mean(uploads, weights, updates="w")
+
+
+def product(sim: Simulation, row: Tensor, layer: str = LAYER) -> Tensor:
+    """Return the change of a layer's weight that a server's row stands for, without alpha / r.  # [out, in]"""
+    A, B = factors(sim, row, layer)
+    return B @ A
+
+
+def mean_product(sim: Simulation, uploads: Tensor, weights: Tensor) -> Tensor:
+    A, B = factors(sim, uploads)
+    return (weights[:, None, None] * (B @ A)).sum(0)
+
+
+WEIGHTS = torch.tensor([0.5, 0.3, 0.2])
+
+
+# -- equations -------------------------------------------------------------------------------------------
+def test_flex_is_the_best_approximation_of_its_rank() -> None:
+    """Eckart and Young: the error of the best one is the norm of the remaining singular values."""
+    sim = simulation("flex")
+    uploads = spread(sim)
+    row, dense = combined(sim, uploads, WEIGHTS), mean_product(sim, uploads, WEIGHTS)
+    S = torch.linalg.svdvals(dense)
+    assert S[2] > 0.1 * S[0]  # three products of rank 2 do not fit
+    close((dense - product(sim, row)).norm(), S[2:].norm(), 1e-5)
+    A, B = factors(sim, row)
+    close(A @ A.T, torch.eye(2), 1e-5)
+    close(B.norm(dim=0), S[:2], 1e-5)
+    close((dense - B[:, :1] @ A[:1]).norm(), S[1:].norm(), 1e-5)  # as a client of rank 1 receives it
+
+
+def test_flex_of_a_layer_smaller_than_the_rank() -> None:
+    sim = simulation("flex", "fedavg", 12)
+    uploads = spread(sim)
+    close(product(sim, combined(sim, uploads, WEIGHTS)), mean_product(sim, uploads, WEIGHTS), 1e-5)
+    assert not factors(sim, combined(sim, uploads, WEIGHTS))[0][8:].any()
+
+
+def test_het_weighs_by_the_norm_of_the_product() -> None:
+    sim = simulation("het")
+    uploads = spread(sim)
+    A, B = factors(sim, uploads)
+    p = (B @ A).flatten(1).norm(dim=1)
+    p = p / p.sum()
+    new_A, new_B = factors(sim, combined(sim, uploads, WEIGHTS))
+    close(new_A, (p[:, None, None] * A).sum(0), 1e-5)
+    close(new_B, (p[:, None, None] * B).sum(0), 1e-5)
+    untrained = sim.engine.model.init_row().repeat(3, 1)  # all B are 0
+    close(combined(sim, untrained, WEIGHTS), untrained[0], 1e-6)
+
+
+@pytest.mark.parametrize("sync", RULES)
+def test_other_columns_get_their_mean(sync: str) -> None:
+    sim = simulation(sync)
+    uploads, head = spread(sim), sim.engine.model.columns["head"]
+    equal(head.take(combined(sim, uploads, WEIGHTS)), head.take(WEIGHTS @ uploads))
+
+
+def test_ffa_trains_and_sends_b_alone() -> None:
+    """With A frozen, a layer's change is linear in B, and the mean of products is the product of means."""
+    sim = set_up(simulation("ffa"))
+    model, layer = sim.engine.model, sim.engine.model.module.get_submodule(LAYER)
+    A = layer.lora_A.weight.detach().clone()
+    assert A.any() and not any("lora_A" in name for name in model.spans)
+    cohort = Cohort(sim.engine, np.arange(4), 0)
+    sim.algorithm.round(cohort)
+    numbers = model.columns["head"].size + 2 * (24 + 8 + 16 + 8)  # B of 8 -> 24, 8 -> 8, 8 -> 16 and 16 -> 8
+    assert cohort.cost.bytes_up == cohort.cost.bytes_down == 4 * 4 * numbers
+    equal(layer.lora_A.weight, A)
+    rows, x = spread(sim, 2)[:, : model.size], torch.randn(5, 8)
+
+    def change(B: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {"lora_B.weight": B}, x) - layer.base_layer(x)
+
+    B = model.named(rows)[f"{LAYER}.lora_B.weight"]
+    close(change(0.3 * B[0] + 2 * B[1]), 0.3 * change(B[0]) + 2 * change(B[1]), 1e-5)
+
+
+# -- agreement -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("sync", RULES)
+def test_with_one_client_rules_agree(sync: str) -> None:
+    sim = simulation(sync)
+    uploads = spread(sim, 1)
+    close(effective(sim, combined(sim, uploads, torch.ones(1))), product(sim, uploads[0]), 1e-5)
+
+
+@pytest.mark.parametrize("sync", [sync for sync in RULES if sync != "het"])
+def test_with_equal_a_rules_agree(sync: str) -> None:
+    """All but het, which has other weights."""
+    sim = simulation(sync)
+    uploads = with_equal_a(sim, spread(sim))
+    expected = product(sim, WEIGHTS @ uploads)
+    close(expected, mean_product(sim, uploads, WEIGHTS), 1e-5)
+    close(effective(sim, combined(sim, uploads, WEIGHTS)), expected, 1e-5)
+
+
+def test_het_agrees_with_equal_a_and_equal_norms() -> None:
+    sim = simulation("het")
+    uploads = with_equal_a(sim, spread(sim))
+    B = sim.engine.model.named(uploads)[f"{LAYER}.lora_B.weight"]
+    B /= (B @ factors(sim, uploads)[0]).flatten(1).norm(dim=1)[:, None, None]  # in place, in uploads
+    even = torch.full((3,), 1 / 3)
+    close(product(sim, combined(sim, uploads, even)), product(sim, even @ uploads), 1e-5)
+
+
+def with_equal_a(sim: Simulation, uploads: Tensor) -> Tensor:
+    for name, values in sim.engine.model.named(uploads).items():  # views
+        if "lora_A" in name:
+            values[:] = values[:1].clone()
+    return uploads
+
+
+def effective(sim: Simulation, row: Tensor, layer: str = LAYER) -> Tensor:
+    """Return what is added to the weight of a layer, divided by alpha / r."""
+    return product(sim, row, layer)
+
+
+# -- with ranks of clients -------------------------------------------------------------------------------
+@pytest.mark.parametrize("sync", ["ffa", "flex", "het"])
+def test_each_client_gets_its_rank(sync: str) -> None:
+    sim, ids = set_up(simulation(sync, "fedavg", [1, 4, 2, 3, 4, 1])), np.array([0, 1, 3])
+    model = sim.engine.model
+    per_rank = (24 + 8 + 16 + 8) + (0 if sync == "ffa" else 8 + 8 + 8 + 16)
+    cohort = Cohort(sim.engine, ids, 0)
+    sim.algorithm.round(cohort)
+    expected = 4 * (3 * model.columns["head"].size + (1 + 4 + 3) * per_rank)
+    assert cohort.cost.bytes_up == cohort.cost.bytes_down == expected
+    theta = Cohort(sim.engine, ids, 1).train(sim.algorithm.w).theta
+    B = model.named(theta)[f"{LAYER}.lora_B.weight"]
+    assert [int(b.any(0).sum()) for b in B] == [1, 4, 3]
+
+
+# -- methods and executors -------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sync", ["ffa", *RULES])
+def test_methods_under_every_plan(sync: str, method: str) -> None:
+    if allowed(sync, method):
+        vmap, loop = (state_of(run_rounds(simulation(sync, method, plan=plan), 2)) for plan in ("vmap", "loop"))
+        assert_same(loop, vmap, 2e-5)
+
+
+def allowed(sync: str, method: str) -> bool:
+    return True
+
+
+def test_average_is_a_mean_and_has_the_hash_of_runs_before() -> None:
+    sim = simulation("average")
+    uploads = spread(sim)
+    assert sim.engine.lora_sync is None
+    equal(combined(sim, uploads, WEIGHTS), WEIGHTS @ uploads)
+    stored: Any = to_dict(sim.cfg)
+    del stored["adapter"]["sync"]
+    assert config_hash(stored) == config_hash(sim.cfg) != config_hash(simulation("flex").cfg)
+
+
+# -- runs ------------------------------------------------------------------------------------------------
+def finished(folder: Path, *words: str) -> Path:
+    quick = ["rounds=3", "tracking=disabled", "hardware.executor=vmap", "hardware.threads=1", "optimizer.lr=0.2"]
+    given = {word.partition("=")[0] for word in words}
+    method = [] if "algorithm" in given else ["algorithm=fedavg"]
+    assert main([*method, *TINY, "adapter.rank=2", f"hydra.run.dir={folder}", *quick, *words]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("sync", ["ffa", *RULES])
+def test_a_run_resumes_to_equal_bytes_and_exports_what_it_measured(sync: str, tmp_path: Path) -> None:
+    words = [f"adapter.sync={sync}", "system.dropout=0.2"]
+    whole = finished(tmp_path / "whole", *words)
+    parts = finished(tmp_path / "parts", *words, "checkpoint.pause_after=2")
+    assert main([f"resume={parts}"]) == 0
+    states = [torch.load(folder / "checkpoint.pt") for folder in (whole, parts)]
+    equal(states[0]["algorithm"], states[1]["algorithm"])
+    equal(states[0]["rows"], states[1]["rows"])
+    assert (whole / "clients.csv").read_bytes() == (parts / "clients.csv").read_bytes()
+    check_export(whole, tmp_path)
+
+
+def check_export(run: Path, folder: Path) -> None:
+    """The model merged, and that of peft, have the run's logits."""
+    from fedbench.models.vit_tiny import ViTTiny
+    from fedbench.tools.export import save_peft
+
+    peft, files = pytest.importorskip("peft"), pytest.importorskip("safetensors.torch")
+    found, federation = predictions(run), open_run(run).engine.federation
+    measured = torch.from_numpy(found["logits"][found["client"] == 4])
+    x, _ = federation.gather(torch.from_numpy(federation.splits["test"][4]))
+    module = ViTTiny((1, 8, 8), 10, patch=2, width=8, depth=1, heads=2).eval()
+    module.load_state_dict(client_state(run, 4, merged=True))
+    close(module(x), measured, 1e-5)
+    save_peft(run, 4, folder / "peft")
+    module.load_state_dict(files.load_file(folder / "peft/base_model.safetensors"))
+    close(peft.PeftModel.from_pretrained(module, folder / "peft").eval()(x), measured, 1e-5)
+
+
+@pytest.mark.parametrize("sync", ["ffa", *RULES])
+def test_uploads_may_be_compressed(sync: str, tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", f"adapter.sync={sync}", "compression=topk")
+    assert np.isfinite(predictions(run)["logits"]).all()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["adapter.sync=flex", "algorithm=scaffold", "optimizer.momentum=0"], "which Scaffold does not take once in a"),
+        (["adapter.sync=het", "algorithm=moon"], "which Moon does not take once in a round"),
+        (["adapter.sync=flex", "server=adam"], "and so do server and aggregator: use server=average aggregator=mean"),
+        (["adapter.sync=het", "aggregator=median"], "and so do server and aggregator"),
+        (["adapter.sync=mean"], "adapter.sync"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {word.partition("=")[0] for word in words}
+    method = [] if "algorithm" in given else ["algorithm=fedavg"]
+    options = ["adapter.rank=2", "rounds=1", "tracking=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main([*method, *TINY, *options, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("fedbench: ") == 1

@@ -571,7 +571,7 @@ def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
         method: The method.
 
     Raises:
-        ConfigError: The method or the compression needs equal ranks.
+        ConfigError: The method, the compression or the aggregation rule needs equal ranks.
     """
     inner = method.inner if isinstance(method, FineTuned) else method
     # not inherited, because the steps of a subclass may read other columns of what they receive
@@ -584,6 +584,11 @@ def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
         engine.compression is None,
         "adapter.rank lists different ranks, and a compressor needs messages of one length: use compression=none, or "
         "one rank",
+    )
+    require(
+        engine.aggregator is None,
+        "adapter.rank lists different ranks, and an aggregation rule would read the columns that a client lacks as "
+        "uploads of 0: use aggregator=mean, or one rank",
     )
 
 

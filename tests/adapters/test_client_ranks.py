@@ -155,6 +155,10 @@ def test_methods_under_every_plan_deploy_each_clients_rank(method: str) -> None:
         (["adapter=compacter", "adapter.rank=[1,2]"], r"adapter\.rank"),
         ([f"adapter.rank={[1, 2] * 10}", "algorithm=moon"], "Moon is not among the methods that support them"),
         ([f"adapter.rank={[1, 2] * 10}", "compression=topk"], "a compressor needs messages of one length"),
+        (
+            [f"adapter.rank={[1, 2] * 10}", "aggregator=median"],
+            "would read the columns that a client lacks as uploads of 0",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(

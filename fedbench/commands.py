@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] in SUBCOMMANDS:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # the console script should also find modules there
-        module, _ = SUBCOMMANDS[argv[0]]
+        module, _ = SUBCOMMANDS[argv[0]]  # and its line in the help
         return importlib.import_module(f"fedbench.{module}").main(argv[1:])
     if {"-h", "--help"} & set(argv):
         print(requested_help(argv), flush=True)

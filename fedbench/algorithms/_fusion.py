@@ -283,7 +283,7 @@ def _admm(
     pull = network.weighted(V)  # [N, d]
     start = inverse @ pull  # [N, d]
     for count in range(1, iterations + 1):
-        Z = torch.addmm(start, inverse, network.sums(torch.lerp(R, W, 2)), alpha=r)
+        Z = torch.addmm(start, inverse, network.sums(torch.lerp(R, W, 2)), alpha=r)  # lerp: 2 W - R
         gap, before = network.differences(Z).sub_(W), W
         R = torch.add(R, gap, alpha=RELAXED)
         W = prox(R, tau / r, norm)

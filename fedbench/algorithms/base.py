@@ -103,6 +103,8 @@ class Algorithm:
             ConfigError: The method cannot run.  The message names the option to change.
         """
         self.check_settings(federation.num_clients, model.columns, optimizer)
+        # exclusive_columns: the method trains no parameters but the column groups in `requires`; has_base: it trains
+        # the head and the rest of the model, its base, in different ways
         require(
             not self.exclusive_columns or "adapter" not in model.columns,
             f"algorithm={self._name} trains only the model's {' and '.join(self.requires)}, and an adapter would add "

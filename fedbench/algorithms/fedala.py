@@ -95,9 +95,9 @@ class FedALA(Algorithm):
         Returns:
             w in all columns below h; in the last layers h, theta_i + (w - theta_i) A_i.  # [K, P]
         """
-        start, A, differs = self.initialize(cohort, cohort.broadcast(w=self.w).w)
-        learned = cohort.ids[differs]  # clients whose model differs from w
-        self.A[learned] = A[torch.from_numpy(differs).to(A.device)]
+        start, A, learns = self.initialize(cohort, cohort.broadcast(w=self.w).w)
+        # a client learned A_i if its model differed from w; learns: [K] bool
+        self.A[cohort.ids[learns]] = A[torch.from_numpy(learns).to(A.device)]
         return start
 
     def initialize(self, cohort: Cohort, w: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:

@@ -155,7 +155,7 @@ class FedAS(Algorithm):
             batch_size=self.fisher_batch_size,
             key="trace",
             throughput_weight=0,
-            uploaded=False,
+            uploaded=False,  # privacy does not clip these gradients
         )
         return cohort.train(theta, step=step, how=how, t=theta.new_zeros(len(cohort))).t
 

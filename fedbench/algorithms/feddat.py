@@ -54,8 +54,9 @@ class FedDAT(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Raise ConfigError unless each adapted layer of the model has two bottlenecks (adapter.twin=true)."""
         super().check(federation, model, optimizer)
+        _, second = columns_of_pairs(model)  # columns of the second bottlenecks; empty if there are none
         require(
-            bool(columns_of_pairs(model)[1]),
+            bool(second),
             "algorithm=feddat gives every client two adapters, and this model does not have two in each adapted layer: "
             "use adapter=houlsby, pfeiffer, parallel or compacter with adapter.twin=true",
         )

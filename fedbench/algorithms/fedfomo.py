@@ -55,6 +55,7 @@ class FedFomo(Algorithm):
         """Create the state: client models, and preferences Pref = I.  Hold out training samples for the loss L."""
         w, self.rows = model.init_row(), rows
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
+        # the model to whose loss those of downloaded models are compared: the client's mixture or its trained model
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
         # Pref - I
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # [N, N], at first the default

@@ -161,6 +161,7 @@ class FedKD(Algorithm):
         error = z_theta - z_g @ W.mT  # [k, B, F]
         log_theta, log_g = log_probabilities(logits_theta, batch), log_probabilities(logits_g, batch)
         divergence = kl(log_g, log_theta, "mean") + kl(log_theta, log_g, "mean")  # [k, B]
+        # self.mean: over the samples of the batch
         c = self.mean(s.task_loss(logits_theta, batch) + s.task_loss(logits_g, batch), batch)  # [k]
         if stores_slope:  # d/dW of 2 mean of error^2 / c, by hand, because W_i is not part of the differentiated rows
             weighted = error * batch.weight[..., None]  # [k, B, F]

@@ -116,9 +116,10 @@ class FedNova(FedAvg):
         eta = np.broadcast_to(torch.as_tensor(lr).double().cpu().numpy().reshape(-1), T.shape)
         a, c = np.zeros(len(T)), np.zeros(len(T))
         for t in range(int(T.max(initial=0))):
-            c = self.rho * c + 1  # c_t, the accumulated momentum
+            c = self.rho * c + 1  # c_t, the accumulated momentum; 1 without momentum
+            # without mu: a + c_t; with mu: (1 - eta mu) a + 1; with both: (1 - eta mu) (a + c_t) + 1
             after = a + c if self.rho or not self.mu else a
             if self.mu:
                 after = after * (1 - eta * self.mu) + 1
-            a = np.where(t < T, after, a)
+            a = np.where(t < T, after, a)  # clients that took fewer than t + 1 steps keep theirs
         return torch.from_numpy(a).to(steps)

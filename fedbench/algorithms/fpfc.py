@@ -99,7 +99,7 @@ class FPFC(Algorithm):
 
         zeta_i is the mean of all models, corrected by the pairs' variables: clients of a cluster get nearly the same.
         """
-        if self.merge is not None:
+        if self.merge is not None:  # clusters deploy the mean of their models in the end, weighted by n
             self.n = torch.from_numpy(cohort.all_clients().client_weights)
             cohort.cost.takes_means = True  # recorded with the run: `personalized` averages clusters by these weights
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]

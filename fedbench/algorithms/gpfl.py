@@ -147,6 +147,8 @@ class GPFL(Algorithm):
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits h_i(valve(z, q_p)) of inputs [k, b, ...]; rows is the output of `personalized`.
 
+        z are the features of a sample, and q_p is the vector by which client i's valve makes them personal.
+
         # [k, b, C]
         """
         theta = rows["theta"]
@@ -186,5 +188,6 @@ def affine(named: dict[str, Tensor], name: str, q: Tensor) -> Tensor:
     Returns:
         gamma(q) or beta(q).  # [k, F]
     """
+    # layers of the network: 0 is linear, 1 the ReLU, and 2 the layer norm
     hidden = torch.relu((named[f"{name}.0.weight"] @ q[..., None])[..., 0] + named[f"{name}.0.bias"])
     return F.layer_norm(hidden, hidden.shape[1:]) * named[f"{name}.2.weight"] + named[f"{name}.2.bias"]

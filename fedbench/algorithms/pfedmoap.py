@@ -239,7 +239,7 @@ class PFedMoAP(Algorithm):
         Returns:
             Text features of the prompts.  # [k, count, C, d]
         """
-        Q = self.choose(cohort, members, count)  # [k, count]
+        Q = self.choose(cohort, members, count)  # positions in members  [k, count]
         selected = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
         cohort.fetch(selected, prompt=self.pool[members])  # prompts are transmitted; their text features are cached
         ids = members[Q.cpu().numpy()]  # [k, count]

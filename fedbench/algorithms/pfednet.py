@@ -141,10 +141,11 @@ class PFedNet(Algorithm):
             f"algorithm.sketch=label_hist compares class counts, but task={federation.task.kind} does not have one "
             "class per sample: set algorithm.sketch=feature_mean, sample_mean or second_moment",
         )
-        n, d, have = federation.num_clients, self._columns(model)[1].size, free_memory(federation.device)
+        _, fused = self._columns(model)  # the trained columns of z
+        n, d, have = federation.num_clients, fused.size, free_memory(federation.device)
         M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)  # largest number of edges
         width = min(d, n) if self.norm == "l2" else d  # dimension in which ADMM iterates
-        # bytes: four float32 copies of z, and float64 matrices of the network and of ADMM
+        # bytes: four float32 copies of Z, and float64 matrices: six [N, N] of the network, six [M, width] of ADMM
         need = 4 * n * d * 4 + 8 * (6 * n * n + 6 * M * width)
         require(
             need <= have,
@@ -201,6 +202,7 @@ class PFedNet(Algorithm):
         Returns:
             One sketch of q numbers per client, as the server receives them.  # [K, q]
         """
+        # compared: the kind of sketch, class counts or mean features; samples: the most that it is made from
         sketch = similarity.sketches(clients, self.compared, self.samples)
         # None: sketches are sent as they are, because the server has no version
         return clients.upload(sketch=sketch, previous={"sketch": None}, uncompressed=["sketch"]).sketch

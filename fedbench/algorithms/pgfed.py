@@ -144,6 +144,7 @@ class PGFed(Algorithm):
         Returns:
             The auxiliary gradients as received.  # [K, P]
         """
+        # G: the gradients g_j of the last cohort's clients  [K', P]
         aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G  # [K, P]
         if self.aux is not None:
             last, beta, one_minus_beta = self.aux[cohort.ids], cohort.value(self.beta), cohort.value(1 - self.beta)

@@ -131,7 +131,7 @@ class Run:
         for name, title in (("last", "last"), ("best_val", "best by validation"), ("best", "best on test")):
             if math.isfinite(score := value_in(summary, name, run.primary)):
                 values = summary[name] if name == "last" else summary[name]["values"]
-                over = clients_of(summary, values, run.primary)
+                over = clients_of(summary, values, run.primary)  # "3 of 6" if the score is undefined for some, else ""
                 yield f"{title} {run.primary}", f"{score:.4f}{over and f' ({over} clients)'}"
         yield "path", shown(self.path)
 

@@ -114,6 +114,7 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
     target, keys = described_keys(group, files)
     head += [f"  class {target}"] if target else []
     shown = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
+    # descriptions form a column, except for long entries, whose description is on the next line
     width = max((len(entry) for entry in shown if len(entry) <= LONG), default=0)
     return "\n".join([*head, *(_key_line(entry, meaning, width) for entry, meaning in shown.items())])
 

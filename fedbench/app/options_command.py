@@ -130,9 +130,9 @@ def _shared_defaults(group: str) -> dict[str, Any]:
     """Return a dict from key to default, for keys that all options of a group have and their files may leave out."""
     shared = KEYS.get(group)
     declared = fields(shared) if shared and is_dataclass(shared) else ()
-    of_values = {field.name: field.default for field in declared if field.default is not MISSING}
-    made = {field.name: field.default_factory() for field in declared if field.default_factory is not MISSING}
-    return of_values | made
+    immutable = {field.name: field.default for field in declared if field.default is not MISSING}
+    mutable = {field.name: field.default_factory() for field in declared if field.default_factory is not MISSING}
+    return immutable | mutable
 
 
 def _types(group: str, target: str) -> dict[str, FieldInfo]:
@@ -142,7 +142,7 @@ def _types(group: str, target: str) -> dict[str, FieldInfo]:
         group: The group.
         target: The dotted path of the class; "" for groups without classes.
     """
-    if not target or "${" in target:
+    if not target or "${" in target:  # ${: the class is that of another key
         shared = KEYS.get(group)
         return fields_of(options_of(shared)) if shared else {}
     try:

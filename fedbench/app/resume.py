@@ -57,6 +57,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     _check_repeated(folder, stored, parsed, config_dir)
     stored.get("checkpoint", {})["pause_after"] = None  # a pause of the first command does not pause this one
     config = _checked(folder, stored)
+    # earlier resume commands may have asked for more rounds than config.yaml has
     before = config["rounds"] = max([config["rounds"], *requested_rounds(folder)])
     requested = _requested(composer, parsed)
     _check_same(folder, config, requested)

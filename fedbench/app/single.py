@@ -89,7 +89,7 @@ class RunFolder:
 
     def remove_if_never_begun(self) -> None:
         """Remove the run folder if the run never began; also remove empty folders above it that this command made."""
-        if self.existing == self.path or has_begun(self.path):
+        if self.existing == self.path or has_begun(self.path):  # existing: the innermost folder that it did not make
             return
         shutil.rmtree(self.path, ignore_errors=True)
         for parent in self.path.parents:

@@ -133,6 +133,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
             _one_by_one(master.hydra) or not under_torchrun(),
             "under torchrun the runs of a sweep run one after the other, each in all processes: remove hydra/launcher",
         )
+        # Hydra's basic sweeper knows all runs in advance; others choose the next ones by the scores of earlier ones
         scored = not sweeper.endswith(BASIC)
         runs = [] if scored else composer.run_overrides(_with_params(master, overrides))
         naming = composer.parse(_with_params(master, overrides))
@@ -320,7 +321,7 @@ def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
         items: The items.
         what: Their name in the line, such as "runs".
     """
-    shown = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST
+    shown = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST  # so the first line comes after SECONDS_AT_FIRST
     for i, item in enumerate(items):
         if time.monotonic() - shown >= SECONDS_BETWEEN:
             print(f"checking the {what} before the sweep starts: {i} of {len(items)} done", flush=True)
@@ -342,7 +343,7 @@ def _each_value(runs: list[list[str]]) -> list[list[str]]:
         [*first[:i], value, *first[i + 1 :]]
         for i, column in enumerate(columns)
         for value in column[1:]
-        if value in (*column[:ENDS], *column[-ENDS:])
+        if value in (*column[:ENDS], *column[-ENDS:])  # of a list longer than 2 ENDS, only these values
     ]
     return [first, *others]
 

@@ -89,15 +89,15 @@ class LowRank(Compressor):
         Returns:
             The parts, in the order of the columns.
         """
-        parts, at = [], 0
+        parts, done = [], 0  # done: the columns up to the end of the last matrix are in a part
         for begin, end, shape in message.spans.values():
             a = shape[0] if len(shape) > 1 else 1  # rows of the matrix; a vector has one
             b = (end - begin) // max(a, 1)  # columns of the matrix
             r = min(self.rank, a, b)
             if r * (a + b) < a * b:  # the factors are smaller than the matrix
-                parts += [_Part(at, begin), _Part(begin, end, a, b, r)]  # the columns before, and the matrix
-                at = end
-        return [p for p in [*parts, _Part(at, message.size)] if p.begin < p.end]
+                parts += [_Part(done, begin), _Part(begin, end, a, b, r)]  # the columns before, and the matrix
+                done = end
+        return [p for p in [*parts, _Part(done, message.size)] if p.begin < p.end]
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
         """Return both factors of each matrix, and all other values.
@@ -125,14 +125,15 @@ class LowRank(Compressor):
 
         # [k, b, r]
         """
-        last, at = self.last[message.name][message.ids] if self._is_warm(message) else None, 0
+        # last: the factors of all matrices, one after the other  [k, ...]; offset: where those of the next one begin
+        last, offset = self.last[message.name][message.ids] if self._is_warm(message) else None, 0
         for part in self._parts(message):
             if part.r:
                 start = 2 * draws.uniform(part.b, part.r) - 1  # from -1 to 1  [k, b, r]
                 if last is not None:
-                    factor = last[:, at : at + part.b * part.r].reshape(start.shape)
+                    factor = last[:, offset : offset + part.b * part.r].reshape(start.shape)
                     start = torch.where((factor != 0).any(1, keepdim=True), factor, start)  # random for columns of 0
-                    at += part.b * part.r
+                    offset += part.b * part.r
                 yield start
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
@@ -194,7 +195,7 @@ def _factors(matrices: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     p = torch.stack([total(unit * v[:, None], 2) for v in start.unbind(2)], 2)  # matrix times start  [k, a, r]
     p = _orthonormal(p)
     q = torch.stack([total(unit * u[:, :, None], 1) for u in p.unbind(2)], 2)  # transposed matrix times P  [k, b, r]
-    return p, (q * scale).clamp(-LIMIT, LIMIT)
+    return p, (q * scale).clamp(-LIMIT, LIMIT)  # LIMIT: beyond it a row counts as diverged
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ def _orthonormal(columns: Tensor) -> Tensor:
         for _ in range(2):  # the second pass removes what rounding left
             for other in basis:
                 remainder = remainder - total(other * remainder)[:, None] * other
-        size = l2_norm(remainder)  # [k, 1]
+        size = l2_norm(remainder)  # of which a dependent column has only rounding errors  [k, 1]
         basis.append(torch.where(size > DEPENDENT * l2_norm(column), remainder / size, 0))
     return torch.stack(basis, 2)
 

@@ -92,11 +92,11 @@ class QSGD(Compressor):
             return
         for level in encoded.codes["level"][0].tolist():
             if self.code == "fixed":
-                out.fixed(level + self.levels, self.width)  # from 0 to 2 s
+                out.fixed(level + self.levels, self.width)  # from -s ... s to 0 ... 2 s
                 continue
-            out.gamma(abs(level) + 1)  # 1 bit for level 0
+            out.gamma(abs(level) + 1)  # Elias gamma code: 1 bit for level 0
             if level:
-                out.fixed(int(level < 0), 1)
+                out.fixed(int(level < 0), 1)  # the sign
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the codes of one row: the norm, and the signed levels."""

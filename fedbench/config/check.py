@@ -39,8 +39,9 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     values = to_dict(cfg)
     _check_top(values)
     for group in RESERVED:
-        _check_kind(group, values[group].get("_target_"))
-        owner = _owner(group, values)
+        _check_kind(group, values[group].get("_target_"))  # such as a model for the group algorithm
+        owner = _owner(group, values)  # what defines its options, for messages
+        # injected: arguments that fedbench passes; reserved: options that the class does not get
         check_target(group, values[group], owner, INJECTED.get(group, ()), RESERVED[group])
     _check_callbacks(values["callbacks"])
     _check_clients(values)

@@ -36,7 +36,7 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
     """
     overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    choices = {**hydra.runtime.choices, **_lists(overrides)}
+    choices = {**hydra.runtime.choices, **_lists(overrides)}  # _lists: choices such as [a,b], which Hydra omits
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.pop("hydra", None)
@@ -116,7 +116,7 @@ def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, 
         cfg: The configuration; changed in place.
         group: The group.
         requested: The keys of the group that the command line and experiment files set, with their values as text.
-            These are kept, as are the reserved keys of the group.
+            These are kept, as are the reserved keys of the group, which fedbench reads itself for any class.
     """
     reserved = getattr(RESERVED[group], "__dataclass_fields__", ())
     for key in set(cfg[group]) - {*requested, *reserved}:

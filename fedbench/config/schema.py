@@ -333,14 +333,14 @@ def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
         scope: The names with which its annotation is evaluated.
     """
     annotation = parameter.annotation
-    if annotation is parameter.empty:
+    if annotation is parameter.empty:  # BASIC: the type and its name in messages, for each type of a default
         kind, description = BASIC.get(type(parameter.default), (Any, "any value"))
         if parameter.default is None:
             kind, description = Any, "any value"
     else:
         kind, description = _kind(_evaluated(annotation, scope))
     kind: Any = Annotated[kind, WrapValidator(lambda value, check: value if _is_target(value) else check(value))]
-    default = ... if parameter.default is parameter.empty else None
+    default = ... if parameter.default is parameter.empty else None  # ...: required
     return FieldInfo.from_annotated_attribute(kind, Field(default, alias=parameter.name, description=description))
 
 

@@ -71,7 +71,7 @@ def _is_user_class(target: str, run_dir: Path) -> bool:
         target: The dotted path of the class.
         run_dir: The run folder.
     """
-    modules = _modules(target)
+    modules = _modules(target)  # the files and folders of the package, of the module in it, and so on
     if not modules or not all(modules) or not _defines_class(modules[-1][0], target.split(".")[len(modules) :]):
         return False
     here, run = Path.cwd().resolve(), run_dir.resolve()

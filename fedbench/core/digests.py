@@ -137,6 +137,7 @@ def differing(folder: Path, marks: Mapping[str, Mark], whole: bool) -> str | Non
         whole: Whether to compare whole files, or only their beginnings of the recorded size.
     """
     for name, mark in marks.items():
-        if mark_of(folder / name, None if whole else mark[0]) != mark:
+        size, _ = mark
+        if mark_of(folder / name, None if whole else size) != mark:
             return name
     return None

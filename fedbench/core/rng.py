@@ -294,5 +294,5 @@ def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, max_size: int, 
     """
     position = np.arange(max_size)
     draw = bits(base, np.asarray(ids)[:, None], epoch, position)  # [K, max_size]
-    draw = np.where(position < sizes[:, None], draw, np.uint64(MASK))
+    draw = np.where(position < sizes[:, None], draw, np.uint64(MASK))  # MASK: the largest number, sorted last
     return np.argsort(draw, axis=1, kind="stable")

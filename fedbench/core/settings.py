@@ -217,9 +217,9 @@ def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
     """
     flat = {**LATER_KEYS, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
-    for group, (option, neutral) in LATER_GROUPS.items():
+    for group, (option, values) in LATER_GROUPS.items():  # groups that older versions lack, with options of no effect
         if not any(key.startswith(f"{group}.") for key in flat):
-            flat = {**flat, f"choices.{group}": option, **flatten({group: neutral})}
+            flat = {**flat, f"choices.{group}": option, **flatten({group: values})}
     return flat
 
 

@@ -230,6 +230,7 @@ class GraphedGradients(DirectGradients):
             (`_graph_size`), of which those after the first k are ignored.
         """
         batch, index = request.batch, request.index
+        # if the rows to differentiate are the trained ones of the chunk, they are in its buffer already
         chunk_buffer = self.static_buffers.get(("chunk", request.rows.shape[1:], request.rows.dtype))
         is_chunk = chunk_buffer is not None and chunk_buffer.data_ptr() == request.rows.data_ptr()
         size = self._graph_size(request)
@@ -254,7 +255,7 @@ class GraphedGradients(DirectGradients):
             batch=static_batch,
             new_gradient=lambda: gradient,
             dropout_keys=to_static("keys", request.dropout_keys),
-            named=None,
+            named=None,  # a cache of views of other rows
         )
 
     def _graph_size(self, request: GradientRequest) -> int:

@@ -219,7 +219,7 @@ class _SampleSlots:
             positions in the tensor of all samples of the chunk.
         """
         k, width = block.weight.shape
-        position = self._next[:k, None] + np.arange(width)  # [k, b]
+        position = self._next[:k, None] + np.arange(width)  # after those of the client's earlier blocks  [k, b]
         is_real = np.arange(width) < block.counts[:, None]  # [k, b]
         real = None if is_real.all() else to_device(np.flatnonzero(is_real), self.device)
         return real, to_device(position[is_real], self.device)

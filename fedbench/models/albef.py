@@ -194,7 +194,7 @@ class ALBEF(nn.Module):
         if any(name.startswith("visual_encoder.") for name in released):
             stored = _rename(released)
         if "words.position" in stored:
-            stored["words.position"] = stored["words.position"][: self.tokens]
+            stored["words.position"] = stored["words.position"][: self.tokens]  # the length of the data set's texts
         if "image.embed.position" in stored:
             stored["image.embed.position"] = interpolate_positions(stored["image.embed.position"], self.grid, "bicubic")
         load_weights(self, stored, path, "ALBEF")

@@ -107,7 +107,7 @@ class TextTower:
         return self._layers[name](x)
 
     def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Compute block i of the text tower.
+        """Compute block i of the text tower.  Its layers scale1 and scale2 are CLIP's, usually the identity.
 
         Args:
             i: Number of the block.

@@ -392,7 +392,10 @@ class CLIPPrompt(MoveListener):
         key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), purpose, sha.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
-            """Return a dict from name to features of all images that a client uses.  # [number of these images, ...]"""
+            """Return a dict from name to features of all images that a client uses.  # [number of these images, ...]
+
+            `used` are the indices of these images, and `view` returns the image or a crop of it that is encoded.
+            """
             log.info("computing features of %s images with the frozen tower (once)", f"{len(used):,}")
             batches = []
             for start in range(0, len(used), ENCODER_BATCH):

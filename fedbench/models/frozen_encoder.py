@@ -38,7 +38,7 @@ class FrozenEncoder(Protocol):
         ...
 
     def evaluation_view(self, x: Any) -> Any:
-        """Return the model's inputs for a batch of an evaluation.
+        """Return the model's inputs for a batch of an evaluation, for example the features of each whole image.
 
         Args:
             x: Inputs of the prepared data set, [..., B, ...].

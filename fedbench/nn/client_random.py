@@ -294,6 +294,7 @@ def _recurrent(mode: ClientRandom, func: Any, *args: Any) -> tuple[Tensor, ...]:
             )
         else:
             layer_state = tuple(layer_states) if has_several_states else layer_states[0]
+            # 1, 0.0, True: num_layers, dropout and train
             x, *last = func(x, layer_state, layer_weights, has_biases, 1, 0.0, True, bidirectional, batch_first)
         last_states.append(last)
     return x, *(torch.cat(layers) for layers in zip(*last_states))
@@ -443,7 +444,8 @@ def _random_like(distribution: str) -> Replacement:
     """Return a function that replaces torch.rand_like (distribution "uniform") or torch.randn_like ("normal")."""
 
     def random_like(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return getattr(mode.random(x), distribution)(*x.shape)[0].to(dtype or x.dtype)
+        numbers = getattr(mode.random(x), distribution)(*x.shape)  # [1, *shape], for one client
+        return numbers[0].to(dtype or x.dtype)
 
     return random_like
 

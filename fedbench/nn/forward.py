@@ -215,6 +215,7 @@ class ForwardPass:
             module: Any = self.module
             return module.run(params | self.frozen, (inputs,), batched, context, until)
         graph, observed_layers = self.traced_graph, {*context.hooks, *context.recorded_layers}
+        # tracing may merge layers into one operation: usable if the graph still has the output of each observed layer
         if graph is not None and graph.named_outputs >= observed_layers:
             return graph.run(params | self.frozen, (inputs,), batched, context, until)
         return self._vmapped.run(params, inputs, batched, context, until)

@@ -95,7 +95,7 @@ class Linear(Layer):
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
         """Return x W^T + b [B, out], and the input x, which `backward` needs; if batched, with an axis k of clients."""
         w = params[self.weight]
-        if not batched and weight_goes_first(w, x):
+        if not batched and weight_goes_first(w, x):  # w x^T is faster than x w^T for these shapes
             y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
             return y.T.contiguous(), x
         if not batched:
@@ -134,6 +134,7 @@ class Conv2d(Layer):
     def __init__(self, name: str, module: nn.Conv2d):
         self.weight = f"{name}.weight"
         self.bias = f"{name}.bias" if module.bias is not None else None
+        # stride, padding and dilation, in this order
         self.options = [list(module.stride), list(module.padding), list(module.dilation)]  # type: ignore
         self.groups = module.groups
 
@@ -145,6 +146,7 @@ class Conv2d(Layer):
             x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
         elif x.device.type == "cpu":  # converted once for the forward and the backward pass
             x, w = (t.contiguous(memory_format=conv_memory_format(w, self.options[0])) for t in (x, w))
+        # options: stride, padding, dilation
         y = F.conv2d(x, w, b, *self.options, self.groups * k)  # type: ignore[arg-type]
         return (y.unflatten(1, (k, -1)).transpose(0, 1) if batched else y), (x, w, k)
 
@@ -168,6 +170,7 @@ class Conv2d(Layer):
         if batched:
             grad = grad.transpose(0, 1).flatten(1, 2)
         output_mask = [needs_input_grad, self.weight in out, self.bias in out]  # which gradients are computed
+        # [len(w)]: shape of the bias; False, [0, 0]: not a transposed convolution, whose output has no padding
         grad_x, grad_w, grad_b = aten.convolution_backward(
             grad, x, w, [len(w)], *self.options, False, [0, 0], self.groups * k, output_mask
         )

@@ -223,7 +223,7 @@ class TracedGraph:
         Returns:
             The arguments and keyword arguments, with shifted axes, indices and shapes of parameters.
         """
-        if node.target in AXES:
+        if node.target in AXES:  # positions of the arguments that are axes, by function
             args = [_shift_axis(a) if i in AXES[node.target] else a for i, a in enumerate(args)]
             return args, {key: _shift_axis(a) if key in AXIS_KEYWORDS else a for key, a in kwargs.items()}
         if node.target is operator.getitem and isinstance(args[1], tuple):

@@ -47,9 +47,10 @@ def build_page(folder: Path) -> BuiltPage:
     require(path.is_file(), f"{folder} has no page.md: write one, with calls such as {{{{ table(...) }}}}")
     template = path.read_text(encoding="utf-8")
     if not (folder / "page.json").is_file():
-        return BuiltPage(folder, MARK + render(template, Page(folder, {}), folder, str(path)))
-    page = read_page(folder)
-    text = MARK + render(template, page, folder.resolve().parent, str(path))
+        root = folder  # of all pages
+        return BuiltPage(folder, MARK + render(template, Page(folder, {}), root, str(path)))
+    page, root = read_page(folder), folder.resolve().parent
+    text = MARK + render(template, page, root, str(path))  # MARK: a comment that the file is generated
     drawings = {name: make_drawing(page, name) for name in page.about["figures"]}
     _check_files(page, template)
     return BuiltPage(folder, text, drawings)

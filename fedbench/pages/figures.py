@@ -169,6 +169,7 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
     rows = page.gains[page.gains["part"] == page.part(spec.get("part"))]
     series = []
     for name, group in rows.groupby("group", sort=False):
+        # gain_n: number of seeds that a gain is the mean of; gain_std: their standard deviation
         counts = group["gain_n"].dropna().unique() if "gain_n" in group else []
         label = method_name(str(name)) + (f" (n={int(counts[0])})" if len(counts) == 1 else "")
         has_std = "gain_std" in group and group["gain_std"].notna().all()

@@ -501,7 +501,7 @@ def digits(value: Any, digits: int = 1, none: str = "-") -> str:
         none: The text for None and NaN.
     """
     number = float(value) if isinstance(value, int) else value
-    return format_cell(number, Column("", "", digits, missing=none))
+    return format_cell(number, Column(key="", title="", digits=digits, missing=none))
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -96,7 +96,8 @@ class Dirichlet:
             ConfigError: No try met the minima.
         """
         largest_minimum = 0  # over the tries, samples of the smallest client in the first pool
-        work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients  # of one try, in the unit of MAX_WORK
+        # time of one try, in shuffled samples: drawing the share of a client takes as long as 5
+        work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
         tries = min(self.max_tries, max(10, MAX_WORK // work))
         for _ in range(tries):
             shuffled, counts = self._try(classes, num_clients, rng)

@@ -57,7 +57,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
 def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
     """Return a row of the table of differences as a dict from column to value; the caller adds "p_holm"."""
     means = difference.means.to_numpy()
-    groups = difference.groups
+    groups = difference.groups  # (that of the method, that of the method it is compared to)
     row = groups[0].setting | {
         "method": difference.method,
         "against": difference.against,

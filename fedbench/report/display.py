@@ -97,7 +97,7 @@ def legend_names(
 def metric_title(metric: str) -> str:
     """Return a metric, a column of metrics.csv, in words: "Accuracy, mean over clients" for personal/accuracy."""
     scope, _, score = metric.rpartition("/")
-    suffix = next((suffix for suffix in AGGREGATES if score.endswith(suffix)), "")
+    suffix = next((suffix for suffix in AGGREGATES if score.endswith(suffix)), "")  # such as _std, over clients
     aggregate = AGGREGATES.get(suffix, "mean over clients" if scope in SCOPES else "")
     parts = (key_title(score.removesuffix(suffix)), SCOPES.get(scope, scope), aggregate)
     return ", ".join(filter(None, parts))
@@ -181,7 +181,7 @@ def drop_redundant(table: Table, labels: Sequence[str]) -> Table:
         elif len(set(cells)) > 1 or (not is_label and any(_is_measured(row.get(key)) for row in rows)):
             if not (is_label and first_label and all(map(_repeats, cells, texts[first_label]))):
                 columns.append(column)
-        elif cells[0] not in ("", "-"):
+        elif cells[0] not in ("", "-"):  # "-": all cells lack a value
             separator = " = " if column.title == "n" else " " if is_label else ": "
             title.append(cells[0] if key in METHOD_KEYS else f"{column.title}{separator}{cells[0]}")
     return replace(table, columns=columns, title=", ".join(filter(None, title)))

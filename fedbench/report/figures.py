@@ -372,7 +372,7 @@ def _draw_values(axes: Any, cells: list[Cell]) -> None:
     styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
               "ours": {"color": drawing.COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
     values = {"printed": [cell.reported for cell in cells], "ours": [cell.ours for cell in cells]}
-    for shift, (name, style) in zip((0.12, -0.12), styles.items()):
+    for shift, (name, style) in zip((0.12, -0.12), styles.items()):  # printed above ours, on a line of height 1
         spreads = values[name]
         means, stds = [spread.mean for spread in spreads], [spread.std or 0 for spread in spreads]
         axes.errorbar(means, positions + shift, xerr=stds, ls="", label=name, capsize=2, **style)

@@ -271,7 +271,7 @@ def draw_change(run: Run, path: Path) -> Path:
 
     The means are drawn with their regression lines.  The path is returned.
     """
-    change, sizes = change_in_a(run)
+    change, sizes = change_in_a(run)  # [N, N], and the training images of each client [N]
     figure, (left, middle, right) = drawing.pyplot().subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
     image = draw_heat_map(left, change, float(np.abs(change).max()) or 1.0, "$\\Delta A$")
     left.set_ylabel("Client $i$")
@@ -380,7 +380,7 @@ def losses_inside_rounds(run: Run) -> DataFrame:
     if not {"rounds", *names} <= stored.keys():
         return pandas().DataFrame()
     losses = pandas().DataFrame({name: stored[name].mean(1) for name in names}, index=stored["rounds"])
-    return losses[losses.index > 0]
+    return losses[losses.index > 0]  # the values of round 0 were recorded before training
 
 
 def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path:

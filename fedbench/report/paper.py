@@ -125,9 +125,9 @@ class Experiment:
         """
         overrides = []
         for column, value in self.paper.items():
-            if reference := REFERENCE.match(str(value)):
+            if reference := REFERENCE.match(str(value)):  # ${key}: the column holds the value of a config key
                 overrides.append(f"{reference.group(1)}={row[column]}")
-            elif isinstance(value, dict):
+            elif isinstance(value, dict):  # from an override to the column's value for it
                 overrides += [override for override, reported in value.items() if _matches_value(reported, row[column])]
         return overrides
 

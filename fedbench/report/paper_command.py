@@ -168,7 +168,7 @@ def compare_command(args: argparse.Namespace, table_format: str) -> tuple[list[T
     runs, damaged = _runs(args.folders or default_folders(), args.config_dir)
     available = paper.experiments(conf_dirs(args.config_dir))
     cells = paper.compare(name, runs, available, args.target)
-    if table_format in (*MACHINE_FORMATS, OBJECT):
+    if table_format in (*MACHINE_FORMATS, OBJECT):  # OBJECT: --json, one object with all tables and notes
         tables = [paper.cell_table(name, cells, complete=True)]
     else:
         all_cells = not cells or getattr(args, "all", False)  # fedbench report has no flag --all

@@ -96,7 +96,7 @@ class Run:
     @property
     def method(self) -> str:
         """The name of the run if the user gave one, else its algorithm, with "+ft" if it is fine-tuned."""
-        name = self.summary.get("name")
+        name = self.summary.get("name")  # by default the algorithm's, followed by "+ft" if the run is fine-tuned
         option = self.summary.get("algorithm")
         if name is not None and name not in (option, f"{option}+ft"):
             return str(name)

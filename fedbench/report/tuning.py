@@ -120,13 +120,13 @@ def studies(runs: list[Run]) -> list[Study]:
     Args:
         runs: The runs.  Unfinished ones count as trials, but only finished ones can be chosen.
     """
-    by_study: dict[tuple[Hashable, Hashable, str], list[Run]] = {}
+    by_study: dict[tuple[Hashable, Hashable, str], list[Run]] = {}  # by (setting, hash of the data, method)
     runs = sorted(runs, key=lambda run: str(run.summary.get("finished")))
     with_data = [run for run in runs if run.summary.get("data_hash")]
     without = [run for run in runs if not run.summary.get("data_hash")]  # they failed before the data were read
     for run in with_data:
         by_study.setdefault((_setting_of(run), run.summary["data_hash"], run.method), []).append(run)
-    for run in without:
+    for run in without:  # join the only study of their setting and method, if there is one
         same = [key for key in by_study if (key[0], key[2]) == (_setting_of(run), run.method)]
         by_study.setdefault(same[0] if len(same) == 1 else (_setting_of(run), None, run.method), []).append(run)
     by_study = {key: members for key, members in by_study.items() if any(run.finished for run in members)}
@@ -212,6 +212,7 @@ def choose(study: Study, metric: str, select: str) -> Choice | None:
     values = [sign * spread.mean if spread.count == spread.total else -math.inf for spread in spreads]
     best = max(range(len(finished)), key=lambda i: values[i])
     trial = finished[best]
+    # seeds that did not take part in the choice give unbiased test scores
     fresh = [key for key in sorted(trial.runs, key=str) if key not in common]
     undefined = sum(spread.count < spread.total for spread in spreads)
     unfinished = len(study.trials) - len(finished)

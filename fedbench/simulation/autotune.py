@@ -83,7 +83,7 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
     one_by_one = [plan for plan in plans if plan.chunk == 1]
     if len(one_by_one) == len(plans):
         return one_by_one
-    fault, batched_gradient = try_training(engine, many=True)
+    fault, batched_gradient = try_training(engine, many=True)  # both clients at once; gradients [2, P]
     if fault is None and (gradient - batched_gradient).norm() > AGREE * gradient.norm():
         fault = Fault("the model", "its gradients then differ from those of single clients")
     if fault is None:
@@ -152,7 +152,7 @@ def _small(engine: Engine, chunk: int) -> Engine:
         federation=replace(few, splits=splits),
         with_new_clients=None,
         privacy=None,
-        executor=Executor(Plan("trial", chunk, 1, 1), engine.device),
+        executor=Executor(Plan("trial", chunk, 1, 1), engine.device),  # one worker with one thread
     )
 
 
@@ -267,16 +267,15 @@ class Trial:
         """
         self.engine = use(self.engine, Plan("loop", 1, 1, 1))
         first = self._time_steps(1)
-        # a hundredth of the smallest budget (in seconds) is too short for a warm-up
+        # LEAST is the smallest budget in seconds; a step of a hundredth of it cannot have included a warm-up
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:
         """Train the clients of this trial for ``count`` local steps, and return the mean seconds of a step."""
         e, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
-            Cohort(e, self.ids, 0, "trial").train(
-                e.model.init_row(), how=LocalTraining(steps=count, batch_size=_timed_batch_size(e))
-            )
+            cohort = Cohort(e, self.ids, 0, "trial")  # in round 0, with random numbers of its own
+            cohort.train(e.model.init_row(), how=LocalTraining(steps=count, batch_size=_timed_batch_size(e)))
         if self.is_cuda:
             torch.cuda.synchronize(e.device)
         return (now() - began) / count
@@ -303,9 +302,10 @@ class Trial:
             best: The shortest time of a plan so far.
             max_seconds: The approximate budget of this plan.
         """
-        seconds = self._time_warm(1)
+        seconds = self._time_warm(1)  # of one step, after a warm-up
         count = min(TIMED_ON_GPU if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
-        if seconds < 4 * best and count > 0:  # several steps, so that the overhead of a training call counts less
+        # Several steps, so that the overhead of a training call counts less; not for a plan that is far behind.
+        if seconds < 4 * best and count > 0:
             seconds = self._time_warm(count)
         # a plan with CUDA graphs is useless if recording them failed, so that gradients are computed without
         cannot_record = plan.graphs and getattr(self.engine.executor.gradients, "disabled", False)

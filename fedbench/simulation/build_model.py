@@ -92,7 +92,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
         data.num_classes if isinstance(data, Arrays) else data.task.outputs(data.num_classes),
         data.class_names,
         data.template,
-        tuple(getattr(target_of(cfg, "algorithm"), "reads", ())),
+        tuple(getattr(target_of(cfg, "algorithm"), "reads", ())),  # inputs that it needs of the model, as "tokens"
         None if isinstance(data, Arrays) else data.num_clients,
     )
     arguments = {**vars(spec), "spec": spec}
@@ -136,7 +136,7 @@ def seeded(cfg: DictConfig, *parts: str | int) -> Iterator[None]:
         *parts: What the seed also depends on, such as "init".
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(int(cfg.seed), *parts) >> 1)
+        torch.manual_seed(rng.key(int(cfg.seed), *parts) >> 1)  # of 64 bits, to one below 2^63
         yield
 
 

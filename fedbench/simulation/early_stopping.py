@@ -105,6 +105,7 @@ def restore(state: dict[str, Any], algorithm: Algorithm, engine: Engine) -> None
         engine: The engine.
     """
     for name, rows in engine.rows.all.items():
+        # the state of rows that no client has stored yet: [0, ...], with the shape of the default row
         empty = {"ids": torch.empty(0, dtype=torch.int64), "rows": rows.default[None][:0].cpu()}
         rows.load_state_dict(state["rows"].get(name, empty))
     algorithm.load_state_dict({name: t.to(engine.device, copy=True) for name, t in state["algorithm"].items()})

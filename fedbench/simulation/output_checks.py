@@ -154,6 +154,8 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
     def check(layer: str, table: nn.Embedding, tokens: Any) -> None:
         """Raise ConfigError if an embedding reads an input of the model, but has no entry for its largest token.
 
+        `largest` has the largest token of each input in the data set, and `inputs` the inputs of this call, by name.
+
         Args:
             layer: The name of the embedding, for the message.
             table: The embedding.

@@ -68,7 +68,7 @@ def partition_facts(split: Split, arrays: Arrays) -> dict[str, Any]:
         "train": split.train.sizes.tolist(),
         "val": split.val.sizes.tolist(),
         "test": split.test.sizes.tolist(),
-        **_described(split, arrays),
+        **_described(split, arrays),  # class counts and names of domains, for figures and reports
     }
 
 

@@ -224,7 +224,8 @@ class Simulation:
         nan, test, validation = float("nan"), self.primary, f"val/{self.engine.task.primary}"
         earlier = self.best["values"] if self.best else {}
         score, best = values.get(test, nan), earlier.get(test, nan)
-        if scores.is_better(test, score, best) or best != best:  # NaN: there was no score so far
+        # best != best, NaN: no score so far; then any evaluation counts, so that `best` has the metrics of one
+        if scores.is_better(test, score, best) or best != best:
             self.best = {"metric": test, "round": self.done, "values": values}
         earlier = self.best_val["values"] if self.best_val else {}
         score, best = values.get(validation, nan), earlier.get(validation, nan)
@@ -252,6 +253,7 @@ class Simulation:
             "images_per_s": cost.samples / max(seconds["round_s"], 1e-9),
             "bytes_down": cost.bytes_down,
             "bytes_up": cost.bytes_up,
+            # bytes that the same messages would have without compression
             **({"dense_down": cost.dense_down, "dense_up": cost.dense_up} if self.engine.compression else {}),
             **({"left_out": len(cost.left_out)} if self.engine.aggregator else {}),
             "peak_memory_mb": peak_memory(self.engine.device),

@@ -26,7 +26,7 @@ from fedbench.simulation.run_folder import config_dir_of, is_resumable
 
 log = logging.getLogger(__name__)
 FILE, ERROR = "status.json", "error.txt"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_status(folder: Path, status: str, score: float = math.nan, sentence: str = "") -> None:
@@ -100,7 +100,7 @@ def sentence_of(error: BaseException, folder: Path) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"the run did not finish, because its code called sys.exit({error.code!r})"
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         how = how_to_resume(folder)
         return f"the disk of {folder} is full ({error.strerror}): free some space; the run is {how}"
     first = next(iter(str(error).splitlines()), "no message")

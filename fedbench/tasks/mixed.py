@@ -106,7 +106,7 @@ class Mixed(Task):
 
         Args:
             logits: Outputs of the model, [k, B, C].
-            y: Targets, [k, B, 1 + L].
+            y: Targets, [k, B, 1 + L]: the kind of sample, then up to L true entries of the list, filled with -1.
             class_mask: The entries of the list of each client, [k, C] bool.  None: all.
         """
         masked = mask_logits(logits, class_mask)  # [k, B, C]

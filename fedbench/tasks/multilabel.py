@@ -111,7 +111,7 @@ class MultiLabel(Task):
         logits = statistics["logits"].float().cpu().numpy()  # [n, C]
         targets = statistics["y"].cpu().numpy() > 0.5  # [n, C]
         valid = np.ones_like(targets) if class_mask is None else class_mask[client_of_sample(offsets)]  # [n, C]
-        predicted = logits > 0  # [n, C]
+        predicted = logits > 0  # a probability above 0.5  [n, C]
 
         def count(is_counted: np.ndarray) -> np.ndarray:
             """Return for each client and label how many samples have True in is_counted [n, C].  # [N, C]

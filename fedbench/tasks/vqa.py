@@ -98,7 +98,7 @@ class VQA(Task):
             y: Targets, [..., B, 2].
             class_mask: The answers of each client, [k, C] bool.  None: all.
         """
-        answer = y[..., 0]
+        answer = y[..., 0]  # index in the client's list; y[..., 1] is whether the question is closed
         # An answer that is not in the list, -1, becomes a row of zeros.
         one_hot = F.one_hot(answer.clamp_min(0), logits.shape[-1]).to(logits.dtype) * (answer >= 0)[..., None]
         if class_mask is None:

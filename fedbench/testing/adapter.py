@@ -124,7 +124,7 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Adapte
         ConfigError: It cannot be built, is not an Adapter, or adapts no layer.
     """
     case = AdapterCase(described("adapter", target, options, Adapter))
-    case.flat()
+    case.flat()  # for its errors: it builds the adapted model
     return case
 
 

@@ -338,7 +338,7 @@ def bytes_are_counted(case: Case) -> None:
             sim.algorithm.round(cohort)
             sim.done += 1
             costs.append((cohort.cost.bytes_up, cohort.cost.bytes_down))
-        others = {}  # the global model, and what the other clients deploy
+        others = {}  # the global model, and what clients other than 0 deploy
         for name, value in state_of(sim).items():
             if name.startswith(("/deployed", "/global")):
                 others[name] = value[1:] if name != "/global" and len(value) == len(ALL_IDS) else value

@@ -366,7 +366,7 @@ def state_is_saved(case: CompressionCase) -> None:
     """
     message = message_of(SIZE)
     rows, compressor = store(K), case.make()
-    compressor.setup(rows, message.of(0, 0))
+    compressor.setup(rows, message.of(0, 0))  # of(0, 0): the message without rows, for its layout
     for r in (0, 1):
         _run_round(compressor, message, r)
     saved_rows = {name: {k: t.clone() for k, t in state.items()} for name, state in rows.state_dict().items()}

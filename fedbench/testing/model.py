@@ -176,6 +176,7 @@ def check_model(
     """
     case = case_for(target, options, columns, input_shape, num_classes)
     shape = case.federation.input_shape
+    # way: how the clients are computed at once, such as by torch.vmap
     setting = f"{K} clients of {min(SIZES)} to {max(SIZES)} samples {shape}; {case.way}"
     return SUITE.run(path_of(target), setting, case, only)
 
@@ -206,7 +207,7 @@ def case_for(
     cfg.model = OmegaConf.create(values)
     reasons = []
     for shape in SHAPES if input_shape is None else (input_shape,):
-        for arrays, split in _examples(shape, num_classes):
+        for arrays, split in _examples(shape, num_classes):  # for classification, segmentation and denoising
             try:
                 case = ModelCase(cfg, build.federation(cfg, arrays, split, CPU))
                 check_outputs(case.model, case.federation, path_of(target))

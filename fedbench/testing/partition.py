@@ -155,7 +155,8 @@ def every_sample_once(case: PartitionCase) -> None:
             samples, counts = np.unique(clients.indices, return_counts=True)
             twice = samples[counts > 1]
             assert not len(twice), f"{len(twice):,} samples are given away twice, for example sample {twice[0]}"
-            omitted, limit = len(pool) - len(samples), 2 * CLASSES * len(clients)
+            omitted = len(pool) - len(samples)
+            limit = 2 * CLASSES * len(clients)  # rounding down may lose a sample or two per class and client
             is_declared = getattr(case.make(), "leaves_samples_out", False)
             assert omitted <= limit or is_declared, f"{omitted:,} of {len(pool):,} samples belong to no client"
 

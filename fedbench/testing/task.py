@@ -276,7 +276,7 @@ def samples_are_independent(case: TaskCase) -> None:
     Remedy: other samples may be padding: use no mean, maximum or other statistic of the batch.
     """
     logits, y = case.outputs(K, B), case.batch(K, B)
-    other_logits, other_y = logits.clone(), y.clone()
+    other_logits, other_y = logits.clone(), y.clone()  # equal in the first two samples of each batch only
     other_logits[:, 2:], other_y[:, 2:] = case.outputs(K, B, seed=9)[:, 2:], y.roll(1, 0)[:, 2:]
     before, after = _loss(case, logits, y)[:, :2], _loss(case, other_logits, other_y)[:, :2]
     assert _close(before, after), "the loss of a sample changes with the other samples of its batch"
@@ -338,6 +338,7 @@ def _without_excluded_classes(case: TaskCase, y: Tensor, mask: Tensor) -> Tensor
     """
     if y.is_floating_point():
         return y * mask[:, None]
+    # the first class that the client lacks, or 0 if it has all, whose samples may have any other class as well
     excluded = (~mask).float().argmax(1).view(K, *[1] * (y.dim() - 1))
     return torch.where(y == excluded, (excluded + 1) % case.num_classes, y)
 

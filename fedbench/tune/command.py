@@ -394,7 +394,7 @@ def ledger(plan: Plan) -> list[dict[str, Any]]:
     """Return a dict per trial with the keys of `COLUMNS`."""
     return [
         {
-            **search.chosen,
+            **search.chosen,  # algorithm, dataset, partition and model
             "trial": number,
             "overrides": [f"{key}={value}" for key, value in trial.values.items()],
             "seeds": plan.seeds,

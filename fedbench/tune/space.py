@@ -127,7 +127,8 @@ def dimension(override: Override) -> Dimension:
         f"{override.input_line}: the interval must have a lower end below its upper end"
         + (", and above 0 because of the logarithm" if log else ""),
     )
-    return Dimension(key, (), low, high, log, isinstance(low, int) and isinstance(high, int))  # type: ignore[arg-type]
+    is_integer = isinstance(low, int) and isinstance(high, int)
+    return Dimension(key, low=low, high=high, log=log, integer=is_integer)  # type: ignore[arg-type]
 
 
 def default_point(space: Mapping[str, Dimension], composed: DictConfig) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Published:
         unknown = sorted(set(names or ()) - set(self.classes))
         self._require(
             2 * len(unknown) <= count,
-            f"it names the class {(unknown or [''])[0]}, expected {', '.join(self.classes)}",
+            f"it names the class {next(iter(unknown), '')}, expected {', '.join(self.classes)}",
             source,
         )
         if unknown:

@@ -85,7 +85,7 @@ class CIFAR10(DownloadedImages):
             if self.path is None:  # store the converted arrays, so that the next start finds them
                 store(Path(self.data_dir) / f"{self.name}.npz", file)
             arrays = resized(arrays, self.resize, self.data_dir, source)
-        arrays.published_scaling = self.train_statistics
+        arrays.published_scaling = self.train_statistics  # mean and standard deviation of each color
         if self.statistics == "own":
             arrays.mean, arrays.std = self.train_statistics
         return arrays

@@ -208,7 +208,7 @@ class PictureSet:
         try:
             return read()
         except Exception as error:  # of torchvision, scipy, tarfile, urllib: they have no common base
-            if is_raised_here(error):
+            if is_raised_here(error):  # by a line of fedbench, not of a library
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             if exists:

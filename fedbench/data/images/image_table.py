@@ -95,7 +95,7 @@ class ImageTable:
         require_distinct(self.silos or (), "dataset.silos")
 
     def load(self) -> Arrays:
-        """Return the listed pictures, decoded or from the cache, and the extra ones if ``extra`` is set.
+        """Return the listed pictures, decoded or from the cache, and further training pictures if ``extra`` is set.
 
         Raises:
             ConfigError: A file cannot be read, or does not fit the options.
@@ -241,7 +241,7 @@ class Table(CsvTable):
         column = self.roles[role]
         if column is None:  # the path of the picture stands for its patient
             return self.cells("image") if role == "patient" else ["all"] * len(self)
-        return self.pattern(str(column))
+        return self.pattern(str(column))  # the column, or a text with several columns in braces
 
     def pattern(self, pattern: str) -> list[str]:
         """Return the text of each row that a pattern of columns yields, [n].

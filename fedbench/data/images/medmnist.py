@@ -52,9 +52,9 @@ class MedMNIST(DownloadedImages):
         Raises:
             ConfigError: The file is another one, or cannot be downloaded.
         """
-        sets, package_folder = _package()
+        sets, package_folder = _package()  # what the package medmnist says of each set, and the folder of its files
         info = sets[self.flag]
-        # The keys MD5_64, MD5_128 and MD5_224 are of larger images.
+        # MD5 is of the file with 28 x 28 images; MD5_64, MD5_128 and MD5_224 are of files with larger ones
         larger = {int(key.removeprefix("MD5_")): md5 for key, md5 in info.items() if key.startswith("MD5_")}
         md5_by_side = {28: info["MD5"], **larger}
         file = self._file(package_folder)
@@ -69,9 +69,14 @@ class MedMNIST(DownloadedImages):
             download([url], file, info["MD5"] if self.verify else None, self.flag)
         task = "multilabel" if info["task"].startswith("multi-label") else "classification"
         classes = _names(info["label"])
-        return Published(self.flag, info["n_channels"], list(md5_by_side), classes, info["n_samples"]).read(
-            file, self, task
+        published = Published(
+            name=self.flag,
+            channels=info["n_channels"],
+            sides=list(md5_by_side),
+            classes=classes,
+            counts=info["n_samples"],
         )
+        return published.read(file, self, task)
 
     def _file(self, package_folder: str | None) -> Path:
         """Return the file to read, which is in data_dir if it must be downloaded.

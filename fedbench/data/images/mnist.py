@@ -53,7 +53,8 @@ class MNIST(DownloadedImages):
         Raises:
             ConfigError: The files do not exist and cannot be downloaded, or are other files.
         """
-        published = Published(self.name, 1, [28], self.classes, {"train": 60_000, "test": 10_000})
+        counts = {"train": 60_000, "test": 10_000}
+        published = Published(self.name, channels=1, sides=[28], classes=self.classes, counts=counts)
         data_dir = Path(self.data_dir)
         npz = data_dir / f"{self.name}.npz" if self.path is None else Path(self.path)
         if npz.is_file() or (self.path is not None and not npz.is_dir()):

@@ -105,7 +105,7 @@ def read_vqa_med(files: Files, year: int) -> list[Row]:
         split = _split(name, year) if lines else None
         if split is None:
             continue
-        if sum(line[1].endswith("?") for line in lines) < len(lines) / 2:  # a file of answers
+        if sum(line[1].endswith("?") for line in lines) < len(lines) / 2:  # few questions: a file of answers
             answers[split] |= {line[0]: line[1:] for line in lines}
         elif max(map(len, lines)) == 2:
             unanswered[split] += lines

@@ -88,7 +88,8 @@ class OmniMedVQA(QuestionOptions):
         rows = []
         for client, image, row in used:
             split = TEST if image in test_images else TRAIN
-            rows.append(Row(image, files.value(row, "question"), (files.value(row, "gt_answer"),), None, split, client))
+            question, answers = files.value(row, "question"), (files.value(row, "gt_answer"),)
+            rows.append(Row(image, question, answers, answer_type=None, split=split, source=client))
         return rows_to_arrays([(files, rows)], self.clients, self, "dataset=omnimedvqa")
 
     def client_of(self, files: Files, row: dict[str, Any]) -> str | None:

@@ -132,10 +132,11 @@ class SyntheticMedVQA:
                 if i % 2 == 0:  # a new scan for every second question
                     lesion = sample_lesion(rng, split == TEST)
                     pictures.append(apply_style(draw_scan([lesion] if lesion else [], rng), site, rng))
-                topic = str(rng.choice(TOPICS[site % 5]))
+                topic = str(rng.choice(TOPICS[site % 5]))  # TOPICS of the five hospitals, repeated for further ones
                 text = str(rng.choice(WORDINGS[topic]))
                 answer = answer_of(topic, lesion, site)
-                questions.append(Question(len(pictures) - 1, text, answer, topic in CLOSED, split, silo))
+                is_closed = topic in CLOSED  # answered by yes or no
+                questions.append(Question(len(pictures) - 1, text, answer, is_closed, split, silo))
         return pictures, questions
 
     def _reports(self, sites: Sequence[int], first: int) -> tuple[list[np.ndarray], list[Labelled]]:
@@ -155,7 +156,7 @@ class SyntheticMedVQA:
                 # A tenth of the lesions is not named in the report.
                 named = [SENTENCE.format(s, t) for t, _, s in lesions if rng.random() >= 0.1]
                 text = " and ".join(named) or "the scan shows nothing"
-                properties = {name for t, _, s in lesions for name in (t, s)} or {"others"}
+                properties = {name for t, _, s in lesions for name in (t, s)} or {"others"}  # of a scan without lesions
                 labels = [name in properties for name in LABELS]
                 labelled.append(Labelled(first + len(pictures) - 1, text, labels, split, silo))
         return pictures, labelled

@@ -66,6 +66,7 @@ def read_rows(files: Files, source: str | None = None) -> list[Row]:
         files: The files of the data set.
         source: The natural client of all questions.  None: the organ.
     """
+    # as published, one file for both parts; or repackaged, one file for each part, with pictures in another folder
     if files.has(PUBLISHED) and not files.has(*REPACKAGED.values()):
         folder = PICTURES
         rows = [

@@ -204,7 +204,7 @@ def _checked(path: Path, image: Any) -> Any:
     header, is_packed = image.header, path.suffix == ".gz"
     claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
     actual = path.stat().st_size
-    if claimed > actual * (DEFLATED if is_packed else 1):
+    if claimed > actual * (DEFLATED if is_packed else 1):  # DEFLATED: the largest possible compression ratio
         raise ValueError(f"its header announces {claimed:,} bytes, but the file has only {actual:,}; download it again")
     if not is_packed:
         return image

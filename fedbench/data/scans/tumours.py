@@ -121,6 +121,7 @@ class Tumours:
         white_noise = rng.standard_normal((4, self.size, self.size))
         bias = np.stack([smooth(field, self.size / 4) for field in white_noise])  # [4, S, S], of unit deviation
         blurred = gaussian_filter(tissue, (0, 0.6, 0.6)).clip(0)  # by 0.6 pixels in both directions
+        # the bias field, an uneven brightness that changes slowly over the scan by about 12%
         scan = scanner.gain[:, None, None] * blurred**scanner.gamma * np.exp(0.12 * bias)
         scan = scan + scanner.noise * NOISE * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]
@@ -292,12 +293,12 @@ def sample_tumour(rng: np.random.Generator, inside: np.ndarray, scale: float) ->
     points, (rows, columns) = coordinates(size), np.nonzero(inside)
     k = rng.integers(len(rows))
     y, x = points[0] - points[0][rows[k], columns[k]], points[1] - points[1][rows[k], columns[k]]
-    radius = scale * np.clip(rng.lognormal(np.log(0.29), 0.35), 0.1, 0.52)
+    radius = scale * np.clip(rng.lognormal(np.log(0.29), 0.35), 0.1, 0.52)  # in coordinates, where the side is 2
     angle, outline = np.arctan2(y, x), np.ones_like(x)
     for order in range(1, 6):  # a random Fourier series around the centre
         outline = outline + rng.normal(0, 0.28 / order) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
     ragged = 0.08 * smooth(rng.standard_normal((size, size)), size / 32)
-    distance = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged  # 1 at the outline
+    distance = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged  # 1 at the outline; clip: it stays positive
     rim = rng.uniform(0.45, 0.8)
     core = rim * rng.uniform(0.3, 0.85)
     mask = np.select([distance < core, distance < rim, distance < 1], [1, 2, 3], 0) * inside

@@ -179,6 +179,7 @@ class Column:
         The marks are the decimal point and the decimal comma.
         """
         other: Decimal = "comma" if self.decimal == "point" else "point"
+        # texts: values that are no numbers with this mark; present: all values of the column
         if len(self._not_numbers(other)) < min(len(self.texts), len(self.present) / 2):
             raise ConfigError(
                 f"{self.path}: column {self.name} has numbers with a {other}, as in {self.first_text()}: set "

@@ -156,7 +156,7 @@ class TableCsv:
                 counts.append(0)
             else:
                 raw.append(column.codes(categories))
-                counts.append(max(1, len(categories)))
+                counts.append(max(1, len(categories)))  # 0 would mean a numeric column
         shown = [f"{name} ({count})" for name, count in zip(names, counts) if count]
         log.info(
             "%s: %d rows, %d numeric columns, %d categorical columns: %s",

@@ -67,7 +67,7 @@ class Progress(Callback):
         fields = {"score": "-" if math.isnan(score) else f"{score:.4f}", "speed": f"{images_per_s:,.0f}"}
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=round, **fields)
-        elif self.transient:
+        elif self.transient:  # only a bar, which disappears at the end
             return
         elif self._line is not None:
             self._line.show(self._text(round, fields), last=round == self.total)

@@ -108,8 +108,8 @@ class Tables(Callback):
         """Write the summary, unless the run was interrupted, and close the tables."""
         try:
             if status == "finished":
-                files = {**self.on_checkpoint(run), **output_marks(run.run_dir)}
-                write_summary(run.run_dir, seal({**summary, "files": files}))
+                files = {**self.on_checkpoint(run), **output_marks(run.run_dir)}  # size and checksum of each file
+                write_summary(run.run_dir, seal({**summary, "files": files}))  # seal: with a digest of all entries
             elif status in ("paused", "failed"):
                 write_summary(run.run_dir, summary)
         finally:

@@ -44,7 +44,7 @@ class Wandb(Callback):
     """
 
     def __init__(self, mode: str, notice: Callable[[str], None] = log.info):
-        self.mode, self.line = wandb_mode(mode)
+        self.mode, self.line = wandb_mode(mode)  # line: how W&B is used, for the log; "" for nothing to say
         self.notice = notice
         self.run: Any = None
 

@@ -93,6 +93,7 @@ class FedKD(Algorithm):
         # the change of g is sent; num_values counts the numbers of the factors, which determine its size in bytes
         up = cohort.upload(g=low_rank, relative_to={"g": "g"}, num_values={"g": numbers})
         self.w = cohort.mean(up.g, weights="uniform", updates="g")  # or the option server's step towards the mean
+        # what the server sends next: w truncated, and how many numbers that takes
         (self.g,), self.numbers = truncated(cohort.model, self.w[None], T)
 
     def step(self, s: Step, batch: Batch) -> None:

@@ -221,7 +221,7 @@ class PFedNet(Algorithm):
         """
         outdated = ~self.holds[cohort.index]  # [K]
         downloading = cohort.subset(outdated.cpu().numpy())
-        theta = self.join(self.x_sent, self.z[cohort.ids])
+        theta = self.join(self.x_sent, self.z[cohort.ids])  # x_sent: x as the last round's participants received it
         if len(downloading):
             theta[outdated] = self.shared.put(theta[outdated], downloading.broadcast(x_t=self.x).x_t)
         if len(downloading) and self.holds.any():

@@ -89,6 +89,7 @@ class PFedPrompt(Algorithm):
         cosines = g @ rows["keys"].transpose(1, 2)  # [k, B, n]
         # attention by classes, without padding  [k, B, C]
         bonus = torch.exp(-self.beta * (1 - cosines)) * real @ F.one_hot(rows["labels"], clip.num_classes).to(g)
+        # / 100: as Tip-Adapter, whose alpha is not multiplied by the scale of the logits, CLIP's 100
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)
 
     def global_row(self) -> Tensor:

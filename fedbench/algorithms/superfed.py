@@ -61,7 +61,7 @@ class SuPerFed(Algorithm):
         self.layer = torch.zeros(model.size, dtype=torch.int64, device=model.device)  # layer of each column  [P]
         for name, (a, b) in model.spans.items():
             self.layer[a:b] = number[name.rpartition(".")[0]] if self.mode == "layer" else 0
-        self.draws = len(layers) if self.mode == "layer" else 1
+        self.draws = len(layers) if self.mode == "layer" else 1  # of lambda in each local step of a client
         if self.mixture == "held":
             federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
@@ -151,7 +151,7 @@ class SuPerFed(Algorithm):
             return w.lerp(wl, self.mixture)
         losses = torch.stack([cohort.loss(w.lerp(wl, lam), "held_out") for lam in GRID], 1)  # [K, 11]
         best = losses.nan_to_num(float("inf")).argmin(1)  # lambda = 0 for a client without held-out samples
-        return w.lerp(wl, (best / 10)[:, None])
+        return w.lerp(wl, (best / 10)[:, None])  # GRID: 0, 0.1 ... 1
 
     def global_row(self) -> Tensor:
         """Return the server model w.  # [P]"""

@@ -28,6 +28,7 @@ def check_key(override: Override) -> None:
         f"{text}: choices is a record of the chosen options and cannot be set; choose an option by its group, as in "
         "algorithm=fedavg",
     )
+    # a slash is only in keys of groups, such as hydra/launcher
     if "/" in key and not override.is_delete() and not override.is_sweep_override():
         require(
             isinstance(override.value(), str | list),

@@ -70,6 +70,7 @@ class DAdaQuant(QSGD):
         G = losses.float().mean().to(self.q.device)  # mean training loss of this round
         # running mean, from G in the first round
         H = torch.where(self.seen == 0, G, self.psi * self.H[-1:] + (1 - self.psi) * G)  # [1]
+        # the running losses and the levels of the last phi rounds, oldest first  [phi] each
         self.H, self.past = torch.cat([self.H[1:], H]), torch.cat([self.past[1:], self.q])
         self.seen = self.seen + 1
         # no progress in phi rounds, in which q did not change

@@ -117,6 +117,7 @@ def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], o
     try:
         model.model_validate(options)
     except ValidationError as error:
+        # pydantic's errors: "loc" is the path of the wrong value, whose first entry is the option
         unknown = [e for e in error.errors() if e["type"] == "extra_forbidden" and len(e["loc"]) == 1]
         first = (unknown or error.errors())[0]  # an unknown option is reported before an invalid value
         name = str(first["loc"][0])

@@ -103,6 +103,6 @@ class Engine:
         name = f"optimizer/{owner}/{buffer}"
         if name in self.rows.all:
             return self.rows.all[name]
-        row = torch.zeros(1, length, device=self.device)
+        row = torch.zeros(1, length, device=self.device)  # for the shape and device of the initial buffer
         initial = self.optimizer.new(buffer, row, len(self.model.parameter_spans(length)))
         return self.rows(name, initial[0])

@@ -253,7 +253,7 @@ def _map_samples_with_shared_row(
     outputs: SampleStatistics = {}  # for all samples, because small tensors would fragment memory
 
     def compute_block(start: int, stop: int) -> None:
-        """Apply the function to one block of samples.
+        """Apply the function to one block, a slice of the samples of all clients, and store its results in `outputs`.
 
         Args:
             start: Index of the block among those of this rank.

@@ -57,7 +57,7 @@ class HostInput:
         """
         flat = index.reshape(-1)
         out = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype, pin_memory=self.pinned)
-        if self.reader is not None:
+        if self.reader is not None:  # entries are read from a file
             self.reader.into(out.numpy(), flat)
         elif self.values is not None:
             torch.index_select(self.values, 0, torch.from_numpy(flat), out=out)

@@ -52,6 +52,7 @@ class HFModel(Backbone):
             architecture = classes if isinstance(classes, str) else classes[0]  # DeiT's second class has a teacher
 
             def build() -> nn.Module:
+                """Return the network with random weights."""
                 config: Any = AutoConfig.for_model(name, architectures=[architecture], **arguments)  # type: ignore
                 return AutoModelForImageClassification.from_config(config, **attention)
         else:
@@ -64,6 +65,7 @@ class HFModel(Backbone):
             channels = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "num_channels", 3)
 
             def build() -> nn.Module:
+                """Return the network in `folder` with its weights, which only the classifier may lack."""
                 network, info = AutoModelForImageClassification.from_pretrained(
                     folder, local_files_only=True, output_loading_info=True, **attention
                 )

@@ -205,5 +205,5 @@ def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in {"image.class_token", "image.position"} & renamed.keys():
         renamed[name] = renamed[name].flatten(0, -2).squeeze(0)  # without the axis of a batch of one
     if MODALITIES in tensors:
-        renamed["text_modality"], renamed["image_modality"] = tensors[MODALITIES][:2]
+        renamed["text_modality"], renamed["image_modality"] = tensors[MODALITIES][:2]  # a third is of a second image
     return renamed

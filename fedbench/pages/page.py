@@ -153,7 +153,7 @@ class Group:
         if key not in self.rows:
             return Spread(float("nan"), None, 0, self.n)
         std_key = "gain_last_clients" if key == "gain_last" else f"{key}_std"
-        if self.is_summary:
+        if self.is_summary:  # one row with means, and perhaps the columns KEY_std and KEY_n, instead of a row per run
             row = self.rows.iloc[0]
             count = row.get(f"{key}_n")
             count = 0 if pd.isna(row[key]) else self.n if pd.isna(count) else int(count)

@@ -129,6 +129,7 @@ def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScor
     partition = first.partition
     names = partition.get("names") or []
     frame.insert(0, "client", [names[i] if i < len(names) else str(i) for i in frame.index])
+    # _entry: that of the client in a list of partition.json, if it exists
     frame.insert(1, "samples", [_entry(partition.get("train"), i) for i in frame.index])
     counts = [_entry(partition.get("label_counts"), i) for i in frame.index]
     frame.insert(2, "entropy", [NAN if row is None else float(entropy(row, base=2)) for row in counts])

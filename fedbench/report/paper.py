@@ -264,7 +264,9 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
     ]  # fmt: skip
     cells = []
     for row in (row for row in read_table(name) if is_measured(row["metric"])):
-        settings: dict[tuple[str, str], dict[Any, Run]] = {}  # by departures and seed; later runs replace earlier ones
+        # by departures from the paper's setting (names of reduced settings, overrides) and then by seed, of which later
+        # runs replace earlier ones
+        settings: dict[tuple[str, str], dict[Any, Run]] = {}
         for run, paper, setting in candidates:
             if matches(paper, name, row):
                 settings.setdefault(setting, {})[run.seed] = run

@@ -143,7 +143,7 @@ def simulate(
     remove_leftovers(folder)
     write_status(folder, "running")
     (folder / ERROR).unlink(missing_ok=True)
-    gc_pause.resume()
+    gc_pause.resume()  # the command paused garbage collection while it was imported
     cfg = OmegaConf.create(dict(config))
     OmegaConf.set_readonly(cfg, True)
     with logged(folder, output), recorded(folder):

@@ -259,7 +259,7 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         "python -m fedbench --help": "methods, data sets, options",
     }
     lines = [suggested(command) for command in commands]
-    width = min(max(map(len, lines)), 72)
+    width = min(max(map(len, lines)), 72)  # of the column of commands
     return [f"  {command:<{width}}  {why}" for command, why in zip(lines, commands.values(), strict=True)]
 
 

@@ -31,7 +31,8 @@ def no_closure_over_the_cohort(case: Case) -> None:
         state = _run_and_collect(case, 4, read_by_4)
         if not read_by_4 or difference(state, case.states[2], 1e-4) is None:
             return
-        # A tensor with 4 rows may be another one, such as a weight.  Only tensors of the cohort have 3 rows now.
+        # Cohorts have 4 of 6 clients.  A tensor with 4 rows may be another one, such as a weight; with cohorts of 3
+        # clients, only tensors of the cohort have 3 rows.
         _run_and_collect(case, 3, read_by_3)
     except Exception as raised:  # probably shapes that do not match
         error = raised
@@ -140,7 +141,7 @@ def padding_is_ignored(case: Case) -> None:
     a batch.
     """
     with probes.other_padding():
-        state = state_of(run_rounds(case.simulation(), 2), deploy=False)
+        state = state_of(run_rounds(case.simulation(), 2), deploy=False)  # without what clients deploy
     expected = {name: case.states[2][name] for name in state if name in case.states[2]}
     assert_same(state, expected, 1e-5, "{} when the padding of batches contains other samples")
 
@@ -189,7 +190,7 @@ def state_on_disk(case: Case) -> None:
 
     Remedy: write rows by rows[ids] = values.
     """
-    state = state_of(run_rounds(case.simulation(limits=0), 2))
+    state = state_of(run_rounds(case.simulation(limits=0), 2))  # limits: bytes of client states in memory
     assert_same(state, case.states[2], message="{} if client states are stored in files")
 
 

@@ -148,9 +148,9 @@ class CallbackCase:
         saved = checkpoint.load(folder) if (folder / checkpoint.NAME).is_file() else None
         sim = self.prepare(folder, saved, write=True)
         tables, recorded = Tables(), Recorded(callback)
-        callbacks = [tables, recorded, Checkpoint(1, [tables, recorded])]
+        callbacks = [tables, recorded, Checkpoint(every=1, others=[tables, recorded])]
         status: Status = "finished"
-        for started in callbacks:
+        for started in callbacks:  # with the state that `on_checkpoint` returned, if the run is resumed
             started.on_start(sim, (saved or {}).get(started.name))
         try:
             simulator.run_rounds(sim, callbacks, StopAfter(sim, stop), time.monotonic())

@@ -262,6 +262,7 @@ def exact_is_exact(case: CompressionCase) -> None:
         is_exact = _equal(received, x) and bool((bits == FLOAT * SIZE).all())
         assert is_exact, f"`exact` is set, but rows are received changed or do not take {FLOAT} bits per value"
     most = int(bits.max())
+    # 33 bits for each of the values, and four numbers of 32 bits for the whole row
     assert most <= (FLOAT + 1) * SIZE + 4 * FLOAT, f"{most} bits are more than {FLOAT * SIZE} of uncompressed values"
 
 

@@ -389,7 +389,7 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
         arrays,
         build.partition(sim.cfg, arrays),
         sim.engine.federation.num_clients,
-        lambda client: Generator(client_module(sim, client), schedule, {}),
+        lambda client: Generator(client_module(sim, client), schedule, columns={}),
         is_shared=True,
     )
 

@@ -266,8 +266,9 @@ def make_search(
     )
     given = {text.lstrip("+").partition("=")[0] for text in overrides}
     space = search_space(composed, searched, composer, given)
-    stops = rungs(composed.rounds, args.trials, args.halving, composed.eval.every)
-    chosen = {group: str(composed.hydra.runtime.choices[group]) for group in COLUMNS[:4]}
+    stops = rungs(composed.rounds, args.trials, args.halving, composed.eval.every)  # rounds at which bad trials end
+    names = ("algorithm", "dataset", "partition", "model")
+    chosen = {group: str(composed.hydra.runtime.choices[group]) for group in names}
     proposals = proposer(args.search, space, default_point(space, composed), args.trials)
     return Search(overrides, chosen, proposals, stops, list(space))
 

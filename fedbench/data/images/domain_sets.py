@@ -71,6 +71,7 @@ class DomainSet:
         """
         lists = {(d, part): self.root / f"{d}_{part}.pkl" for d in self.domains for part in PARTS}
         has_lists = any(path.is_file() for path in lists.values())
+        # (file, class index, domain index, part) of each picture
         rows = self._rows_of_lists(lists) if has_lists else self._rows_of_folders()
         files = [row[0] for row in rows]
         labels, domain = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
@@ -231,6 +232,8 @@ def images_from_top(
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
         """Return the arrays, in which a client's samples of a domain and part have the first images of their list.
+
+        `group` has a number for the domain and part of each sample, and `lists` the samples of each such number.
 
         Args:
             arrays: The arrays.

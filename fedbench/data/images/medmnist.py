@@ -117,5 +117,6 @@ def _names(labels: dict[str, str]) -> list[str]:
         labels: The names by their index as text, "0", "1" ..., in the medmnist package.
     """
     names = [label.partition("(")[0].lower() for _, label in sorted(labels.items(), key=lambda item: int(item[0]))]
+    # without commas, and no names that are only numbers, which are grades
     replaced = {"normal, benign": "normal or benign", **{str(i): f"grade {i}" for i in range(len(names))}}
     return [replaced.get(name, name) for name in names]

@@ -138,7 +138,8 @@ def _lines(files: Files, name: str) -> Iterator[list[str]]:
     for line in files.text(name).splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) > 1:
-            yield [cells[0], *cells[2:]] if cells[1] in CATEGORIES and len(cells) > 2 else cells
+            has_category = cells[1] in CATEGORIES and len(cells) > 2
+            yield [cells[0], *cells[2:]] if has_category else cells
 
 
 def _split(name: str, year: int) -> int | None:

@@ -53,7 +53,7 @@ class VQARad(QuestionOptions):
         files = Files(Path(self.path or Path(self.data_dir) / "vqa_rad"), "VQA-RAD", WHERE)
         rows = read_rows(files)
         num_test = sum(row.split == TEST for row in rows)
-        if (len(rows) - num_test, num_test) not in COUNTS:
+        if (len(rows) - num_test, num_test) not in COUNTS:  # as published or repackaged
             log.warning("%s is not a complete VQA-RAD: it has %d training and %d test questions, expected 1,797 or "
                         "3,064, and 451", files.path, len(rows) - num_test, num_test)  # fmt: skip
         return rows_to_arrays([(files, rows)], [organ.lower() for organ in ORGANS], self, "dataset=vqa_rad")

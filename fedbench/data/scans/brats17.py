@@ -134,7 +134,7 @@ class BraTS17:
             class_names=["background", "tumour"],
             domain=np.arange(n) % len(MODALITIES) if is_official else None,
             domain_names=list(MODALITIES) if is_official else None,
-            fit=self._fit,
+            fit=self._fit,  # called with the split
         ).check()
 
     def _cut(self, scans: list[Scan]) -> dict[str, np.ndarray]:

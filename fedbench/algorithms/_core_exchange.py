@@ -90,6 +90,7 @@ class LimitedCoreExchange(CoreExchange):
         """
         is_new = self.held[cohort.index, :1] < 0  # `held` is -1 before a client's first round  [K, 1]
         chosen = self.choose(cohort, d) & ~is_new  # the first download, of all cores, does not count as a choice
+        # seen: which cores a client has chosen before; newest: the index in `cores` of each core's newest version
         self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
         downloads = torch.where(is_new, ~itself(cohort), chosen)  # [K, N] bool
         cohort.fetch(downloads, cores=self.cores)  # counts the bytes of the downloads

@@ -138,7 +138,7 @@ class FedDAT(Algorithm):
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-            """Return half the task's loss plus half the distillation loss of each sample.  # [k, B]"""
+            """Return half the task's loss plus half the distillation loss from `teacher` of each sample.  # [k, B]"""
             z = s.forward(rows, batch)  # [k, B, C, ...]
             if outputs is not None:
                 outputs["student"] = z.detach()

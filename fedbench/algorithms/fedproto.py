@@ -107,7 +107,8 @@ class FedProto(Algorithm):
             previous={"means": None, "counts": None},  # None: sent as they are, because the server has no version
             uncompressed=["counts"],
         )
-        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, self.weights == "samples")
+        by_samples = self.weights == "samples"  # else all clients with a class have the same weight
+        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, by_samples)
 
     def send_prototypes(self, cohort: Cohort) -> SimpleNamespace:
         """Broadcast the prototypes, and return G [C, F] and has_prototype [C] as the clients receive them."""

@@ -39,4 +39,4 @@ class FedRep(FedPer):
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta
         up = cohort.upload(u=self.base.take(theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
         self.u = cohort.mean(up.u, updates="u")  # the new u: the mean, or the step of the option server towards it
-        self.v[cohort.ids] = self.head.take(theta)
+        self.v[cohort.ids] = self.head.take(theta)  # v_i is FedPer's name of the personal head h_i

@@ -281,7 +281,7 @@ class LCFed(Algorithm):
 
 # -- the two plug-ins ------------------------------------------------------------------------------------
 def pcs_layers(clients: int, channels: int) -> nn.Module:
-    """Return PCS's networks: E from a client index to `channels`, and F from 2 x channels to channels.
+    """Return the networks of PCS (channel selection): E from a client index to channels, F from 2 x channels to them.
 
     E has layers clients -> channels -> channels, F has 2 channels -> channels / 16 -> channels, without biases.
     """

@@ -106,7 +106,7 @@ class SuPerFed(Algorithm):
         lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)
         W = s.theta.lerp(s.state.wl, lam)  # the mixture  [k, P]
         g = s.grad(batch, rows=W)  # [k, P]
-        cos_f, cos_l = self.cosine_gradients(s.theta, s.state.wl)
+        cos_f, cos_l = self.cosine_gradients(s.theta, s.state.wl)  # of a penalty on their squared cosine  [k, P] each
         g_f = (1 - lam) * g + 2 * self.mu * (s.theta - w) + self.nu * cos_f
         g_l = lam * g + self.nu * cos_l
         s.descend(g_f)

@@ -117,6 +117,7 @@ def _seconds_left(run: Planned, planned: Sequence[Planned]) -> float | None:
     if run.action in (FINISHED, ELSEWHERE):
         return 0.0
     of_method = [other.round_s for other in planned if other.method == run.method]
+    # the seconds of a round: of this run, else of the runs of its method, else of all runs
     for round_times in ([run.round_s], of_method, [other.round_s for other in planned]):
         measured = [seconds for seconds in round_times if seconds is not None]
         if measured:

@@ -129,7 +129,7 @@ def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], o
         else:
             sentence = _misfit(f"{prefix}{name}", options[name], fields[name])
         raise ConfigError(sentence) from None
-    for name, value in options.items():
+    for name, value in options.items():  # classes with options of their own (_target_) inside of a value
         _check_inner(f"{prefix}{name}", value)
 
 

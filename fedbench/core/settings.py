@@ -261,7 +261,7 @@ def load_config(path: Path) -> DictConfig:
     )
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
-        values["resume"] = None
+        values["resume"] = None  # that of the command which wrote the file; the caller decides anew
     update_stored(values)
     return OmegaConf.create(values)  # type: ignore[return-value]
 

@@ -229,7 +229,7 @@ class GraphedGradients(DirectGradients):
             An equal request that reads from the buffers.  It has as many clients as the graph computes
             (`_graph_size`), of which those after the first k are ignored.
         """
-        batch, index = request.batch, request.index
+        batch, index = request.batch, request.index  # which of the step's gradients it is
         # if the rows to differentiate are the trained ones of the chunk, they are in its buffer already
         chunk_buffer = self.static_buffers.get(("chunk", request.rows.shape[1:], request.rows.dtype))
         is_chunk = chunk_buffer is not None and chunk_buffer.data_ptr() == request.rows.data_ptr()
@@ -285,6 +285,7 @@ class GraphedGradients(DirectGradients):
         Returns:
             Whether the graph can be used.  If not, all further gradients are computed directly.
         """
+        # each computation updates the running statistics in the rows, which are therefore restored
         rows_before, losses = static.rows.clone(), static.rows.new_zeros(len(static.rows))
         compute_directly = super().__call__
 

@@ -171,7 +171,7 @@ def differentiate(request: GradientRequest, losses_of: Callable[[list[Tensor]], 
     Returns:
         The gradient [k, P] and the losses [k].
     """
-    mask = request.parameters.mask
+    mask = request.parameters.mask  # whether each parameter is differentiated
     flat_parameters = request.rows.detach().split(request.model.sizes, dim=-1)
     leaves = [p.requires_grad_() if needs_grad else p for p, needs_grad in zip(flat_parameters, mask)]
     with torch.enable_grad():

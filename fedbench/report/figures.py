@@ -348,7 +348,7 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
         path: The file.
     """
     panels: dict[Any, list[Cell]] = {}
-    for cell in cells:  # key: the column of the table; overrides: how our runs depart from it
+    for cell in cells:  # key: values of KEYS, the column of the table; overrides: how our runs depart from it
         panels.setdefault((cell.key, cell.overrides), []).append(cell)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)

@@ -150,7 +150,7 @@ def _small(engine: Engine, chunk: int) -> Engine:
     return replace(
         engine,
         federation=replace(few, splits=splits),
-        with_new_clients=None,
+        with_new_clients=None,  # both without effect on whether a model can be computed
         privacy=None,
         executor=Executor(Plan("trial", chunk, 1, 1), engine.device),  # one worker with one thread
     )

@@ -57,7 +57,7 @@ def set_aside(folder: Path) -> None:
     """
     old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
     old.mkdir()
-    contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
+    contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]  # without the files of the lock
     for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # config.yaml last: it marks a run
         path.rename(old / path.name)
     print(

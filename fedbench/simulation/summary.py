@@ -137,7 +137,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
 
     Args:
         sim: The run.
-        status: finished, failed or interrupted.
+        status: finished, paused, failed or interrupted.
     """
     cfg, engine, task, cost = sim.cfg, sim.engine, sim.engine.task, dict(sim.cost)
     cost["images_per_s"] = cost["samples"] / max(cost["train_s"], 1e-9)
@@ -164,8 +164,8 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         "config_hash": sim.config_hash,
         "partition_hash": sim.split.hash,
         "data_hash": sim.data_hash,
-        "last": sim.last,
-        "best": sim.best,
+        "last": sim.last,  # metrics by name
+        "best": sim.best,  # by test score: the round, and metrics by name
         "best_val": sim.best_val,
         **({"stopped_early": sim.early_stopping.stopped_at} if sim.is_stopped_early else {}),
         **({"new_clients": sim.new_clients} if sim.new_clients else {}),

@@ -216,6 +216,7 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     test_seeds = test_seeds_of(args.test_seeds, seeds)
     parsed = [o for o in parsed if o.key_or_group != "seed"]
     swept = [o for o in parsed if o.is_sweep_override()]
+    # several options of a group, such as methods or data sets: a search each; other swept keys: what it searches over
     groups = [str(o.input_line) for o in swept if o.key_or_group in GROUPS]
     searched = [o for o in swept if o.key_or_group not in GROUPS]
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]

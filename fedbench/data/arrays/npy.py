@@ -47,7 +47,7 @@ class Npy:
         refuse_foreign(folder, "dataset=npy")
         inputs = map_npy(folder / "X.npy")
         columns = {"y": np.array(map_npy(folder / "y.npy"))}
-        for name in OPTIONAL:
+        for name in OPTIONAL:  # split, client and classes
             if (folder / f"{name}.npy").exists():
                 columns[name] = np.array(map_npy(folder / f"{name}.npy"))
         require_equal_lengths({"X": inputs, **columns}, str(folder))

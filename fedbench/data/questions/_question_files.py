@@ -244,7 +244,8 @@ class PictureTextOptions:
         if np.prod(shape) < MAX_IN_MEMORY:
             return fill(decode_all(), count, shape[1:])
         stamps = [(str(files.path), names, files.fingerprint(names)) for files, names in picture_names]
-        return cached_array(self.data_dir, name, (stamps, self.side, self.color, READER), shape, decode_all)
+        key = (stamps, self.side, self.color, READER)  # READER: the version of the code that decodes
+        return cached_array(self.data_dir, name, key, shape, decode_all)
 
 
 @dataclass(kw_only=True)

@@ -4,26 +4,40 @@ p_i are the weights of the server's mean, W the frozen weight, s = alpha / r, R 
 to each adapted layer.  All other columns, such as the head, get their mean.
   average  A = sum_i p_i A_i,  B = sum_i p_i B_i.  FedIT: Zhang et al., ICASSP 2024.
   ffa      A is frozen at its initial value, and only B is trained and sent.  FFA-LoRA: Sun et al., ICLR 2024.
+  fedsa    A = sum_i p_i A_i; B_i stays with the client.  FedSA-LoRA: Guo et al., ICLR 2025.
+  flora    W += s sum_i p_i B_i A_i; A is drawn anew, and B = 0.  FLoRA: Wang et al., NeurIPS 2024.
   flex     U S V^T = sum_i p_i B_i A_i;  B = (U S)[:, :R],  A = V^T[:R].  FlexLoRA: Bai et al., NeurIPS 2024.
   het      the means of average with the weights |B_i A_i|_F / sum_j |B_j A_j|_F.  HetLoRA: Cho et al., EMNLP 2024.
+  fedex    A and B as in average;  W += s (sum_i p_i B_i A_i - B A).  FedEx-LoRA: Singhal et al., ACL 2025.
 The equations are those of the papers.  Their released codes were not compared.
 Departures: flex truncates the product to rank R at the server, and clients of lower rank truncate it further.  In het,
 each layer has its own weights, and ranks are not pruned: the penalty of the paper that prepares it is left out, too.
+In flora, all clients draw the same new A from a shared seed, so that A is not sent.  What flora and fedex add to W is
+sent as the cheaper of two: the numbers of all rounds that a client missed, or the sum over rounds as dense matrices.
+In fedsa under FedProx, the proximal term pulls B_i towards 0, its initial value.
 
-Letters: K clients, n length of a message, P length of a row.
+Letters: N clients, K clients of a cohort, n length of a message, P length of a row, D numbers of all adapted weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.channel.server_update import SERVER
+from fedbench.core import rng
+from fedbench.core.round_context import RoundContext
+from fedbench.core.rows import RowStore
+from fedbench.nn.client_ranks import ClientRanks
+from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 
-Sync = Literal["average", "ffa", "flex", "het"]
+Sync = Literal["average", "ffa", "fedsa", "flora", "flex", "het", "fedex"]
 
 
 class Factors(NamedTuple):
@@ -33,35 +47,70 @@ class Factors(NamedTuple):
         A: Factors of the clients, [K, R, in]; those of a convolution are flattened, [K, R, in kh kw].
         B: Factors of the clients.  # [K, out, R]
         weights: Weights of the mean, p_i.  # [K]
+        new_A: Returns a newly drawn factor.  # [R, in]
     """
 
     A: Tensor
     B: Tensor
     weights: Tensor
+    new_A: Callable[[], Tensor]
 
     @property
     def mean_product(self) -> Tensor:
-        """The mean of the products, sum_i p_i B_i A_i.  # [out, in]"""
-        weighted = self.weights[:, None, None] * self.B
-        return weighted.transpose(0, 1).flatten(1) @ self.A.flatten(0, 1)  # one product [out, K R] [K R, in]
+        """The mean of the products, sum_i p_i B_i A_i, in double precision.  # [out, in]"""
+        weighted = self.weights[:, None, None].double() * self.B.double()
+        return weighted.transpose(0, 1).flatten(1) @ self.A.double().flatten(0, 1)  # [out, K R] [K R, in]
+
+    def means(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means of A [R, in] and B [out, R] with these weights [K]."""
+        return torch.einsum("k,kri->ri", weights, self.A), torch.einsum("k,kor->or", weights, self.B)
+
+
+class Combined(NamedTuple):
+    """The server's new factors of a layer.
+
+    Attributes:
+        A: The factor A.  # [R, in]
+        B: The factor B.  # [out, R]
+        added: What is added to the frozen weight, divided by s; None for nothing.  # [out, in]
+    """
+
+    A: Tensor
+    B: Tensor
+    added: Tensor | None = None
 
 
 class LoraSync:
     """The rule of a run.
 
+    State: the row stores "lora_sync/B", with the clients' own B (fedsa) [N, |B|], and those of `Backbone`.
+
     Args:
         name: The rule.
         model: The model, whose factors are named lora_A and lora_B.
+        rows: Creates the states.
+        seed: The run's seed.
+        client_ranks: The columns that each client has if ranks differ.
+
+    Attributes:
+        backbone: The frozen weights that the rule changes, or None.
+        own: The columns of a row that stay with the client, or None.
     """
 
-    def __init__(self, name: Sync, model: FlatModel):
-        self.name, self.model = name, model
-        self._combine = RULES[name]
+    def __init__(
+        self, name: Sync, model: FlatModel, rows: RowStore, seed: int = 0, client_ranks: ClientRanks | None = None
+    ):
+        self.name, self.model, self.seed, self.client_ranks = name, model, seed, client_ranks
+        self.backbone = Backbone(model, rows) if name in ("flora", "fedex") else None
+        self.own = Columns(factor_spans(model, "B")) if name == "fedsa" else None
+        self._own_B = None if self.own is None else rows("lora_sync/B", self.own.take(model.init_row()))
 
-    def combine(self, mean: Tensor, uploads: Tensor, weights: Tensor) -> Tensor:
-        """Return the server's new value of a tensor.
+    # -- aggregation -------------------------------------------------------------------------------------
+    def combine(self, context: RoundContext, mean: Tensor, uploads: Tensor, weights: Tensor) -> Tensor:
+        """Return the server's new value of a tensor, and change the frozen weights if the rule does.
 
         Args:
+            context: The clients.
             mean: The mean of the uploads.  # [n]
             uploads: The uploads.  # [K, n]
             weights: Weights of the mean.  # [K]
@@ -70,30 +119,215 @@ class LoraSync:
             The mean, in which the factors of all adapted layers are replaced by those of the rule.  # [n]
         """
         layout = self.model.message_layout(len(mean))
-        new = mean.clone()
-        for name, (start, stop, shape) in layout.spans.items() if layout is not None else ():
+        if self.own is not None:
+            return self.without_own(mean[None])[0]  # also without noise
+        if layout is None or not self._factors_in(len(mean)).size:
+            return mean
+        new, added = mean.clone(), {}
+        for name, (start, stop, shape) in layout.spans.items():
             if ".lora_A." not in name:
                 continue
             first, last, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
             A = uploads[:, start:stop].view(len(uploads), shape[0], -1)
             B = uploads[:, first:last].view(len(uploads), -1, shape[0])
-            new_A, new_B = self._combine(Factors(A, B, weights))
-            new[start:stop], new[first:last] = new_A.reshape(-1), new_B.reshape(-1)
+            layer = RULES[self.name](Factors(A, B, weights, self._new_A(context, name, A)))
+            new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
+            if layer.added is not None:
+                added[name] = layer.added
+        if self.backbone is not None and context.changes_state:
+            num_sent = self._num_own(context.ids, len(mean), self._factors_in(len(mean))).sum()  # stacked factors
+            self.backbone.add(added, int(num_sent) if self.name == "flora" else self.backbone.size)
         return new
 
+    def _new_A(self, context: RoundContext, name: str, like: Tensor) -> Callable[[], Tensor]:
+        """Return a function that draws the factor of a round as at the beginning: uniform up to 1 / sqrt(in).
 
-def flex(factors: Factors) -> tuple[Tensor, Tensor]:
+        Args:
+            context: The round.
+            name: Name of the parameter.
+            like: The factors of the clients, for shape and device.  # [K, R, in]
+        """
+
+        def draw() -> Tensor:
+            bound = 1 / math.sqrt(like.shape[2])
+            random = rng.generator(self.seed, "lora_sync", name, context.round)
+            return torch.from_numpy(random.uniform(-bound, bound, like.shape[1:])).to(like)
+
+        return draw
+
+    # -- messages ----------------------------------------------------------------------------------------
+    def numbers(self, context: RoundContext, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return how many numbers each client sends or receives for those tensors of which the rule changes it.
+
+        Args:
+            context: The clients.
+            tensors: Tensors that the server sends to all clients [n], or that they upload [K, n], by name.
+
+        Returns:
+            The numbers by name.  # [K] each
+        """
+        counts = {name: self._numbers(context, value) for name, value in tensors.items()}
+        return {name: numbers for name, numbers in counts.items() if numbers is not None}
+
+    def _numbers(self, context: RoundContext, value: Tensor) -> Tensor | None:
+        """Return the numbers of a tensor [n] or [K, n] for `numbers`  [K], or None if it is sent as it is."""
+        is_download, n = value.dim() == 1, value.shape[-1]
+        if value.dim() > 2 or not value.is_floating_point() or not self._factors_in(n).size:
+            return None
+        everything = self._num_own(context.ids, n, Columns([(0, n)]))
+        if self.own is not None:
+            return everything - self._num_own(context.ids, n, self._factors_in(n, "B"))
+        if self.backbone is None or not is_download:
+            return None
+        missing = self.backbone.missing(context)
+        if self.name == "flora":  # new factors are drawn by the clients
+            everything = everything - self._num_own(context.ids, n, self._factors_in(n))
+        return everything + missing
+
+    def _factors_in(self, length: int, factor: str = "AB") -> Columns:
+        """Return the positions of the factors in a message of a length, without those that are not in it.
+
+        Args:
+            length: The length of the message.
+            factor: "A", "B", or "AB" for both.
+        """
+        layout = self.model.message_layout(length)
+        spans = {} if layout is None else layout.spans
+        return Columns((a, b) for name, (a, b, _) in spans.items() if _is_factor(name, factor))
+
+    def _num_own(self, ids: np.ndarray, length: int, columns: Columns) -> Tensor:
+        """Return how many of some columns of a message each client has, given its rank.  # [K]"""
+        has = None if self.client_ranks is None else self.client_ranks.has(ids, length)
+        return torch.full((len(ids),), columns.size) if has is None else columns.take(has).sum(1).cpu()
+
+    # -- factors of clients ------------------------------------------------------------------------------
+    def with_own(self, ids: np.ndarray, rows: Tensor) -> Tensor:
+        """Return rows with the clients' own factors.
+
+        Args:
+            ids: The clients.  # [K]
+            rows: One row for all clients [P], or one for each [K, P].
+
+        Returns:
+            The rows [K, P]; the rows themselves if all factors are shared.
+        """
+        return rows if self.own is None or self._own_B is None else self.own.put(rows, self._own_B[ids])
+
+    def keep_own(self, ids: np.ndarray, rows: Tensor) -> None:
+        """Store the clients' own factors of their trained rows [K, P], if the rule has any."""
+        if self.own is not None and self._own_B is not None:
+            self._own_B[ids] = self.own.take(rows)
+
+    def without_own(self, value: Tensor) -> Tensor:
+        """Return an upload [K, n] with 0 in place of factors that stay with the client."""
+        factors = self._factors_in(value.shape[-1], "B") if self.own is not None and value.dim() == 2 else Columns([])
+        return factors.put(value, torch.zeros_like(factors.take(value))) if factors.size else value
+
+
+class Backbone:
+    """The frozen weights of the adapted layers, and what has been added to them.
+
+    State: the row stores "lora_sync/backbone", the sum of what was added [1, D]; "lora_sync/sent", how many numbers
+    were sent so far to a client that took part in all rounds [1, 1]; "lora_sync/received", this number at each client's
+    last download [N, 1].
+
+    Args:
+        model: The model, whose layers with LoRA have the attributes `base_layer` and `scale`.
+        rows: Creates the states.
+
+    Attributes:
+        size: Number of all adapted weights, D.
+    """
+
+    def __init__(self, model: FlatModel, rows: RowStore):
+        names = [name for name in model.spans if ".lora_A." in name]
+        layers = [model.module.get_submodule(name.partition(".lora_A.")[0]) for name in names]
+        self.weights = {name: _frozen_weight(layer) for name, layer in zip(names, layers)}
+        self.scales = {name: float(layer.scale) for name, layer in zip(names, layers)}  # type: ignore[arg-type]
+        self.initial = torch.cat([weight.detach().flatten().clone() for weight in self.weights.values()])  # [D]
+        self.size = len(self.initial)
+        self.change = rows("lora_sync/backbone", torch.zeros_like(self.initial), 1)
+        count = torch.zeros(1, dtype=torch.float64, device=self.initial.device)
+        self.sent, self.received = rows("lora_sync/sent", count, 1), rows("lora_sync/received", count)
+        self._applied: Tensor | None = None  # the store of `change` when the weights were set
+
+    def restore(self) -> None:
+        """Set the frozen weights to those of the state, if a checkpoint or a better round was loaded."""
+        if self._applied is not self.change.store:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Set the frozen weights, in place, to their initial values plus the change."""
+        weights = self.initial + self.change[SERVER][0]  # [D]
+        with torch.no_grad():
+            for weight, values in zip(self.weights.values(), weights.split([w.numel() for w in self.weights.values()])):
+                weight.copy_(values.view_as(weight))
+        self._applied = self.change.store
+
+    def add(self, added: dict[str, Tensor], num_sent: int) -> None:
+        """Add products to the frozen weights.
+
+        Args:
+            added: The products without the factor s, by name of the parameter A.  # [out, in] each
+            num_sent: How many numbers describe them.
+        """
+        parts = [self.scales[name] * added[name].flatten() for name in self.weights]
+        self.change[SERVER] = self.change[SERVER] + torch.cat(parts).to(self.initial)
+        self.sent[SERVER] = self.sent[SERVER] + num_sent
+        self._apply()
+
+    def missing(self, context: RoundContext) -> Tensor:
+        """Return how many numbers each client downloads for the weights to be those of the server.
+
+        They are those of the rounds since its last download, or all D weights if these are fewer.
+
+        Args:
+            context: The clients.
+
+        Returns:
+            The numbers [K], on the host.
+        """
+        missing = (self.sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(self.size)
+        if context.changes_state:
+            self.received[context.ids] = self.sent[SERVER].expand(len(context), 1)
+        return missing.long().cpu()
+
+
+def _frozen_weight(layer: torch.nn.Module) -> Tensor:
+    """Return the frozen weight [out, ...] of a layer with LoRA, or the joint one of an nn.MultiheadAttention."""
+    base = layer.base_layer
+    joint = getattr(base, "in_proj_weight", None)
+    return base.weight if joint is None else joint  # type: ignore[return-value, union-attr]
+
+
+def _is_factor(name: str, factor: str) -> bool:
+    """Return whether a parameter is a factor A or B, of which `factor` names one or both."""
+    return any(f".lora_{letter}." in name for letter in factor)
+
+
+def factor_spans(model: FlatModel, factor: str) -> list[tuple[int, int]]:
+    """Return the (start, stop) columns in a row of all factors "A" or "B"."""
+    return [span for name, span in model.spans.items() if _is_factor(name, factor)]
+
+
+# -- rules -----------------------------------------------------------------------------------------------
+def flora(factors: Factors) -> Combined:
+    """Return a new A and B = 0, and the mean product, which is added to the frozen weight."""
+    return Combined(factors.new_A(), torch.zeros_like(factors.B[0]), factors.mean_product)
+
+
+def flex(factors: Factors) -> Combined:
     """Return the factors of the best approximation of rank R of the mean product, by its singular values."""
     rank = factors.A.shape[1]
     # in double precision on the host, so that resumed runs and all processes have equal bytes
-    U, S, Vh = torch.linalg.svd(factors.mean_product.double().cpu(), full_matrices=False)
-    A = factors.A.new_zeros(factors.A.shape[1:])  # a layer with fewer than R inputs or outputs has zeros at the end
-    B = factors.B.new_zeros(factors.B.shape[1:])
+    U, S, Vh = torch.linalg.svd(factors.mean_product.cpu(), full_matrices=False)
+    A = torch.zeros_like(factors.A[0])  # a layer with fewer than R inputs or outputs has zeros at the end
+    B = torch.zeros_like(factors.B[0])
     A[: len(S)], B[:, : len(S)] = Vh[:rank].to(A), (U * S)[:, :rank].to(B)
-    return A, B
+    return Combined(A, B)
 
 
-def het(factors: Factors) -> tuple[Tensor, Tensor]:
+def het(factors: Factors) -> Combined:
     """Return the means of the factors, weighted by the Frobenius norms of the products.
 
     If all products are 0, the weights are those of the mean.
@@ -103,7 +337,13 @@ def het(factors: Factors) -> tuple[Tensor, Tensor]:
     norms = squares.clamp_min(0).sqrt()  # [K]
     total = norms.sum()
     weights = torch.where(total > 0, norms / total.clamp_min(torch.finfo(norms.dtype).tiny), factors.weights)
-    return torch.einsum("k,kri->ri", weights, factors.A), torch.einsum("k,kor->or", weights, factors.B)
+    return Combined(*factors.means(weights))
 
 
-RULES: dict[str, Callable[[Factors], tuple[Tensor, Tensor]]] = {"flex": flex, "het": het}
+def fedex(factors: Factors) -> Combined:
+    """Return the means of the factors, and what the product of these lacks of the mean product."""
+    A, B = factors.means(factors.weights)
+    return Combined(A, B, factors.mean_product - B.double() @ A.double())
+
+
+RULES: dict[str, Callable[[Factors], Combined]] = {"flora": flora, "flex": flex, "het": het, "fedex": fedex}

@@ -68,6 +68,8 @@ class Cohort:
         self._channel = Channel(engine.privacy, engine.compression, factor, engine.attackers, engine.client_ranks)
         if mode == "round":
             engine.rows.setting_up = False
+        if engine.lora_sync is not None and engine.lora_sync.backbone is not None:
+            engine.lora_sync.backbone.restore()
 
     def _context(self, ids: np.ndarray, round: int, mode: Mode) -> RoundContext:
         """Return the context of clients in a round, with their numbers of samples and weights.
@@ -250,7 +252,10 @@ class Cohort:
         Returns:
             The tensors that the clients receive, as attributes.  # [...]
         """
-        return self._channel.broadcast(self.context, tensors, uncompressed, num_values or {})
+        num_values = num_values or {}
+        if self.engine.lora_sync is not None:
+            num_values = {**self.engine.lora_sync.numbers(self.context, tensors), **num_values}
+        return self._channel.broadcast(self.context, tensors, uncompressed, num_values)
 
     def download(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
         """Send each client its row of the tensors.
@@ -311,27 +316,34 @@ class Cohort:
         Raises:
             UnknownReference: A name in relative_to was not sent to these clients in this round.
         """
+        num_values = num_values or {}
+        if self.engine.lora_sync is not None:
+            tensors = {name: self.engine.lora_sync.without_own(value) for name, value in tensors.items()}
+            num_values = {**self.engine.lora_sync.numbers(self.context, tensors), **num_values}
         return self._channel.upload(
             self.context,
             tensors,
             relative_to or {},
             previous or {},
             uncompressed,
-            num_values or {},
+            num_values,
             first_rate=self.rate,
         )
 
-    def truncated(self, rows: Any) -> Any:
-        """Return the clients' models as far as their ranks allow, if ranks differ (adapter.rank as a list).
+    def with_own_factors(self, rows: Any) -> Any:
+        """Return the clients' models with the LoRA factors that they keep, and cut to their ranks.
 
         Args:
             rows: One row for all clients [P], one for each [K, P], or a dict of tensors.
 
         Returns:
-            One row for each client, with 0 in the columns above its rank [K, P].  If ranks are equal, the rows.
+            One row for each client [K, P].  If all clients have equal ranks and share all factors: the rows.
         """
-        ranks = self.engine.client_ranks
-        return ranks.truncated(self.ids, rows) if ranks is not None and isinstance(rows, Tensor) else rows
+        ranks, sync = self.engine.client_ranks, self.engine.lora_sync
+        if not isinstance(rows, Tensor):
+            return rows
+        rows = rows if sync is None else sync.with_own(self.ids, rows)
+        return rows if ranks is None else ranks.truncated(self.ids, rows)
 
     # -- aggregation -------------------------------------------------------------------------------------
     def mean(
@@ -379,7 +391,8 @@ class Cohort:
             center = None if updates is None else self._channel.broadcast_value(updates)
             mean = aggregate.robust_mean(self.context, aggregator, uploads, weights, groups, center)
         if updates is not None and self.engine.lora_sync is not None:
-            return self.engine.lora_sync.combine(mean, uploads, aggregate.mean_weights(self.context, weights))
+            weights = aggregate.mean_weights(self.context, weights)
+            return self.engine.lora_sync.combine(self.context, mean, uploads, weights)
         if updates is None or rule is None:
             return mean
         w, weights = self._channel.broadcast_value(updates), aggregate.mean_weights(self.context, weights)
@@ -475,12 +488,17 @@ class Cohort:
         check_states(state)
         step = step or default_step(extra_grad)
         how = how or LocalTraining()
+        # new clients have no factors of their own before they train
+        sync = self.engine.lora_sync if how.uploaded is not False and self.mode != "new clients" else None
+        start = start if sync is None else sync.with_own(self.ids, start)
         training = CohortTraining(self.engine, self.context, start, state, step, loss, columns, how)
         training.run()
         training.exchange()
         training.save_buffers()
         out = training.result()
         self._add_cost(training.schedule, how.throughput_weight, out)
+        if sync is not None and self.context.changes_state:
+            sync.keep_own(self.ids, out.theta)
         return out
 
     def _add_cost(self, schedule: BatchSchedule, throughput_weight: float, out: SimpleNamespace) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from fedbench.adapters.base import HasHiddenLayers
 from fedbench.aggregators.base import Aggregator
 from fedbench.aggregators.mean import Mean
 from fedbench.algorithms._finetune import FineTuned
@@ -18,7 +19,7 @@ from fedbench.algorithms.base import OLD_NAMES, Algorithm
 from fedbench.attacks.base import Poisoned
 from fedbench.channel.attackers import Attackers
 from fedbench.channel.compression import Compression
-from fedbench.channel.lora_sync import RULES, LoraSync
+from fedbench.channel.lora_sync import LoraSync
 from fedbench.channel.privacy import Privacy
 from fedbench.compression.none import NoCompression
 from fedbench.core.error_text import describe_error
@@ -360,7 +361,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         privacy=privacy(cfg, rows),
         compression=compression(cfg, rows, flat),
         client_ranks=client_ranks(cfg, flat),
-        lora_sync=lora_sync(cfg, flat),
+        lora_sync=lora_sync(cfg, flat, rows),
         server=server_rule(cfg),
         aggregator=rule,
         attackers=attackers(cfg, training.num_clients, rows, rule),
@@ -445,15 +446,26 @@ def client_ranks(cfg: DictConfig, model: FlatModel) -> ClientRanks | None:
     return None if ranks is None else ClientRanks(ranks, model)
 
 
-def lora_sync(cfg: DictConfig, model: FlatModel) -> LoraSync | None:
+def lora_sync(cfg: DictConfig, model: FlatModel, rows: RowStore) -> LoraSync | None:
     """Return the rule that combines the clients' LoRA factors; None if they are averaged.
 
     Args:
         cfg: The checked configuration.
         model: The model.
+        rows: Creates the states.
+
+    Raises:
+        ConfigError: The rule changes frozen weights that other runs of the process use.
     """
     name = component(cfg, "adapter").sync
-    return LoraSync(name, model) if name in RULES else None
+    if name in ("average", "ffa"):
+        return None
+    require(
+        name not in ("flora", "fedex") or not isinstance(model.module, HasHiddenLayers),
+        f"adapter.sync={name} changes frozen weights, and those of model={cfg.choices.model} are shared between runs: "
+        "use adapter.sync=flex, or another model",
+    )
+    return LoraSync(name, model, rows, int(cfg.seed), client_ranks(cfg, model))
 
 
 def server_rule(cfg: DictConfig) -> ServerRule | None:
@@ -614,6 +626,43 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
         engine.server is None and engine.aggregator is None,
         f"adapter.sync={sync.name} replaces the mean of the clients' factors, and so do server and aggregator: use "
         "server=average aggregator=mean, or adapter.sync=average",
+    )
+    require(
+        sync.name != "fedex" or engine.client_ranks is None,
+        "adapter.sync=fedex is exact only if all clients have the same rank, and adapter.rank lists different ones: "
+        "use one rank, or adapter.sync=flora or flex",
+    )
+    require(
+        sync.own is None or not isinstance(method, FineTuned),
+        "adapter.sync=fedsa keeps factors with the clients, which finetune.epochs would overwrite: use "
+        "finetune.epochs=0, or adapter.sync=average",
+    )
+    compressor = None if engine.compression is None else engine.compression.compressor
+    require(
+        compressor is None or (sync.own is None and (sync.backbone is None or compressor.direction == "up")),
+        f"adapter.sync={sync.name} does not send whole rows, which a compressor needs: use compression=none"
+        + (", or compression.direction=up" if sync.own is None else ""),
+    )
+
+
+def check_states(engine: Engine) -> None:
+    """Check, after the method's setup, that its clients keep no models if their frozen weights or factors change.
+
+    Args:
+        engine: The engine, with the states of the method.
+
+    Raises:
+        ConfigError: The method keeps models of clients.
+    """
+    sync = engine.lora_sync
+    if sync is None or (sync.own is None and sync.backbone is None):
+        return
+    models = [rows.name for rows in engine.rows.all.values() if rows.default.numel() == engine.model.size]
+    require(
+        not models,
+        f"adapter.sync={sync.name} {'changes the frozen weights' if sync.own is None else 'keeps B with the client'}, "
+        f"and the method keeps models of clients ({', '.join(models)}) that were trained without it: use "
+        "algorithm=fedavg, fedprox or fedper, or another adapter.sync such as flex",
     )
 
 

@@ -156,6 +156,7 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
         log_run(cfg, split, 0 if saved is None else saved["round"])
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
+    build.check_states(engine)
     patience = cfg.stop.patience
     early_stopping = None if patience is None else EarlyStopping(patience)
     sim = Simulation(cfg, run_dir, engine, algorithm, split, data_hash=arrays.digest, early_stopping=early_stopping)

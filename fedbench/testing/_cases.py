@@ -156,7 +156,7 @@ class Case:
             attackers=build.attackers(cfg, federation.num_clients, engine.rows, rule),
             compression=build.compression(cfg, engine.rows, engine.model),
             client_ranks=build.client_ranks(cfg, engine.model),
-            lora_sync=build.lora_sync(cfg, engine.model),
+            lora_sync=build.lora_sync(cfg, engine.model, engine.rows),
         )
         return Simulation(cfg, Path(), engine, build.algorithm(cfg), split)
 

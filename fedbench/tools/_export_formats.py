@@ -119,6 +119,18 @@ def peft_files(
     return config, {PREFIX + name: state[name].detach().cpu().clone().contiguous() for name in names}
 
 
+def with_frozen_weights(bare: nn.Module, adapted: nn.Module) -> None:
+    """Load the frozen weights of adapted layers, which a run may have changed, into the model without the adapter.
+
+    Args:
+        bare: The model without the adapter; changed in place.
+        adapted: The adapted model, whose layers contain the original ones as `base_layer`.
+    """
+    layers, state = adapted_layers(adapted, bare), adapted.state_dict()
+    frozen = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if _is_within(name, layers)}
+    bare.load_state_dict({name: t for name, t in frozen.items() if name in bare.state_dict()}, strict=False)
+
+
 def _modules_to_save(layers: Collection[str], trained: Iterable[str], adapter: Adapter) -> list[str]:
     """Return the names of the modules of trained parameters outside of the adapter, for peft's modules_to_save.
 

@@ -67,7 +67,7 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
     with torch.no_grad():
-        return cohort, cohort.truncated(sim.algorithm.personalized(cohort, is_last_round))
+        return cohort, cohort.with_own_factors(sim.algorithm.personalized(cohort, is_last_round))
 
 
 def index_of(sim: Simulation, client: int | str) -> int:
@@ -213,7 +213,11 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
     config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
     check_folder("--peft", folder)
     network = bare.get_submodule(bare.library_module) if isinstance(bare, _export_formats.HasLibraryModule) else bare
-    if network is not bare and sim.cfg.model.get("weights"):
+    sync = sim.engine.lora_sync
+    changed = sync is not None and sync.backbone is not None  # whether rounds changed the frozen weights
+    if changed:
+        _export_formats.with_frozen_weights(bare, adapted)
+    if network is not bare and sim.cfg.model.get("weights") and not changed:
         config["base_model_name_or_path"] = str(Path(sim.cfg.model.weights).resolve())  # has the frozen weights
     else:
         base = {name: tensor.clone() for name, tensor in network.state_dict().items()}  # copies share no memory

@@ -16,6 +16,7 @@ from fedbench.channel.lora_sync import RULES
 from fedbench.commands import main
 from fedbench.core.settings import config_hash, to_dict
 from fedbench.engine.cohort import Cohort
+from fedbench.simulation import evaluate
 from fedbench.simulation.run_state import Simulation
 from fedbench.tools.export import client_state, open_run, predictions
 
@@ -123,6 +124,82 @@ def test_ffa_trains_and_sends_b_alone() -> None:
     close(change(0.3 * B[0] + 2 * B[1]), 0.3 * change(B[0]) + 2 * change(B[1]), 1e-5)
 
 
+@pytest.mark.parametrize("sync", ["flora", "fedex"])
+def test_backbone_and_adapter_are_the_mean_of_the_products(sync: str) -> None:
+    sim = simulation(sync)
+    uploads = spread(sim)
+    row = combined(sim, uploads, WEIGHTS)
+    close(effective(sim, row), mean_product(sim, uploads, WEIGHTS), 1e-6)
+    A, B = factors(sim, row)
+    if sync == "fedex":
+        equal((A, B)[0], torch.einsum("k,kri->ri", WEIGHTS, factors(sim, uploads)[0]))
+        assert (product(sim, row) - mean_product(sim, uploads, WEIGHTS)).norm() > 0.1
+        return
+    assert not B.any() and not torch.equal(A, factors(sim, sim.engine.model.init_row())[0])
+    assert 0.9 / 8**0.5 < A.abs().max() <= 1 / 8**0.5  # uniform, as PyTorch's layers with 8 inputs
+    equal(combined(simulation(sync), uploads, WEIGHTS), row)  # its draw depends on seed, round and layer
+
+
+def test_what_is_added_accumulates_and_follows_the_state() -> None:
+    sim = simulation("fedex")
+    before = sim.engine.rows.state_dict()["lora_sync/backbone"]
+    before = {name: value.clone() for name, value in before.items()}
+    first, second = spread(sim), spread(sim, seed=2)
+    row = combined(sim, first, WEIGHTS)
+    after_one = effective(sim, row) - product(sim, row)
+    row = combined(sim, second, WEIGHTS)
+    lacking = mean_product(sim, second, WEIGHTS) - product(sim, row)
+    close(effective(sim, row) - product(sim, row), after_one + lacking, 1e-5)
+    sim.engine.rows.all["lora_sync/backbone"].load_state_dict(before)  # as a resume does, or stop.patience
+    Cohort(sim.engine, np.arange(2), 0, "evaluation")
+    assert not (effective(sim, row) - product(sim, row)).any()
+
+
+def test_fedsa_keeps_b_with_the_client() -> None:
+    sim = set_up(simulation("fedsa"))
+    model, ids = sim.engine.model, np.array([0, 2, 3])
+    theta = Cohort(sim.engine, ids, 0, "trial").train(sim.algorithm.w).theta
+    cohort = Cohort(sim.engine, ids, 0)
+    sim.algorithm.round(cohort)
+    A, B = factors(sim, sim.algorithm.w)
+    close(A, torch.einsum("k,kri->ri", cohort.weights, factors(sim, theta)[0]), 1e-6)
+    assert not B.any()
+    numbers = model.columns["head"].size + 2 * (8 + 8 + 8 + 16)  # A of 8 -> 24, 8 -> 8, 8 -> 16 and 16 -> 8
+    assert cohort.cost.bytes_up == cohort.cost.bytes_down == 4 * 3 * numbers
+    ((_, rows),) = evaluate.deployed(sim.algorithm, sim.engine, np.arange(6), 0, False)
+    own = factors(sim, rows)[1]
+    close(own[[0, 2, 3]], factors(sim, theta)[1], 1e-6)
+    assert not own[[1, 4, 5]].any()  # of clients that never trained
+    start = Cohort(sim.engine, ids, 1, "trial")
+    spy: list[Tensor] = []
+    start.train(sim.algorithm.w, step=lambda s, batch: spy.append(s.theta.clone()))
+    assert {tuple(b.flatten().tolist()) for b in factors(sim, spy[0])[1]} == {
+        tuple(b.flatten().tolist()) for b in own[[0, 2, 3]]
+    }
+
+
+DENSE = 24 * 8 + 8 * 8 + 16 * 8 + 8 * 16  # numbers of all adapted weights
+PAIRS = 2 * ((8 + 24) + (8 + 8) + (8 + 16) + (16 + 8))  # numbers of all factors of rank 2
+
+
+@pytest.mark.parametrize("sync", ["flora", "fedex"])
+def test_what_changes_the_backbone_is_sent_down(sync: str) -> None:
+    sim = set_up(simulation(sync))
+    head = sim.engine.model.columns["head"].size
+
+    def costs(*ids: int, round: int) -> tuple[int, int]:
+        cohort = Cohort(sim.engine, np.array(ids), round)
+        sim.algorithm.round(cohort)
+        return cohort.cost.bytes_down // 4, cohort.cost.bytes_up // 4
+
+    of_row = head if sync == "flora" else head + PAIRS
+    per_round = 2 * PAIRS if sync == "flora" else DENSE  # two clients' stacked factors, or the residual
+    assert costs(0, 1, round=0) == (2 * of_row, 2 * (head + PAIRS))
+    assert costs(0, 1, round=1) == (2 * (of_row + per_round), 2 * (head + PAIRS))
+    # client 2 missed two rounds, and gets the stacked factors of both, or the sum as dense matrices
+    assert costs(0, 2, round=2)[0] == (of_row + per_round) + (of_row + min(2 * per_round, DENSE))
+
+
 # -- agreement -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sync", RULES)
 def test_with_one_client_rules_agree(sync: str) -> None:
@@ -158,8 +235,10 @@ def with_equal_a(sim: Simulation, uploads: Tensor) -> Tensor:
 
 
 def effective(sim: Simulation, row: Tensor, layer: str = LAYER) -> Tensor:
-    """Return what is added to the weight of a layer, divided by alpha / r."""
-    return product(sim, row, layer)
+    """Return what is added to the initial weight of a layer, divided by alpha / r."""
+    module: Any = sim.engine.model.module.get_submodule(layer)
+    initial: Any = simulation("average").engine.model.module.get_submodule(layer)
+    return (module.base_layer.weight - initial.base_layer.weight) / module.scale + product(sim, row, layer)
 
 
 # -- with ranks of clients -------------------------------------------------------------------------------
@@ -179,7 +258,7 @@ def test_each_client_gets_its_rank(sync: str) -> None:
 
 # -- methods and executors -------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("sync", ["ffa", *RULES])
+@pytest.mark.parametrize("sync", ["ffa", "fedsa", *RULES])
 def test_methods_under_every_plan(sync: str, method: str) -> None:
     if allowed(sync, method):
         vmap, loop = (state_of(run_rounds(simulation(sync, method, plan=plan), 2)) for plan in ("vmap", "loop"))
@@ -187,7 +266,7 @@ def test_methods_under_every_plan(sync: str, method: str) -> None:
 
 
 def allowed(sync: str, method: str) -> bool:
-    return True
+    return sync in ("ffa", "flex", "het") or method not in ("ditto", "pgfed")
 
 
 def test_average_is_a_mean_and_has_the_hash_of_runs_before() -> None:
@@ -209,7 +288,7 @@ def finished(folder: Path, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sync", ["ffa", *RULES])
+@pytest.mark.parametrize("sync", ["ffa", "fedsa", *RULES])
 def test_a_run_resumes_to_equal_bytes_and_exports_what_it_measured(sync: str, tmp_path: Path) -> None:
     words = [f"adapter.sync={sync}", "system.dropout=0.2"]
     whole = finished(tmp_path / "whole", *words)
@@ -252,6 +331,21 @@ def test_uploads_may_be_compressed(sync: str, tmp_path: Path) -> None:
         (["adapter.sync=het", "algorithm=moon"], "which Moon does not take once in a round"),
         (["adapter.sync=flex", "server=adam"], "and so do server and aggregator: use server=average aggregator=mean"),
         (["adapter.sync=het", "aggregator=median"], "and so do server and aggregator"),
+        (
+            ["adapter.sync=fedex", "algorithm=ditto"],
+            "changes the frozen weights, and the method keeps models of clients (v)",
+        ),
+        (
+            ["adapter.sync=flora", "algorithm=pgfed"],
+            "changes the frozen weights, and the method keeps models of clients",
+        ),
+        (
+            ["adapter.sync=fedsa", "algorithm=ditto"],
+            "keeps B with the client, and the method keeps models of clients (v)",
+        ),
+        (["adapter.sync=fedsa", "compression=topk"], "does not send whole rows, which a compressor needs"),
+        (["adapter.sync=fedex", "compression=topk", "compression.direction=both"], "or compression.direction=up"),
+        (["adapter.sync=fedsa", "finetune.epochs=1"], "use finetune.epochs=0"),
         (["adapter.sync=mean"], "adapter.sync"),
     ],
 )

@@ -143,29 +143,26 @@ def test_mimic_of_a_given_client() -> None:
 
 
 def test_mimic_follows_the_direction_of_largest_variance() -> None:
-    """Changes differ mostly along one direction, and client 6 is farthest along it.  After the warm-up it is fixed."""
+    """In the warm-up, the farthest client of a round is chosen.  Then the last choice stays."""
     generator = torch.Generator().manual_seed(0)
     direction = torch.nn.functional.normalize(torch.randn(P, generator=generator, dtype=torch.float64), dim=0)
-    run = Run("mimic", warmup=4)
-    for round in range(8):
+    run, end = Run("mimic", warmup=4), 1.0  # end: which end of the direction z points to
+    for round, farthest in enumerate([6, 2, 5, 3, 0, 7]):
         along = torch.linspace(-0.5, 0.5, N).double()
-        along[6] = 3.0 if round < 4 else -3.0
+        along[[farthest, 9]] = torch.tensor([3.0, -3.0]).double() * end
         value = along[:, None] * direction + 0.01 * torch.randn(N, P, generator=generator).double()
         sent = run.upload(value, reference=None, round=round)
-        chosen = 6 if float(run.attackers.rows.all["attack/w/z"].whole()[0] @ direction) > 0 else int(sent.shape[0] > N)
         z = run.attackers.rows.all["attack/w/z"].whole()[0]
         assert abs(float(z @ direction)) > 0.99
-        if float(z @ direction) > 0:
-            assert chosen == 6
-            equal(sent[IDS], value[6].expand(F, -1))
-        else:  # the other end of the axis
-            assert not torch.equal(sent[1], value[6])
-    before = run.attackers.rows.all["attack/w/z"].whole()
-    ids = [0, 1, 2, 3]  # without client 6, the farthest one of the round
+        if round == 0:
+            end = float(torch.sign(z @ direction))
+            farthest = farthest if end > 0 else 9
+        equal(sent[IDS], value[farthest if round < 4 else 3].expand(F, -1))
+    ids = [0, 1, 2, 5]  # without client 3, the farthest one of the round
     sent = run.upload(value[ids], ids, None, round=9)
-    best = [0, 2, 3][int((value[[0, 2, 3]] @ before[0]).argmax())]
-    equal(sent[1], value[best])
-    equal(run.attackers.rows.all["attack/w/z"].whole(), before)
+    equal(sent[1], value[[0, 2, 5][int((value[[0, 2, 5]] @ z).argmax())]])
+    equal(run.attackers.rows.all["attack/w/z"].whole()[0], z)
+    equal(run.upload(value, reference=None, round=10)[1], value[3])  # which is remembered
 
 
 def test_mimic_first_round_by_hand() -> None:

@@ -106,7 +106,8 @@ class FedCP(Algorithm):
         Returns:
             The trained models.  # [K, P]
         """
-        received = start[0]  # any client's row, because only its base is read, which is the same for all  [P]
+        # any client's row, because only its base is read, which is the same for all; no client: it is not read  [P]
+        received = start[0] if len(start) else cohort.model.init_row()
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             """Return the task's loss plus lam times the distance of features z to those of the received base, z0."""

@@ -100,7 +100,8 @@ class GPFL(Algorithm):
             The clients' models after training.  # [K, P]
         """
         start = self.with_heads(cohort, w)  # [K, P]
-        M0 = cohort.model.named(start[0])["embeddings"]  # the received class embeddings, the same in all rows  [C, F]
+        received = start[0] if len(start) else cohort.model.init_row()  # without clients it is not read
+        M0 = cohort.model.named(received)["embeddings"]  # the received class embeddings, the same in all rows  [C, F]
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             """Return the losses of the head and of the cosines to class embeddings, plus lam times a distance.

@@ -137,7 +137,7 @@ class LCFed(Algorithm):
             relative_to={"body": "body"},  # the change of the received body is sent
             previous={"head": self.heads[cohort.index]},  # the change since the last uploaded head is sent
         )
-        self.w = self.body.put(self.w, cohort.sum(up.body) / len(cohort))
+        self.w = self.body.put(self.w, cohort.sum(up.body) / cohort.mean_size)
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:

@@ -265,6 +265,15 @@ class Channel:
             f"({', '.join(map(repr, self._payloads)) or 'it sent nothing'}); use the name in cohort.broadcast"
         )
 
+    def published(self, handle: str | None) -> Tensor | None:
+        """Return the server's version of the last broadcast by this name; None if it sent a row to each client.
+
+        Args:
+            handle: The name; None for no tensor.
+        """
+        values = [p.value for p in self._payloads.get(handle or "", []) if not p.by_client]
+        return values[-1] if values else None
+
     def _payload(self, handle: str | None, context: RoundContext, name: str) -> Payload | None:
         """Return the last tensor named `handle` that these clients received, to which their upload is relative.
 

@@ -20,6 +20,7 @@ class RoundCost:
         dense_up: Bytes that clients would have sent without compression.
         loss: Mean training loss of the last call of `train`.
         losses: Training loss of each client.  # [K]
+        releases: Number of private means and sums (privacy=central).
         takes_means: Whether the server averaged clients by the option `client_weights`.
         takes_aggregates: Whether the server combined uploads by the option `aggregator`.
         takes_uploads: Whether clients uploaded a floating-point tensor.
@@ -35,6 +36,7 @@ class RoundCost:
     dense_up: int = 0
     loss: float = float("nan")
     losses: Tensor | None = None
+    releases: int = 0
     takes_means: bool = False
     takes_aggregates: bool = False
     takes_uploads: bool = False

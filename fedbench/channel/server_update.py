@@ -41,7 +41,8 @@ def server_step(
     stores = {key: _store(rows, f"server/{name}/{key}", initial, step.w[:p]) for key, initial in rule.states.items()}
     state = {key: store[SERVER][0] for key, store in stores.items()}  # [p] each
     # the step without running statistics
-    parameters = ServerStep(step.w[:p], step.mean[:p], step.uploads[:, :p], step.weights, step.round)
+    uploads = step.uploads[:, :p] if isinstance(step.uploads, Tensor) else step.uploads  # sealed by privacy=central
+    parameters = ServerStep(step.w[:p], step.mean[:p], uploads, step.weights, step.round)
     new = rule.step(parameters, state)  # [p]
     if changes_state:
         for key, store in stores.items():

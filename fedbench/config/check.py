@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from fedbench.config.conf_tree import group_options, is_class, nearest
 from fedbench.config.find_target import find_target
-from fedbench.config.run_keys import INJECTED, KINDS, RESERVED, RunConfig
+from fedbench.config.run_keys import INJECTED, KINDS, RESERVED, PrivacyConfig, RunConfig
 from fedbench.config.schema import check_options, check_target, options_of
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, check_each, require
@@ -121,7 +121,7 @@ def _check_top(values: dict[str, Any]) -> None:
             isinstance(values.get(group), Mapping),
             f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
         )
-    check_options("", {**values, **{group: {} for group in RESERVED}}, options_of(RunConfig), "a run")
+    check_options("", {**values, **{group: {} for group in (*RESERVED, "privacy")}}, options_of(RunConfig), "a run")
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
     each = epochs if isinstance(epochs, list) else [epochs]  # of each client
     require(
@@ -140,15 +140,31 @@ def _check_top(values: dict[str, Any]) -> None:
         f"{values['new_clients']['count']} new clients have none: give one number for all, or set new_clients.count=0",
     )
     require(values["name"] != "", "name is empty: give the run a name, or null for the name of its algorithm")
-    _check_privacy(values.get("privacy") or {"epsilon": None})
+    _check_privacy(values)
 
 
-def _check_privacy(privacy: Mapping[str, Any]) -> None:
-    """Raise ConfigError if privacy.clip or privacy.sensitivity do not fit the other options of privacy.
+def _check_privacy(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an option of privacy is invalid, or does not fit the others.
 
     Args:
-        privacy: The options of the group.  With epsilon None, privacy is off and nothing is checked.
+        values: The resolved configuration.  A class in privacy (privacy=central) is checked against its constructor.
     """
+    privacy = values.get("privacy")
+    if privacy is None:
+        return
+    require(
+        isinstance(privacy, Mapping),
+        f"privacy must be one of its options ({', '.join(group_options('privacy'))}), got {show(privacy)}",
+    )
+    if "_target_" in privacy:
+        check_target("privacy", privacy, "privacy=central", INJECTED["privacy"])
+        require(
+            values["client_weights"] == "uniform",
+            f"client_weights must be uniform with privacy=central, got {values['client_weights']}: a mean by numbers "
+            "of samples has no bounded sensitivity; remove the option, or set client_weights=uniform",
+        )
+        return
+    check_options("privacy", privacy, options_of(PrivacyConfig), "privacy=local")
     epsilon, clip = privacy["epsilon"], privacy.get("clip")
     if epsilon is None:
         return

@@ -48,6 +48,7 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
                     overridden[match[1]] = f"{overridden.get(match[1], '')} {text}"
             _name_class(cfg, group, overridden, folders)
         _choose_cohort_key(cfg, overrides)
+        _choose_weights(cfg, overrides)
         for old in rename_options(cfg):
             _warn_of_old_name(old)
     return cfg
@@ -144,6 +145,18 @@ def _choose_cohort_key(cfg: DictConfig, overrides: list[str]) -> None:
     )
     if rate is not None and "clients_per_round" in cfg:
         cfg.clients_per_round = None
+
+
+def _choose_weights(cfg: DictConfig, overrides: list[str]) -> None:
+    """Set client_weights=uniform with privacy=central, unless the command line sets it.
+
+    Args:
+        cfg: The configuration; changed in place.
+        overrides: The overrides of the command line.
+    """
+    is_set = any(text.lstrip("+").startswith("client_weights=") for text in overrides)
+    if not is_set and "client_weights" in cfg and _target(cfg, "privacy") is not None:
+        cfg.client_weights = "uniform"
 
 
 def _lists(overrides: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ from fedbench.core.options import ConfigError
 
 GROUPS = (
     *("dataset", "task", "partition", "model", "adapter", "algorithm", "optimizer"),
-    *("server", "aggregator", "attack", "compression", "hardware", "tracking", "callbacks", "experiment"),
+    *("server", "aggregator", "attack", "compression", "privacy", "hardware", "tracking", "callbacks", "experiment"),
 )
 
 

@@ -112,7 +112,7 @@ class NewClientsConfig:
 
 @dataclass
 class PrivacyConfig:
-    """Differential privacy of uploads (channel/privacy.py).
+    """Differential privacy of uploads, privacy=local (channel/privacy.py).
 
     Attributes:
         epsilon: Epsilon of an upload; null: no privacy, inf: no noise.
@@ -331,7 +331,7 @@ class RunConfig:
     hardware: HardwareConfig
     tracking: TrackingConfig
     callbacks: dict
-    privacy: PrivacyConfig | None = None
+    privacy: dict | None = None
     paper: dict | None = None
     choices: dict | None = None
 
@@ -351,7 +351,12 @@ RESERVED: dict[str, type | None] = {
     "compression": None,
 }
 # group: dataclass of keys of the group
-KEYS: dict[str, type | None] = {**RESERVED, "hardware": HardwareConfig, "tracking": TrackingConfig}
+KEYS: dict[str, type | None] = {
+    **RESERVED,
+    "privacy": PrivacyConfig,
+    "hardware": HardwareConfig,
+    "tracking": TrackingConfig,
+}
 # group: (a method or base class of its classes, description of its classes)
 KINDS = {
     "dataset": ("load", "data source, which has load()"),
@@ -367,4 +372,7 @@ KINDS = {
     "compression": ("Compressor", "fedbench.compression.base.Compressor"),
 }
 # constructor arguments that are not options: they are set by the data set, or by the attribute `reads` of the method
-INJECTED = {"model": (*DataSpec.__dataclass_fields__, "spec")}
+INJECTED = {
+    "model": (*DataSpec.__dataclass_fields__, "spec"),
+    "privacy": ("rows", "num_clients", "expected", "rounds"),  # set by the federation
+}

@@ -132,7 +132,8 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
         cfg: The configuration, or its values.
     """
     values = to_dict(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
-    if (values.get("privacy") or {}).get("epsilon") is None:
+    privacy = values.get("privacy") or {}
+    if privacy.get("epsilon") is None and "_target_" not in privacy:
         values.pop("privacy", None)
     for group, (_, neutral) in LATER_GROUPS.items():
         if values.get(group) == neutral:

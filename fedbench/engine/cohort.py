@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from fedbench.channel import aggregate
+from fedbench.channel.central import CentralPrivacy, check_uniform
 from fedbench.channel.channel import Channel
 from fedbench.channel.cost import RoundCost
+from fedbench.channel.sealed import Sealed
 from fedbench.channel.server_update import server_step
 from fedbench.core import rng
 from fedbench.core.options import RunError
@@ -66,6 +68,7 @@ class Cohort:
         self.context = self._context(np.asarray(ids, np.int64), round, mode)
         factor = (len(ids) + dropped) / max(len(ids), 1)  # downloads per participant
         self._channel = Channel(engine.privacy, engine.compression, factor, engine.attackers, engine.client_ranks)
+        self._members = self.context.ids  # the clients of the round, over which central privacy combines uploads
         if mode == "round":
             engine.rows.setting_up = False
         if engine.lora_sync is not None and engine.lora_sync.backbone is not None:
@@ -311,7 +314,8 @@ class Cohort:
             **tensors: The rows, by name.  # [K, ...]
 
         Returns:
-            The tensors that the server receives, after privacy and compression, as attributes.  # [K, ...]
+            The tensors that the server receives, after privacy and compression, as attributes.  With privacy=central,
+            only `mean` and `sum` can read them.  # [K, ...]
 
         Raises:
             UnknownReference: A name in relative_to was not sent to these clients in this round.
@@ -320,7 +324,7 @@ class Cohort:
         if self.engine.lora_sync is not None:
             tensors = {name: self.engine.lora_sync.without_own(value) for name, value in tensors.items()}
             num_values = {**self.engine.lora_sync.numbers(self.context, tensors), **num_values}
-        return self._channel.upload(
+        received = self._channel.upload(
             self.context,
             tensors,
             relative_to or {},
@@ -329,6 +333,11 @@ class Cohort:
             num_values,
             first_rate=self.rate,
         )
+        if self.engine.central is None:
+            return received
+        centers = {name: self._channel.published(handle) for name, handle in (relative_to or {}).items()}
+        sealed = {name: Sealed(rows, name, self.ids, centers.get(name)) for name, rows in vars(received).items()}
+        return SimpleNamespace(**sealed)
 
     def with_own_factors(self, rows: Any) -> Any:
         """Return the clients' models with the LoRA factors that they keep, and cut to their ranks.
@@ -384,8 +393,11 @@ class Cohort:
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
         self.cost.takes_server_steps |= updates is not None and rule is None
         self.cost.takes_aggregates = True
-        rule, aggregator = rule or self.engine.server, self.engine.aggregator
-        if aggregator is None:
+        rule, aggregator, central = rule or self.engine.server, self.engine.aggregator, self.engine.central
+        if central is not None:
+            weights = check_uniform(uploads, weights, groups, self.engine.client_weights)
+            mean = self._private(central, uploads, updates, average=True)
+        elif aggregator is None:
             mean = aggregate.mean(self.context, uploads, weights, groups)
         else:
             center = None if updates is None else self._channel.broadcast_value(updates)
@@ -395,7 +407,8 @@ class Cohort:
             return self.engine.lora_sync.combine(self.context, mean, uploads, weights)
         if updates is None or rule is None:
             return mean
-        w, weights = self._channel.broadcast_value(updates), aggregate.mean_weights(self.context, weights)
+        w = self._channel.broadcast_value(updates)
+        weights = uploads if central is not None else aggregate.mean_weights(self.context, weights)  # sealed, too
         step = ServerStep(w, mean, uploads, weights, self.round)
         return server_step(rule, step, updates, self.engine.rows, self.model, self.context.changes_state)
 
@@ -413,11 +426,33 @@ class Cohort:
         Returns:
             The sum.  # [...]
         """
+        if self.engine.central is not None:
+            check_uniform(uploads, "uniform" if weights is None else weights, None, "uniform")
+            return self._private(self.engine.central, uploads, None, average=False)
         if exact or self.engine.aggregator is None:
             return aggregate.total(uploads if weights is None else weights[..., None] * uploads)
         if weights is None:
             return len(self) * self.mean(uploads, weights="uniform")
         return torch.stack([self.mean(uploads[:, i], weights[:, i]) for i in range(weights.shape[1])])
+
+    @property
+    def mean_size(self) -> float:
+        """By what a sum is divided for a mean over the round: K, or with privacy=central the expected number."""
+        return len(self) if self.engine.central is None else self.engine.central.expected
+
+    def _private(self, central: CentralPrivacy, uploads: Any, updates: str | None, average: bool) -> Tensor:
+        """Return the private mean or sum of uploads (`CentralPrivacy.release`), and count the release.
+
+        Args:
+            central: The mechanism.
+            uploads: What `upload` returned.
+            updates: Name of the broadcast tensor that the mean replaces, from which changes are then measured.
+            average: Whether to return the mean.
+        """
+        center = None if updates is None else self._channel.broadcast_value(updates)
+        released = central.release(self.context, uploads, self._members, center, self.cost.releases, average)
+        self.cost.releases += 1
+        return released
 
     def _without(self, left_out: np.ndarray, groups: Tensor | None) -> Cohort:
         """Return the cohort without clients whose uploads are not finite, and record these clients in the cost.

@@ -10,6 +10,7 @@ import torch
 
 from fedbench.aggregators.base import Aggregator
 from fedbench.channel.attackers import Attackers
+from fedbench.channel.central import CentralPrivacy
 from fedbench.channel.compression import Compression
 from fedbench.channel.lora_sync import LoraSync
 from fedbench.channel.privacy import Privacy
@@ -35,6 +36,7 @@ class Engine:
         executor: Computes the chunks of a cohort.
         rows: The states of all clients: the method's, optimizer buffers, residuals of compression.
         privacy: Clips uploads and adds noise, or None.
+        central: Clips uploads and adds noise to their means (privacy=central), or None.
         compression: Compresses messages, or None.
         client_ranks: Which columns of a row each client has if ranks differ.  None: all clients have all columns.
         lora_sync: Rule that combines the clients' LoRA factors.  None: their means.
@@ -61,6 +63,7 @@ class Engine:
     executor: Executor
     rows: RowStore
     privacy: Privacy | None = None
+    central: CentralPrivacy | None = None
     compression: Compression | None = None
     client_ranks: ClientRanks | None = None
     lora_sync: LoraSync | None = None

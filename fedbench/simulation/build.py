@@ -18,6 +18,7 @@ from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import OLD_NAMES, Algorithm
 from fedbench.attacks.base import Poisoned
 from fedbench.channel.attackers import Attackers
+from fedbench.channel.central import CentralPrivacy
 from fedbench.channel.compression import Compression
 from fedbench.channel.lora_sync import LoraSync
 from fedbench.channel.privacy import Privacy
@@ -359,6 +360,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         executor=Executor(plan, training.device, processes.current()),
         rows=rows,
         privacy=privacy(cfg, rows),
+        central=central_privacy(cfg, rows, training),
         compression=compression(cfg, rows, flat),
         client_ranks=client_ranks(cfg, flat),
         lora_sync=lora_sync(cfg, flat, rows),
@@ -425,14 +427,50 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
 
 
 def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
-    """Return the privacy mechanism, which clips uploads and adds noise; None with privacy.epsilon=null.
+    """Return the mechanism that clips uploads and adds noise; None with privacy=central or privacy.epsilon=null.
 
     Args:
         cfg: The checked configuration.
         rows: Creates the states of clients.
     """
     options = cfg.get("privacy")
-    return None if options is None or options.epsilon is None else Privacy(rows, **options)
+    return None if options is None or options.get("epsilon") is None else Privacy(rows, **options)
+
+
+def central_privacy(cfg: DictConfig, rows: RowStore, training: Federation) -> CentralPrivacy | None:
+    """Return the mechanism that clips uploads and adds noise to their means; None without privacy=central.
+
+    Args:
+        cfg: The checked configuration.
+        rows: Creates the state of adaptive clipping.
+        training: The federation of the training clients.
+
+    Raises:
+        ConfigError: Another component reads single uploads, or an option of the mechanism does not fit the others.
+    """
+    if cfg.get("privacy") is None or "_target_" not in cfg.privacy:
+        return None
+    choices, compressor = cfg.choices, component(cfg, "compression")
+    for group, refused, instead in (
+        ("aggregator", type(component(cfg, "aggregator")) is not Mean, "mean"),
+        ("attack", component(cfg, "attack").changes_uploads, "none"),
+        ("compression", type(compressor) is not NoCompression and compressor.reads_losses, "none"),
+    ):
+        require(
+            not refused,
+            f"{group}={choices[group]} reads uploads or losses of single clients, which privacy=central does not "
+            f"cover: use {group}={instead}, or privacy=local",
+        )
+    is_rate = cfg.clients_per_round is None and cfg.privacy.sampling == "poisson"
+    expected = cfg.sample_rate * training.num_clients if is_rate else training.cohort_size  # not rounded for a rate
+    return make(
+        cfg.privacy,
+        key="privacy",
+        rows=rows,
+        num_clients=training.num_clients,
+        expected=float(expected),
+        rounds=cfg.rounds,
+    )
 
 
 def client_ranks(cfg: DictConfig, model: FlatModel) -> ClientRanks | None:
@@ -526,7 +564,7 @@ def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compressio
     if type(compressor) is NoCompression:
         return None
     require(
-        options is None or options.epsilon is None or not compressor.reads_losses,
+        options is None or options.get("epsilon") is None or not compressor.reads_losses,
         f"compression={cfg.choices.compression} reads the clients' training losses, which privacy.epsilon="
         f"{cfg.privacy.epsilon} does not protect; use another compression, or privacy.epsilon=null",
     )
@@ -548,6 +586,8 @@ def check_method(engine: Engine, method: Algorithm) -> None:
     if engine.lora_sync is not None:
         _check_lora_sync(engine, engine.lora_sync, method)
     privacy, parts = engine.privacy, (engine.federation, engine.model)
+    if engine.central is not None:
+        check_central(engine, method)
     if privacy is None:
         return method.check(*parts, engine.optimizer)
     try:
@@ -663,6 +703,30 @@ def check_states(engine: Engine) -> None:
         f"adapter.sync={sync.name} {'changes the frozen weights' if sync.own is None else 'keeps B with the client'}, "
         f"and the method keeps models of clients ({', '.join(models)}) that were trained without it: use "
         "algorithm=fedavg, fedprox or fedper, or another adapter.sync such as flex",
+    )
+
+
+def check_central(engine: Engine, method: Algorithm) -> None:
+    """Raise ConfigError if central privacy does not cover a method, as far as this is known before the first round.
+
+    Args:
+        engine: The engine.
+        method: The method.
+    """
+    require(
+        method.bypasses_upload is None,
+        f"privacy=central does not cover this method: {method.bypasses_upload}; choose another algorithm, or "
+        "privacy=local",
+    )
+    require(
+        not engine.model.buffer_names,
+        "privacy=central does not cover the running means and variances of BatchNorm, which noise could make negative; "
+        "use a model without BatchNorm, for example model.norm=group if the model has that option",
+    )
+    require(
+        engine.lora_sync is None and engine.client_ranks is None,
+        "adapter.sync and a list in adapter.rank combine uploads by rules of their own, which privacy=central does not "
+        "cover: use adapter.sync=average and one adapter.rank, or privacy=local",
     )
 
 

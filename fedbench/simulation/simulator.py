@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from fedbench.channel.compression import TINY
 from fedbench.channel.cost import RoundCost
+from fedbench.channel.sealed import find_sealed, refuse
 from fedbench.core import torch_settings
 from fedbench.core.options import PeerLost, listed, require
 from fedbench.engine import ranks as processes
@@ -213,10 +214,13 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
     engine, cfg = sim.engine, sim.cfg
     federation = engine.federation
     began = time.perf_counter()
-    sampled = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
+    if engine.central is not None and engine.central.sampling == "poisson":
+        sampled = engine.central.draw_poisson(engine.seed, sim.done)
+    else:
+        sampled = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
     ids = participants(engine.seed, sim.done, sampled, cfg.system.dropout)
     cohort = Cohort(engine, ids, sim.done, dropped=len(sampled) - len(ids))
-    if len(ids):  # if all clients dropped out, the server does not change
+    if len(ids) or engine.central is not None:  # without clients, central privacy changes the server by noise
         sim.algorithm.round(cohort)
         check_used(sim, cohort.cost)
         report_left_out(sim, cohort.cost)
@@ -229,12 +233,14 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
         began = time.perf_counter()
         check_ranks_agree(sim)
         values, clients = evaluate_round(sim, cohort.cost)
+        values |= {} if engine.central is None else engine.central.metrics(sim.done)
         seconds["eval_s"] = time.perf_counter() - began
         sim.record_metrics(values)
         sim.keep_best_state()
         if sim.return_to_best():
             log_return(sim)
             values, clients = evaluate_round(sim, cohort.cost)
+            values |= {} if engine.central is None else engine.central.metrics(sim.done)
             sim.last = values
         report_counts(sim, values, len(clients["client"]))
         for callback in callbacks:
@@ -258,8 +264,15 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
     attackers = engine.attackers
     sim.takes_means |= cost.takes_means
     check_later = not cost.steps and sim.done + 1 < sim.cfg.rounds
+    if engine.central is not None and (name := find_sealed(vars(sim.algorithm))):
+        refuse(name, "keeps it as state, from which other clients may receive it")
     require(
-        engine.client_weights == "samples" or sim.takes_means,
+        engine.central is None or cost.releases > 0,
+        f"privacy=central has no effect: algorithm={choices.algorithm} does not average uploads; use privacy=local, or "
+        "another algorithm such as fedavg",
+    )
+    require(
+        engine.client_weights == "samples" or sim.takes_means or engine.central is not None,
         f"client_weights={engine.client_weights} has no effect: algorithm={choices.algorithm} does not "
         "average clients by number of samples; use client_weights=samples",
     )

@@ -91,6 +91,8 @@ def log_components(sim: Simulation) -> None:
         log.info("%s", attack_line(sim.cfg.choices.attack, engine.attackers.ids.tolist(), federation.num_clients))
     if engine.privacy is not None:
         log.info("privacy: %s", "\n  ".join(clauses(engine.privacy.guarantee())))
+    if engine.central is not None:
+        log.info("privacy: %s", "\n  ".join(clauses(engine.central.guarantee())))
     ranks = engine.executor.ranks
     if ranks.world_size > 1:
         log.info("%d processes share the clients of every round; each stores all data and all state", ranks.world_size)
@@ -170,6 +172,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         **({"stopped_early": sim.early_stopping.stopped_at} if sim.is_stopped_early else {}),
         **({"new_clients": sim.new_clients} if sim.new_clients else {}),
         **({"privacy": engine.privacy.summary()} if engine.privacy else {}),
+        **({"privacy": engine.central.summary(sim.done)} if engine.central else {}),
         **({"attack": {"name": choices.attack, "attackers": engine.attackers.ids}} if engine.attackers else {}),
         "cost": cost,
         "executor": {**engine.executor.state(), "ranks": engine.executor.ranks.world_size},

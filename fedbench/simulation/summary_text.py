@@ -190,6 +190,9 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
     """
     if not privacy:
         return []
+    if privacy.get("mode") == "central":
+        first, *rest = clauses(privacy["guarantee"])
+        return [f"  privacy: {first}", *(f"    {clause}" for clause in rest)]
     releases = f"at most {privacy['releases']} tensors uploaded per client"
     epsilon = privacy["epsilon_spent"]
     total = f", (epsilon, delta) = ({epsilon:.4g}, {privacy['delta']:g}) in total" if epsilon is not None else ""

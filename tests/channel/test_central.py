@@ -1,0 +1,415 @@
+"""Central differential privacy: accounting equals dp-accounting, noise and clip as stated, no other way out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from cases import METHODS, case, set_up
+from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from tiny import HEAD, engine, mlp, ragged
+
+import fedbench
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.channel import accounting
+from fedbench.channel.accounting import Setting
+from fedbench.channel.central import CentralPrivacy, clipped_sum
+from fedbench.channel.sealed import Sealed, find_sealed
+from fedbench.core.options import ConfigError, RunError
+from fedbench.core.rows import RowStore
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
+from fedbench.simulation import build, simulator
+from fedbench.testing.privacy import audit, lower_bound
+
+SMALL = ("dataset.subset=0.2", "partition.num_clients=6", "model.hidden=[4]", "local.epochs=1", "rounds=3")
+REFUSAL = "privacy=central"
+
+
+def central(e: Engine, expected: float | None = None, rounds: int = 4, **options: Any) -> Engine:
+    n = e.federation.num_clients
+    options = {"noise_multiplier": 1.0, "delta": 1e-2, **options}
+    return replace(
+        e, client_weights="uniform", central=CentralPrivacy(e.rows, n, float(expected or n), rounds, **options)
+    )
+
+
+def net(**options: Any) -> Engine:
+    return engine(*ragged(), mlp(), columns=HEAD, **options)
+
+
+def released(e: Engine, rows: torch.Tensor, round: int = 0, w: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of rows [K, n] of the first K clients, as changes of w (default: 0)."""
+    cohort = Cohort(e, np.arange(len(rows)), round)
+    w = torch.zeros(rows.shape[1]) if w is None else w
+    up = cohort.upload(theta=rows + cohort.broadcast(w=w).w, relative_to={"theta": "w"})
+    return cohort.mean(up.theta, updates="w")
+
+
+# -- accounting ------------------------------------------------------------------------------------------
+def settings() -> list[tuple[Setting, int]]:
+    """100 settings of z, q, rounds, delta, sampling, accountant and m."""
+    draw = np.random.default_rng(0)
+    found = []
+    for i in range(100):
+        fixed, n = i % 4 == 3, int(draw.integers(20, 2000))
+        k = max(1, round(n * float(draw.choice([0.01, 0.05, 0.2]))))
+        z, delta = float(draw.uniform(0.8, 5)), float(10.0 ** -draw.integers(3, 8))
+        kind = ("fixed", "rdp") if fixed else ("poisson", "rdp" if i % 2 else "pld")
+        found.append((Setting(z, n, float(k), int(draw.integers(1, 4)), *kind, delta), int(draw.integers(1, 200))))
+    return found
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_epsilon_is_that_of_the_library(part: int) -> None:
+    for s, rounds in settings()[part::4]:
+        gaussian = GaussianDpEvent(s.noise_multiplier / s.releases**0.5 / (2 if s.sampling == "fixed" else 1))
+        if s.sampling == "fixed":
+            event = SampledWithoutReplacementDpEvent(s.num_clients, int(s.expected), gaussian)
+            counted = dp_accounting.rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+        else:
+            event = PoissonSampledDpEvent(s.expected / s.num_clients, gaussian)
+            counted = dp_accounting.pld.PLDAccountant() if s.accountant == "pld" else dp_accounting.rdp.RdpAccountant()
+        counted.compose(event, rounds)
+        assert accounting.epsilon(s, rounds) == pytest.approx(counted.get_epsilon(s.delta), abs=1e-6), s
+
+
+@pytest.mark.parametrize(
+    "kind, expected, releases",
+    [
+        (("poisson", "pld"), 10.0, 1),
+        (("poisson", "rdp"), 5.5, 2),
+        (("fixed", "rdp"), 10.0, 1),
+        (("fixed", "pld"), 100.0, 3),
+    ],
+)
+@pytest.mark.parametrize("target", [0.5, 4.0])
+def test_the_multiplier_of_a_target_is_the_smallest(
+    kind: tuple[Any, Any], expected: float, releases: int, target: float
+) -> None:
+    s = Setting(0.0, 100, expected, releases, *kind, 1e-5)
+    z = accounting.least_noise_multiplier(s, target, 20)
+    assert accounting.epsilon(replace(s, noise_multiplier=z), 20) <= target
+    assert accounting.epsilon(replace(s, noise_multiplier=z * (1 - 2 * accounting.TOLERANCE)), 20) > target
+
+
+def test_no_rounds_spend_nothing_and_no_noise_everything() -> None:
+    s = Setting(1.0, 100, 10.0, 1, "poisson", "rdp", 1e-5)
+    assert accounting.epsilon(s, 0) == 0 and accounting.epsilon(replace(s, noise_multiplier=0.0), 1) == math.inf
+
+
+# -- releases --------------------------------------------------------------------------------------------
+def test_noise_has_mean_zero_and_the_stated_deviation() -> None:
+    """z C / (q N): 40,000 numbers, a deviation within 1.5 %, a mean within 4 standard errors, new in each round."""
+    e = central(net(), expected=3.0, noise_multiplier=1.5, clip=2.0)
+    rows = torch.zeros(4, 40_000)
+    a, b = released(e, rows), released(e, rows, 1)
+    for noise in (a, b):
+        z = noise / (1.5 * 2 / 3)
+        assert float(z.std()) == pytest.approx(1, rel=0.015) and abs(float(z.mean())) < 0.02
+        assert abs(float(z.pow(3).mean())) < 0.06 and float(z.pow(4).mean()) == pytest.approx(3, rel=0.05)
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.025
+    assert torch.equal(released(e, rows), a), "a resumed run repeats it"
+    other = central(net(seed=1), expected=3.0, noise_multiplier=1.5, clip=2.0)
+    assert not torch.equal(released(other, rows), a)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 7.0, 1e6, math.inf])
+def test_a_client_moves_the_mean_by_at_most_the_clip(scale: float) -> None:
+    """With the same noise, one more client moves the mean by C / (q N) or less, however large its upload is."""
+    e = central(net(), expected=4.0, clip=2.0)
+    rows = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
+    with_client = rows.clone()
+    rows[3] = 0
+    with_client[3] *= scale
+    moved = (released(e, with_client) - released(e, rows)).norm()
+    bound = 2.0 / 4.0
+    assert float(moved) <= bound * (1 + 1e-5)
+    if math.isfinite(scale) and scale > 1:
+        assert float(moved) == pytest.approx(bound, rel=1e-5)
+
+
+def test_changes_are_measured_from_the_broadcast_value_and_divided_by_the_expected_number() -> None:
+    e = central(net(), expected=5.0, noise_multiplier=0.0, clip=1.0)
+    w = torch.full((2,), 10.0)
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])  # norms 5 and 0.5
+    torch.testing.assert_close(released(e, rows, w=w), w + torch.tensor([0.9, 1.2]) / 5)
+    torch.testing.assert_close(released(e, rows[:0], w=w), w)
+
+
+def test_without_noise_and_clip_it_is_uniform_fedavg() -> None:
+    rows = {}
+    for name, change in (("plain", lambda e: replace(e, client_weights="uniform")), ("private", None)):
+        e = net()
+        e = change(e) if change else central(e, noise_multiplier=0.0, clip=math.inf)
+        method = FedAvg()
+        method.setup(e.federation, e.model, e.rows)
+        for r in range(3):
+            method.round(Cohort(e, np.arange(6), r))
+        rows[name] = method.w
+    torch.testing.assert_close(rows["private"], rows["plain"], atol=1e-6, rtol=0)
+
+
+def test_a_second_release_needs_releases() -> None:
+    e = central(net())
+    cohort = Cohort(e, np.arange(4), 0)
+    up = cohort.upload(a=torch.zeros(4, 3), b=torch.zeros(4, 3), relative_to={"a": None, "b": None})
+    cohort.mean(up.a, weights="uniform")
+    with pytest.raises(RunError, match=r"privacy\.releases=1.*at least 2.*'b'"):
+        cohort.sum(up.b)
+
+
+def test_two_releases_have_different_noise() -> None:
+    e = central(net(), releases=2)
+    cohort = Cohort(e, np.arange(4), 0)
+    up = cohort.upload(a=torch.zeros(4, 300), relative_to={"a": None})
+    a, b = cohort.sum(up.a), cohort.sum(up.a)
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.3 and cohort.cost.releases == 2
+
+
+# -- adaptive clipping -----------------------------------------------------------------------------------
+def test_adaptive_clipping_is_that_of_the_paper() -> None:
+    """z_delta, and C exp(-lr (b - quantile)) with b = 3/4 of the clients below C, by hand and without noise."""
+    e = central(net(), expected=4.0, noise_multiplier=1.0, adaptive_clip=True, count_noise=2.0, clip=1.0)
+    assert e.central.sum_multiplier == pytest.approx((1 - 1 / 16) ** -0.5)
+    exact = central(net(), expected=4.0, noise_multiplier=0.0, adaptive_clip=True, clip=1.0, clip_lr=0.3, quantile=0.5)
+    released(exact, torch.diag(torch.tensor([0.1, 0.5, 1.0, 9.0])))
+    assert exact.central.clip() == pytest.approx(math.exp(-0.3 * 0.25))
+    assert exact.central.metrics(1)["privacy/clip"] == exact.central.clip()
+
+
+def test_the_adaptive_clip_approaches_the_quantile() -> None:
+    e = central(
+        net(), expected=4.0, noise_multiplier=0.01, adaptive_clip=True, clip=50.0, clip_lr=0.5, count_noise=0.05
+    )
+    for r in range(60):
+        released(e, torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0])), r)
+    assert 1.5 < e.central.clip() < 3.6
+
+
+def test_a_count_without_noise_to_spare_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.count_noise=0\.4"):
+        central(net(), adaptive_clip=True, count_noise=0.4)
+
+
+# -- sampling --------------------------------------------------------------------------------------------
+def test_poisson_cohorts_have_the_stated_moments() -> None:
+    mechanism = CentralPrivacy(net().rows, 50, 10.0, 1, noise_multiplier=1.0, delta=1e-3)
+    drawn = [mechanism.draw_poisson(0, r) for r in range(2000)]
+    sizes = np.array([len(ids) for ids in drawn])
+    assert sizes.mean() == pytest.approx(10, abs=0.3) and sizes.var() == pytest.approx(8, rel=0.15)
+    rate = np.bincount(np.concatenate(drawn), minlength=50) / 2000
+    assert np.abs(rate - 0.2).max() < 0.04
+    assert all((mechanism.draw_poisson(0, r) == drawn[r]).all() for r in range(5))
+
+
+# -- nothing else leaves ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + 1,
+        lambda x: 2 * x,
+        lambda x: x[0],
+        lambda x: x == 0,
+        lambda x: bool(x),
+        lambda x: len(x),
+        lambda x: list(x),
+        lambda x: x.sum(0),
+        lambda x: x.shape,
+        lambda x: torch.zeros(4, 3) + x,
+        lambda x: torch.stack([x, x]),
+        lambda x: torch.where(torch.ones(4, 3) > 0, x, 0.0),
+        lambda x: np.asarray(x),
+        lambda x: setattr(x, "rows", 0),
+    ],
+)
+def test_a_sealed_upload_refuses(use: Any) -> None:
+    cohort = Cohort(central(net()), np.arange(4), 0)
+    up = cohort.upload(theta=torch.ones(4, 3), relative_to={"theta": None})
+    with pytest.raises(RunError, match=r"privacy=central does not cover this method.*'theta'"):
+        use(up.theta)
+
+
+@pytest.mark.parametrize(
+    "combine, reason",
+    [
+        (lambda c, x: c.mean(x, weights=torch.ones(4) / 4), "weights of its own"),
+        (lambda c, x: c.mean(x, groups=torch.ones(2, 4)), "groups"),
+        (lambda c, x: c.subset(np.array([True, True, False, True])).mean(x), "other clients"),
+        (lambda c, x: c.all_clients().sum(x), "other clients"),
+        (lambda c, x: c.mean(torch.ones(4, 3)), "did not return"),
+        (lambda c, x: c.fetch(torch.ones(4, 4) > 0, rows=x), "covers?"),
+        (lambda c, x: c.broadcast(w=x), "covers?"),
+    ],
+)
+def test_other_combinations_are_refused(combine: Any, reason: str) -> None:
+    cohort = Cohort(central(net()), np.arange(4), 0)
+    up = cohort.upload(theta=torch.ones(4, 3), relative_to={"theta": None})
+    with pytest.raises(RunError, match=reason):
+        combine(cohort, up.theta)
+
+
+def test_evaluation_releases_nothing() -> None:
+    cohort = Cohort(central(net()), np.arange(4), 0, "evaluation")
+    up = cohort.upload(theta=torch.ones(4, 3), relative_to={"theta": None})
+    with pytest.raises(RunError, match="outside of the rounds"):
+        cohort.mean(up.theta)
+
+
+def test_stored_uploads_are_found() -> None:
+    sealed = Sealed(torch.ones(2, 2), "theta", np.arange(2))
+    assert find_sealed({"a": 1, "b": [(sealed,)]}) == "theta" and find_sealed({"a": torch.ones(1)}) is None
+    assert copy.copy(sealed) is not None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_or_is_refused_with_the_reason(method: str) -> None:
+    """Four rounds, one without clients.  There is no list of methods: a refusal names privacy=central."""
+    sim = case(method).simulation()
+    sim.engine = central(sim.engine, 3.0, releases=3)
+    sim.cfg.choices.algorithm = method
+    start = None
+    try:
+        build.check_central(sim.engine, sim.algorithm)
+        set_up(sim)
+        start = sim.algorithm.global_row()
+        for r, ids in enumerate(([0, 1, 3, 5], [], [1, 2, 3, 4], [0])):
+            cohort = Cohort(sim.engine, np.array(ids, np.int64), r)
+            sim.algorithm.round(cohort)
+            simulator.check_used(sim, cohort.cost)
+            assert cohort.cost.releases > 0
+    except ConfigError as refused:
+        assert REFUSAL in str(refused) and ("does not cover" in str(refused) or "no effect" in str(refused))
+        return
+    row = sim.algorithm.global_row()
+    assert row is None or (bool(torch.isfinite(row).all()) and not torch.equal(row, start))
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox", "fedper", "fedrep", "ditto", "apfl", "fedbabu", "fedavgm", "fedadam"]
+)
+def test_these_methods_run(method: str) -> None:
+    sim = set_up(case(method).simulation())
+    sim.engine = central(sim.engine, 4.0)
+    sim.algorithm.round(Cohort(sim.engine, np.arange(4), 0))
+
+
+@pytest.mark.parametrize("method", ["pgfed", "fedfomo", "apple", "fedproto", "fedcac", "fedexp"])
+def test_these_methods_are_refused(method: str) -> None:
+    sim = set_up(case(method).simulation())
+    sim.engine = central(sim.engine, 4.0, releases=9)
+    with pytest.raises(RunError, match="privacy=central does not cover this method"):
+        cohort = Cohort(sim.engine, np.arange(4), 0)
+        sim.algorithm.round(cohort)
+        simulator.check_used(sim, cohort.cost)
+
+
+# -- runs ------------------------------------------------------------------------------------------------
+def run(folder: Path, *options: str) -> None:
+    """Run with these options, and with default ones that they do not set."""
+    own = ("privacy.delta=1e-2", "privacy.accountant=rdp", f"output_dir={folder}", "tracking=disabled", *SMALL)
+    given = {option.split("=")[0] for option in options} | ({"model.hidden"} if "model=" in str(options) else set())
+    fedbench.run("privacy=central", *options, *[option for option in own if option.split("=")[0] not in given])
+
+
+def test_a_run_states_what_it_spent(tmp_path: Path) -> None:
+    run(tmp_path, "algorithm=fedavg", "privacy.target_epsilon=4", "privacy.delta=1e-5", "privacy.accountant=pld")
+    folder = next(tmp_path.rglob("summary.json")).parent
+    privacy = json.loads((folder / "summary.json").read_text())["privacy"]
+    assert 3.9 < privacy["epsilon_spent"] <= 4 and privacy["delta"] == 1e-5 and "trusted" in privacy["guarantee"]
+    assert "numbers of samples" in privacy["guarantee"]
+    header, *lines = (folder / "metrics.csv").read_text().splitlines()
+    column = header.split(",").index("privacy/epsilon")
+    spent = [float(line.split(",")[column]) for line in lines]
+    assert spent == sorted(spent) and spent[-1] == privacy["epsilon_spent"] and len(set(spent)) == 3
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ([], "exactly one of"),
+        (["privacy.target_epsilon=1", "privacy.noise_multiplier=1"], "exactly one of"),
+        (["privacy.noise_multiplier=1", "privacy.delta=0.2"], "less than 1 / N"),
+        (["privacy.noise_multiplier=1", "privacy.sampling=fixed", "privacy.accountant=pld"], "accountant=rdp"),
+        (["privacy.noise_multiplier=1", "privacy.clip=inf"], "finite"),
+        (["privacy.noise_multiplier=1", "client_weights=samples"], "client_weights must be uniform"),
+        (["privacy.noise_multiplier=1", "aggregator=median"], "aggregator=mean"),
+        (["privacy.noise_multiplier=1", "attack=sign_flip"], "attack=none"),
+        (["privacy.noise_multiplier=1", "compression=dadaquant"], "compression=none"),
+        (["privacy.noise_multiplier=1", "server=exp"], "does not cover"),
+        (["privacy.noise_multiplier=1", "model=resnet", "model.norm=batch", "model.widths=[4]"], "model.norm=group"),
+        (["privacy.noise_multiplier=1", "privacy.epsilon=1"], "privacy"),
+        (["privacy.noise_multiplier=-1"], ">= 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=message):
+        run(tmp_path, "algorithm=fedavg", *options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["algorithm=fedavg", "compression=topk"],
+        ["algorithm=ditto", "compression=qsgd", "compression.direction=both"],
+        ["algorithm=fedper", "system.dropout=0.5"],
+        ["algorithm=fedavg", "server=adam"],
+        ["algorithm=fedrep", "privacy.sampling=fixed", "clients_per_round=2"],
+        ["algorithm=scaffold", "privacy.releases=2", "privacy.adaptive_clip=true", "privacy.count_noise=3"],
+        ["algorithm=fedavg", "sample_rate=0.02"],
+        ["algorithm=fedavg", "model=vit_tiny", "adapter=lora"],
+        ["algorithm=fedavg", "new_clients.count=1", "new_clients.epochs=1"],
+    ],
+)
+def test_other_options_work_beside_it(options: list[str], tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        "privacy.noise_multiplier=1",
+        *([] if "model=vit_tiny" in options else ["model.hidden=[16]"]),
+        *options,
+    )
+
+
+# -- the audit -------------------------------------------------------------------------------------------
+def test_clopper_pearson_by_hand() -> None:
+    """n = 1000, no error: FPR below 1 - 0.025^(1/1000) = 0.00368, TPR above its inverse."""
+    bound = 1 - 0.025 ** (1 / 1000)
+    assert lower_bound(1000, 0, 1000, 0.0) == pytest.approx(math.log((1 - bound) / bound), rel=1e-6)
+    assert lower_bound(500, 500, 1000, 0.0) == 0
+
+
+@pytest.fixture(scope="module")
+def sound() -> Any:
+    return audit(1.0, runs=1000)
+
+
+def test_the_audit_is_below_the_accountant(sound: Any) -> None:
+    assert 0.5 < sound.lower_bound < sound.epsilon
+
+
+def test_the_audit_finds_half_of_the_noise(sound: Any) -> None:
+    broken = CentralPrivacy(
+        RowStore(20, torch.device("cpu"), 1 << 20, 1 << 20), 20, 20.0, 1, noise_multiplier=0.5, delta=1e-2
+    )
+    found = audit(1.0, runs=1000, applied=broken)
+    assert found.epsilon == sound.epsilon and found.lower_bound > found.epsilon
+
+
+def test_the_audit_finds_a_missing_clip(sound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "fedbench.channel.central.clipped_sum", lambda rows, center, clip: clipped_sum(rows, center, 1e9)
+    )
+    assert audit(1.0, runs=1000).lower_bound > sound.epsilon
+
+
+def test_the_audit_of_sampled_rounds_is_below_the_accountant() -> None:
+    found = audit(1.0, rounds=3, expected=10.0, runs=500)
+    assert 0 < found.lower_bound < found.epsilon

@@ -150,7 +150,7 @@ class Channel:
         received = dict(tensors)
         for name, value in tensors.items():
             size = _encoded_bytes(value, self._num_values(context, value, 2), num_bytes(value))
-            if self.compression is not None and name not in uncompressed:
+            if self.compression is not None and len(context) and name not in uncompressed:
                 # how many downloads of this name came before in the round
                 call = self._count_call("down", context, name)
                 received[name], size = self.compression.download(context, name, value, call)
@@ -227,7 +227,7 @@ class Channel:
             if self.attackers is not None:
                 received[name] = self.attackers.upload(context, name, received[name], reference, call)
             received[name] = self._truncated(context, received[name])  # unsent columns have no noise
-            if self.compression is not None and context.changes_state and name not in uncompressed:
+            if self.compression is not None and context.changes_state and len(context) and name not in uncompressed:
                 accumulates = name not in previous  # else the next upload replaces this one
                 received[name], size = self.compression.upload(
                     context, name, received[name], reference, call, accumulates

@@ -566,7 +566,7 @@ def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compressio
     require(
         options is None or options.get("epsilon") is None or not compressor.reads_losses,
         f"compression={cfg.choices.compression} reads the clients' training losses, which privacy.epsilon="
-        f"{cfg.privacy.epsilon} does not protect; use another compression, or privacy.epsilon=null",
+        f"{options and options.get('epsilon')} does not protect; use another compression, or privacy.epsilon=null",
     )
     return Compression(compressor, rows, model, int(cfg.seed))
 

@@ -114,7 +114,7 @@ def best_threshold(scores: np.ndarray, delta: float) -> float:
     """
     n = len(scores)
     candidates = np.quantile(scores, np.linspace(0.005, 0.995, 199))
-    bounds = [lower_bound(*(int(k) for k in (scores > t).sum(0)[::-1]), n, delta) for t in candidates]
+    bounds = [lower_bound(int((scores[:, 1] > t).sum()), int((scores[:, 0] > t).sum()), n, delta) for t in candidates]
     return float(candidates[int(np.argmax(bounds))])
 
 

@@ -341,7 +341,7 @@ def test_a_run_states_what_it_spent(tmp_path: Path) -> None:
         (["privacy.noise_multiplier=1", "privacy.sampling=fixed", "privacy.accountant=pld"], "accountant=rdp"),
         (["privacy.noise_multiplier=1", "privacy.clip=inf"], "finite"),
         (["privacy.noise_multiplier=1", "client_weights=samples"], "client_weights must be uniform"),
-        (["privacy.noise_multiplier=1", "aggregator=median"], "aggregator=mean"),
+        (["privacy.noise_multiplier=1", "aggregator=median", "sample_rate=1"], "aggregator=mean"),
         (["privacy.noise_multiplier=1", "attack=sign_flip"], "attack=none"),
         (["privacy.noise_multiplier=1", "compression=dadaquant"], "compression=none"),
         (["privacy.noise_multiplier=1", "server=exp"], "does not cover"),

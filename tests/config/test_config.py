@@ -50,6 +50,7 @@ def test_the_default_run_is_valid_and_names_its_choices(default: DictConfig) -> 
             "aggregator": "mean",
             "attack": "none",
             "compression": "none",
+            "privacy": "local",
             "hardware": "auto",
             "tracking": "auto",
             "callbacks": "none",

@@ -61,7 +61,8 @@ def _sort_with_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
     position of a value is stored in the last bits of its float64.
 
     Args:
-        rows: The rows, fewer than 2^28.  # [m, p] float32
+        rows: The rows, fewer than 2^28, without infinite values and NaN, whose positions would be lost.
+            # [m, p] float32
 
     Returns:
         The sorted values of each column [p, m], and the row of each value [p, m] int64.

@@ -45,7 +45,9 @@ class CenteredClipping(Aggregator):
         v = u.start  # [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, v)  # [m]
-            tau = weighted_median(distance[:, None], u.weights) if self.tau is None else self.tau  # a number or [1]
+            tau = self.tau  # a number, or [1]
+            if tau is None:  # as float64, because distances of very large rows are infinite
+                tau = weighted_median(distance[:, None].double(), u.weights).to(distance)
             if bool((distance <= tau).all()):
                 v = u.mean
                 continue

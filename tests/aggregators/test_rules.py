@@ -285,6 +285,21 @@ def test_attackers_with_less_than_half_of_the_weight_do_no_harm(
     assert (distance_in_radii(found, honest) > 1000) == breaks
 
 
+@pytest.mark.parametrize("name", ["centered_clipping", "norm_bound"])
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.6])
+def test_the_median_distance_counts_the_weights_of_infinite_distances(name: str, share: float) -> None:
+    """The norms of rows of 1e30 are infinite in float32.  Rows with most of the weight decide, whoever comes first."""
+    weights = torch.tensor([0.001, 0.999 - share, share / 2, share / 2])
+    for order in ([0, 1, 2, 3], [3, 2, 0, 1], [2, 0, 3, 1]):
+        rows, center = ROWS[:4].float(), ZERO.float()
+        rows[2:] = 1e30
+        found = combined(rule(name), rows[order], weights[order], center)
+        if share > 0.5:  # all distances are at most the median, which is infinite
+            equal(found, weights[order] @ rows[order])
+        else:
+            assert float(found.norm()) <= float(rows[:2].norm(dim=1).max()) * 3
+
+
 def test_a_number_bounds_how_far_any_upload_moves_the_estimate() -> None:
     """Also with a majority of wrong rows: tau in each iteration."""
     rows, _ = with_wrong(range(9))

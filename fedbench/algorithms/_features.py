@@ -25,6 +25,25 @@ def require_features(model: FlatModel, name: str) -> None:
     require_linear_head(model, name)
 
 
+def refuse_features_of_tokens(federation: Federation, name: str) -> None:
+    """Refuse models of texts that compute features for each token instead of for the whole sample.
+
+    Args:
+        federation: The clients and their data.
+        name: The method's name in the option algorithm.
+
+    Raises:
+        ConfigError: The outputs of the model are [B, T, C].
+    """
+    task = federation.task
+    _, y = federation.gather(torch.zeros(1, dtype=torch.int64, device=federation.device))
+    require(
+        len(task.output_shape(y, task.outputs(federation.num_classes))) != 3,
+        f"algorithm={name} needs one vector of features per sample, and with task={task.kind} there is one per token: "
+        "choose another data set, or another algorithm",
+    )
+
+
 def require_labels(federation: Federation, name: str) -> None:
     """Require a data set with one class per sample.
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbench.algorithms._features import frozen_features, mmd, num_features
+from fedbench.algorithms._features import frozen_features, mmd, num_features, refuse_features_of_tokens
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -66,6 +66,7 @@ class FedCP(Algorithm):
             f"a linear layer, but it is {'missing' if head is None else f'a {type(head).__name__}'}: choose another "
             "model, or make its last layer a torch.nn.Linear named head",
         )
+        refuse_features_of_tokens(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a global head g and a policy network r to the model, and create the state.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.algorithms._features import num_features, require_features
+from fedbench.algorithms._features import num_features, refuse_features_of_tokens, require_features
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -58,6 +58,7 @@ class FedDBE(Algorithm):
         """Raise ConfigError unless the model has a linear head, whose input is the features."""
         super().check(federation, model, optimizer)
         require_features(model, self._name)
+        refuse_features_of_tokens(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a shift of the features to the model, and create the state: w, the shifts c_i = 0 and the global mean."""

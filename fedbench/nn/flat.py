@@ -326,7 +326,12 @@ class FlatModel(RowLayout):
         if is_convolution:  # a linear layer over the channels of each pixel
             weight = weight[..., 0, 0]
             features = features.movedim(-3, -1).flatten(-4, -2)  # [..., B H W, F]
+        batch_shape = features.shape[1:-1]
+        if rows.dim() == 2 and len(batch_shape) > 1:  # [k, B, T, F], for each token of a text
+            features = features.flatten(1, -2)
         with self.forward_pass.precision():
             out = (features @ weight.transpose(-1, -2)).to(features.dtype)
         out = out if bias is None else out + bias.unsqueeze(-2)
-        return out.unflatten(-2, (-1, *image_size)).movedim(-1, -3) if is_convolution else out
+        if is_convolution:
+            return out.unflatten(-2, (-1, *image_size)).movedim(-1, -3)
+        return out if out.dim() == len(batch_shape) + 2 else out.unflatten(1, batch_shape)

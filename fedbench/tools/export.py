@@ -190,13 +190,16 @@ def save_peft(
     save_peft_of(open_run(run_dir, overrides, config_dir), client, folder)
 
 
-def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None:
+def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> str:
     """Write the model that a client deploys as a folder for peft.  The files are those of `save_peft`.
 
     Args:
         sim: The open run.
         client: Index or name of the client.
         folder: The folder to write.
+
+    Returns:
+        The file or folder with the module that the adapter belongs to.
 
     Raises:
         ConfigError: peft has no such adapter, or a file cannot be written.
@@ -217,14 +220,16 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
     changed = sync is not None and sync.backbone is not None  # whether rounds changed the frozen weights
     if changed:
         _export_formats.with_frozen_weights(bare, adapted)
-    if network is not bare and sim.cfg.model.get("weights") and not changed:
-        config["base_model_name_or_path"] = str(Path(sim.cfg.model.weights).resolve())  # has the frozen weights
+    if network is not bare and sim.cfg.model.get("weights") and not changed:  # has the frozen weights
+        base_model = config["base_model_name_or_path"] = str(Path(sim.cfg.model.weights).resolve())
     else:
+        base_model = "base_model.safetensors"
         base = {name: tensor.clone() for name, tensor in network.state_dict().items()}  # copies share no memory
         write_file("--peft", folder / "base_model.safetensors", lambda file: file.write(save(base)))
     write_file("--peft", folder / "adapter_model.safetensors", lambda file: file.write(save(tensors)))
     text = json.dumps(config, indent=2) + "\n"
     write_file("--peft", folder / "adapter_config.json", lambda file: file.write(text.encode()))
+    return base_model
 
 
 def saved_round(sim: Simulation) -> str:

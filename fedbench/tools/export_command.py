@@ -107,12 +107,12 @@ def _export(args: argparse.Namespace, client: str | None, out: Path) -> None:
 
     sim = export.open_run(args.run_dir, [*args.overrides, *_class_overrides(args)], args.config_dir)
     if client is not None and args.peft is not None:
-        export.save_peft_of(sim, client, args.peft)
-        print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
+        base_model = export.save_peft_of(sim, client, args.peft)
+        print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on {base_model}")
         print(f"{args.peft}: {export.saved_round(sim)}")
     elif client is not None and args.generate is not None:
         options = {name: value for name in GENERATION if (value := getattr(args, name)) is not None}
-        print(args.generate + generate(sim, client, args.generate, **options))
+        print(generate(sim, client, args.generate, **options))
     elif client is not None:
         state = export.state_of(sim, client, args.merged)
         write_file("--out", out, lambda file: checkpoint.dump(state, file))

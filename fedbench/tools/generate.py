@@ -19,7 +19,7 @@ from fedbench.tools.export import deployed, index_of
 def generate(
     sim: Simulation, client: int | str, prompt: str, tokens: int = 100, temperature: float = 0.8, seed: int = 0
 ) -> str:
-    """Continue a text by the language model that a client deploys.
+    """Return a text as the language model that a client deploys continues it.
 
     Tokens are sampled one after the other, each from the softmax of logits / temperature.  The model reads as many of
     the last tokens as a sample of the data set has.
@@ -33,23 +33,32 @@ def generate(
         seed: Key of the random numbers.  Equal arguments generate equal texts.
 
     Returns:
-        The generated text, without the prompt.
+        The prompt, the separator of prompts and responses if the data set has one, and the generated text.
 
     Raises:
         ConfigError: The run has no language model or tokenizer, there is no such client, or the prompt has no tokens.
     """
     tokenizer = _tokenizer(sim)
     start = [] if tokenizer.start is None else [tokenizer.start]
-    text = [*start, *tokenizer.encode(prompt + tokenizer.separator)]
-    require(bool(text), "--generate needs a text of at least one token: give the beginning of a text")
-    model, first = _Model(sim, client), len(text)
-    random = generator(seed, "generate")
+    prompt += tokenizer.separator
+    read = [*start, *tokenizer.encode(prompt)]
+    require(bool(read), "--generate needs a text of at least one token: give the beginning of a text")
+    model, text, random = _Model(sim, client), list(read), generator(seed, "generate")
     for _ in range(tokens):
         token = _sample(model.next_logits(text), temperature, random.random())
         if token == tokenizer.end:
             break
         text.append(token)
-    return tokenizer.decode(text[first:])
+    return prompt + _continuation(tokenizer, read, text)
+
+
+def _continuation(tokenizer: Tokenizer, read: list[int], text: list[int]) -> str:
+    """Return the text of the tokens that follow the tokens read in a text.
+
+    Tokens are decoded together where possible, because some tokenizers remove the blank before the first word.
+    """
+    beginning, whole = tokenizer.decode(read), tokenizer.decode(text)
+    return whole[len(beginning) :] if whole.startswith(beginning) else tokenizer.decode(text[len(read) :])
 
 
 def _tokenizer(sim: Simulation) -> Tokenizer:

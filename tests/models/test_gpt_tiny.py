@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from language import VOCAB as SMALL_VOCAB
 from language import LanguageCase
 from tiny import close, compose, seeded
 from torch import Tensor, nn
 
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.models.gpt_tiny import GPTTiny
 from fedbench.nn.flat import FlatModel
-from fedbench.simulation import build
+from fedbench.simulation import build, evaluate
 from fedbench.testing import algorithm
+from fedbench.testing._cases import run_rounds
 
 LENGTH, VOCAB = 7, 11
 SMALL = ["model=gpt_tiny", "model.width=8", "model.heads=2", "model.depth=1"]
@@ -94,6 +99,16 @@ def test_the_groups_of_columns_are_all_columns() -> None:
     assert head.size == 12 * VOCAB and base.size + head.size == model.size and (base & head).size == 0
 
 
+def test_the_head_is_applied_to_the_features_of_each_token() -> None:
+    model = FlatModel(small())
+    rows = model.init_row() + 0.1 * torch.randn(3, model.size)
+    x = {"text": torch.stack([tokens(), tokens().flip(0), tokens().flip(1)])}
+    z = model.features(rows, x)
+    assert z.shape == (3, 4, LENGTH, 12)
+    close(model.head(rows, z).detach(), model.predict(rows, x).detach(), 1e-5)
+    close(model.head(rows[1], z[1]).detach(), model.predict(rows, x)[1].detach(), 1e-5)
+
+
 def test_what_it_cannot_read_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"needs one input, text \[T\] of tokens, but .* inputs \[1, 8, 8\]: choose"):
         GPTTiny((1, 8, 8), 10)
@@ -129,3 +144,24 @@ def test_a_method_keeps_its_contract(check: str, case: LanguageCase) -> None:
     """With a personal head, dropout, and momentum that is kept."""
     outcome = algorithm.SUITE.outcome(check, case)
     assert outcome.status == "passed", outcome.message
+
+
+REFUSED = re.compile(
+    r"needs (one class|the column group)|gives every client two adapters|this model has none|a layer named"
+)
+
+
+@pytest.mark.parametrize("method", group_options("algorithm"))
+def test_every_method_trains_it_or_refuses_it_in_a_sentence(method: str) -> None:
+    try:
+        sim = run_rounds(LanguageCase(method, [*SMALL, "optimizer.momentum=0"]).simulation(), 2)
+    except ConfigError as refused:
+        assert "\n" not in str(refused)
+        if method in ("fedcp", "feddbe"):
+            assert "needs one vector of features per sample, and with task=next_token there is one" in str(refused)
+        else:
+            assert REFUSED.search(str(refused)), refused
+        return
+    scores = evaluate.personal(sim.algorithm, sim.engine, np.arange(6), 1, True)
+    assert np.isfinite(scores["perplexity"]).all() and np.median(scores["perplexity"]) < 1.5 * SMALL_VOCAB
+    assert method not in ("fedcp", "feddbe", "fedrod")

@@ -14,9 +14,10 @@ import torch
 from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import generator
+from fedbench.data.text._tokens import Tokenizer
 from fedbench.simulation.simulator import Simulation
 from fedbench.tools.export import client_module, open_run
-from fedbench.tools.generate import _sample, generate
+from fedbench.tools.generate import _continuation, _sample, generate
 
 LENGTH = 12
 SHAKESPEARE = ["dataset=shakespeare_lm", f"dataset.length={LENGTH}", "dataset.min_tokens=9000", "dataset.subset=0.1"]
@@ -50,14 +51,14 @@ def by_hand(run: Path, client: int, prompt: str, tokens: int, temperature: float
         x = torch.tensor([last + [0] * (LENGTH - len(last))])
         p = (module({"text": x})[0, len(last) - 1].double() / temperature).softmax(0).cumsum(0)
         text += ALPHABET[int((p < random.random()).sum())]
-    return text[len(prompt) :]
+    return text
 
 
 @pytest.mark.parametrize("client", [0, 2])
 def test_a_text_is_what_the_clients_model_says(run: Path, sim: Simulation, client: int) -> None:
     """Longer than a sample of the data set; the clients' models differ, and so do seeds."""
     made = generate(sim, client, "To be", 30, 0.7, 3)
-    assert made == by_hand(run, client, "To be", 30, 0.7, 3) and len(made) == 30
+    assert made == by_hand(run, client, "To be", 30, 0.7, 3) and len(made) == 35
     assert generate(sim, client, "To be", 30, 0.7, 3) == made
     assert generate(sim, client, "To be", 30, 0.7, 4) != made != generate(sim, 1, "To be", 30, 0.7, 3)
     assert made.startswith(generate(sim, client, "To be", 10, 0.7, 3))
@@ -83,7 +84,7 @@ def test_the_command_prints_the_prompt_and_the_text(
         (["--tokens", "9", "--seed", "5"], {"tokens": 9, "temperature": 0.8, "seed": 5}),
     ):
         assert main(["export", str(run), "--client", "1", "--generate", "The ", *words]) == 0
-        assert capsys.readouterr().out == f"The {generate(sim, 1, 'The ', **options)}\n"
+        assert capsys.readouterr().out == f"{generate(sim, 1, 'The ', **options)}\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -108,7 +109,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_response_is_learned_and_ends(pairs: Path) -> None:
     """The separator is added to the prompt, and nothing follows the end token."""
     sim = open_run(pairs)
-    assert [generate(sim, 0, prompt, 100, 0.0) for prompt in ("up", "left")] == ["down", "right"]
+    assert [generate(sim, 0, prompt, 100, 0.0) for prompt in ("up", "left")] == ["up\ndown", "left\nright"]
     with pytest.raises(ConfigError, match=r"the text has the characters 'X', which the data set does not have"):
         generate(sim, 0, "X")
 
@@ -128,7 +129,15 @@ def test_a_network_of_transformers_generates_what_transformers_does(tmp_path: Pa
     network = client_module(open_run(run), 2).network
     prompt = torch.tensor([[ALPHABET.index(c) for c in "To be"]])
     theirs = network.generate(prompt, max_new_tokens=LENGTH - 5, do_sample=False, eos_token_id=None, pad_token_id=0)
-    assert made == "".join(ALPHABET[i] for i in theirs[0, 5:].tolist())
+    assert made == "".join(ALPHABET[i] for i in theirs[0].tolist())
+
+
+def test_the_blank_between_words_is_kept() -> None:
+    """As in Llama's tokenizer, whose decoder removes the blank before the first word."""
+    words = ["To", " be", " or", "?"]
+    decode = lambda tokens: "".join(words[i] for i in tokens).lstrip()  # noqa: E731
+    tokenizer = Tokenizer(4, encode=lambda text: [0, 1], encode_whole=lambda text, n: [0, 1], decode=decode)
+    assert _continuation(tokenizer, [0, 1], [0, 1, 2, 3]) == " or?"
 
 
 # -- what is refused -------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from fedbench.core.rows import RowStore
 from fedbench.nn.client_ranks import ClientRanks
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
+from fedbench.nn.transposed_linear import is_transposed_linear
 
 Sync = Literal["average", "ffa", "fedsa", "flora", "flex", "het", "fedex"]
 
@@ -243,6 +244,8 @@ class Backbone:
         names = [name for name in model.spans if ".lora_A." in name]
         layers = [model.module.get_submodule(name.partition(".lora_A.")[0]) for name in names]
         self.weights = {name: _frozen_weight(layer) for name, layer in zip(names, layers)}
+        # layers whose weight is [in, out], as in GPT-2 of transformers
+        self.transposed = {name for name, layer in zip(names, layers) if is_transposed_linear(layer.base_layer)}  # type: ignore
         self.scales = {name: float(layer.scale) for name, layer in zip(names, layers)}  # type: ignore[arg-type]
         self.initial = torch.cat([weight.detach().flatten().clone() for weight in self.weights.values()])  # [D]
         self.size = len(self.initial)
@@ -271,7 +274,10 @@ class Backbone:
             added: The products without the factor s, by name of the parameter A.  # [out, in] each
             num_sent: How many numbers describe them.
         """
-        parts = [self.scales[name] * added[name].flatten() for name in self.weights]
+        parts = [
+            self.scales[name] * (product.t() if name in self.transposed else product).flatten()
+            for name, product in ((name, added[name]) for name in self.weights)
+        ]
         self.change[SERVER] = self.change[SERVER] + torch.cat(parts).to(self.initial)
         self.sent[SERVER] = self.sent[SERVER] + num_sent
         self._apply()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedbench.adapters.lora import LoRA, LoRALinear, LoRATransposedLinear
 from fedbench.commands import main
 from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort
 from fedbench.engine.federation import Federation
 from fedbench.models.hf_causal import HFCausal
 from fedbench.nn.flat import FlatModel
@@ -128,6 +129,29 @@ def test_a_method_keeps_its_contract(check: str) -> None:
     case = LanguageCase("ditto", ["model=hf_causal", "model.name=llama", f"model.options={size}", *ATTENTION])
     outcome = algorithm.SUITE.outcome(check, case)
     assert outcome.status == "passed", outcome.message
+
+
+@pytest.mark.parametrize("sync", ["flora", "fedex"])
+def test_rules_that_change_frozen_weights_add_the_mean_product(sync: str) -> None:
+    """GPT-2's weights are [in, out]: what a server's row and the new frozen weight stand for is the mean of B A."""
+    size = "{" + ",".join(f"{k}:{v}" for k, v in SIZES["gpt2"].items()) + "}"
+    words = ["model=hf_causal", "model.name=gpt2", f"model.options={size}", *ATTENTION, f"adapter.sync={sync}"]
+    sim = LanguageCase("fedavg", [*words, "optimizer.momentum=0"]).simulation()
+    model, name = sim.engine.model, "network.transformer.h.0.attn.c_attn"
+    layer: Any = model.module.get_submodule(name)
+    before = layer.base_layer.weight.detach().clone()
+    uploads = model.init_row() + 0.3 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(1))
+    cohort, weights = Cohort(sim.engine, np.arange(3), 0), torch.tensor([0.5, 0.3, 0.2])
+    cohort.broadcast(w=model.init_row())
+    row = cohort.mean(uploads, weights, updates="w")
+
+    def product(rows: Tensor) -> Tensor:
+        named = model.named(rows)
+        return named[f"{name}.lora_B.weight"] @ named[f"{name}.lora_A.weight"]  # [..., out, in]
+
+    added = (layer.base_layer.weight - before).t() / layer.scale
+    assert added.abs().max() > 0.01
+    close(added + product(row), (weights[:, None, None] * product(uploads)).sum(0), 1e-5)
 
 
 # -- runs and exports ------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -413,3 +416,63 @@ def test_the_audit_finds_a_missing_clip(sound: Any, monkeypatch: pytest.MonkeyPa
 def test_the_audit_of_sampled_rounds_is_below_the_accountant() -> None:
     found = audit(1.0, rounds=3, expected=10.0, runs=500)
     assert 0 < found.lower_bound < found.epsilon
+
+
+# -- resume and processes --------------------------------------------------------------------------------
+CRASH = """
+import os, signal, sys
+import fedbench
+from fedbench.channel.central import CentralPrivacy
+release = CentralPrivacy.release
+def killing(self, context, *args):
+    if context.round == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return release(self, context, *args)
+CentralPrivacy.release = killing
+fedbench.run(*sys.argv[1:])
+"""
+ADAPTIVE = (
+    *("algorithm=fedper", "privacy=central", "privacy.noise_multiplier=0.5", "privacy.delta=1e-2", "rounds=4"),
+    *(
+        "privacy.accountant=rdp",
+        "privacy.adaptive_clip=true",
+        "privacy.count_noise=1",
+        "sample_rate=0.6",
+        "checkpoint.every=1",
+    ),
+)
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*.csv") if path.name != "costs.csv"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder, *ADAPTIVE)
+    return tables(folder)
+
+
+def test_a_killed_run_goes_on_to_equal_bytes(whole: dict[str, bytes], tmp_path: Path) -> None:
+    options = [*ADAPTIVE, *[o for o in SMALL if "rounds" not in o], f"output_dir={tmp_path}", "tracking=disabled"]
+    ended = subprocess.run([sys.executable, "-c", CRASH, *options], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    folder = next(tmp_path.rglob("checkpoint.pt")).parent
+    fedbench.run(resume=folder)
+    assert tables(folder) == whole
+    header, *lines = whole["metrics.csv"].decode().splitlines()
+    column = header.split(",").index("privacy/clip")
+    assert len({line.split(",")[column] for line in lines}) == 4, "the clip moves in every round"
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_scores_of_one(whole: dict[str, bytes], tmp_path: Path) -> None:
+    options = [*ADAPTIVE, *[o for o in SMALL if "rounds" not in o], f"output_dir={tmp_path}", "tracking=disabled"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedbench"]
+    subprocess.run([*launch, "hardware=ddp", *options], check=True)
+    a, b = (text.decode().splitlines() for text in (tables(tmp_path)["metrics.csv"], whole["metrics.csv"]))
+    assert a[0] == b[0] and len(a) == len(b)
+    for one, other in zip(a[1:], b[1:]):
+        x, y = (np.array([float(v or "nan") for v in line.split(",")]) for line in (one, other))
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

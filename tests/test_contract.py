@@ -19,6 +19,7 @@ from fedbench.testing._suite import Suite
 ADAPTERS = [  # with options that run other code
     *group_options("adapter"),
     "lora places=['*.qkv'] rank=3 alpha=12",
+    "lora sync=ffa",
     "houlsby places=['*.proj','optional:norm'] train=['norm.*','head.*'] activation=gelu",
     "parallel places=['optional:embed','*.attn'] scale=2.0",
     "prompt places=['blocks.0'] tokens=2 tap=output reparam=true",

@@ -95,7 +95,7 @@ class LoraSync:
 
     Attributes:
         backbone: The frozen weights that the rule changes, or None.
-        own: The columns of a row that stay with the client, or None.
+        personal: The columns of a row that stay with the client, or None.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class LoraSync:
     ):
         self.name, self.model, self.seed, self.client_ranks = name, model, seed, client_ranks
         self.backbone = Backbone(model, rows) if name in ("flora", "fedex") else None
-        self.own = Columns(factor_spans(model, "B")) if name == "fedsa" else None
-        self._own_B = None if self.own is None else rows("lora_sync/B", self.own.take(model.init_row()))
+        self.personal = Columns(factor_spans(model, "B")) if name == "fedsa" else None
+        self._personal_B = None if self.personal is None else rows("lora_sync/B", self.personal.take(model.init_row()))
 
     # -- aggregation -------------------------------------------------------------------------------------
     def combine(self, context: RoundContext, mean: Tensor, uploads: Tensor, weights: Tensor) -> Tensor:
@@ -120,8 +120,8 @@ class LoraSync:
             The mean, in which the factors of all adapted layers are replaced by those of the rule.  # [n]
         """
         layout = self.model.message_layout(len(mean))
-        if self.own is not None:
-            return self.without_own(mean[None])[0]  # also without noise
+        if self.personal is not None:
+            return self.without_personal(mean[None])[0]  # also without noise
         if layout is None or not self._factors_in(len(mean)).size:
             return mean
         new, added = mean.clone(), {}
@@ -131,12 +131,12 @@ class LoraSync:
             first, last, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
             A = uploads[:, start:stop].view(len(uploads), shape[0], -1)
             B = uploads[:, first:last].view(len(uploads), -1, shape[0])
-            layer = RULES[self.name](Factors(A, B, weights, self._new_A(context, name, A)))
+            layer = COMBINATIONS[self.name](Factors(A, B, weights, self._new_A(context, name, A)))
             new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:
                 added[name] = layer.added
         if self.backbone is not None and context.changes_state:
-            num_sent = self._num_own(context.ids, len(mean), self._factors_in(len(mean))).sum()  # stacked factors
+            num_sent = self._count(context.ids, len(mean), self._factors_in(len(mean))).sum()  # stacked factors
             self.backbone.add(added, int(num_sent) if self.name == "flora" else self.backbone.size)
         return new
 
@@ -175,14 +175,14 @@ class LoraSync:
         is_download, n = value.dim() == 1, value.shape[-1]
         if value.dim() > 2 or not value.is_floating_point() or not self._factors_in(n).size:
             return None
-        everything = self._num_own(context.ids, n, Columns([(0, n)]))
-        if self.own is not None:
-            return everything - self._num_own(context.ids, n, self._factors_in(n, "B"))
+        everything = self._count(context.ids, n, Columns([(0, n)]))
+        if self.personal is not None:
+            return everything - self._count(context.ids, n, self._factors_in(n, "B"))
         if self.backbone is None or not is_download:
             return None
         missing = self.backbone.missing(context)
         if self.name == "flora":  # new factors are drawn by the clients
-            everything = everything - self._num_own(context.ids, n, self._factors_in(n))
+            everything = everything - self._count(context.ids, n, self._factors_in(n))
         return everything + missing
 
     def _factors_in(self, length: int, factor: str = "AB") -> Columns:
@@ -196,14 +196,14 @@ class LoraSync:
         spans = {} if layout is None else layout.spans
         return Columns((a, b) for name, (a, b, _) in spans.items() if _is_factor(name, factor))
 
-    def _num_own(self, ids: np.ndarray, length: int, columns: Columns) -> Tensor:
+    def _count(self, ids: np.ndarray, length: int, columns: Columns) -> Tensor:
         """Return how many of some columns of a message each client has, given its rank.  # [K]"""
         has = None if self.client_ranks is None else self.client_ranks.has(ids, length)
         return torch.full((len(ids),), columns.size) if has is None else columns.take(has).sum(1).cpu()
 
     # -- factors of clients ------------------------------------------------------------------------------
-    def with_own(self, ids: np.ndarray, rows: Tensor) -> Tensor:
-        """Return rows with the clients' own factors.
+    def with_personal(self, ids: np.ndarray, rows: Tensor) -> Tensor:
+        """Return rows with the clients' personal factors.
 
         Args:
             ids: The clients.  # [K]
@@ -212,16 +212,22 @@ class LoraSync:
         Returns:
             The rows [K, P]; the rows themselves if all factors are shared.
         """
-        return rows if self.own is None or self._own_B is None else self.own.put(rows, self._own_B[ids])
+        return (
+            rows
+            if self.personal is None or self._personal_B is None
+            else self.personal.put(rows, self._personal_B[ids])
+        )
 
-    def keep_own(self, ids: np.ndarray, rows: Tensor) -> None:
-        """Store the clients' own factors of their trained rows [K, P], if the rule has any."""
-        if self.own is not None and self._own_B is not None:
-            self._own_B[ids] = self.own.take(rows)
+    def keep_personal(self, ids: np.ndarray, rows: Tensor) -> None:
+        """Store the clients' personal factors of their trained rows [K, P], if the rule has any."""
+        if self.personal is not None and self._personal_B is not None:
+            self._personal_B[ids] = self.personal.take(rows)
 
-    def without_own(self, value: Tensor) -> Tensor:
+    def without_personal(self, value: Tensor) -> Tensor:
         """Return an upload [K, n] with 0 in place of factors that stay with the client."""
-        factors = self._factors_in(value.shape[-1], "B") if self.own is not None and value.dim() == 2 else Columns([])
+        factors = (
+            self._factors_in(value.shape[-1], "B") if self.personal is not None and value.dim() == 2 else Columns([])
+        )
         return factors.put(value, torch.zeros_like(factors.take(value))) if factors.size else value
 
 
@@ -251,7 +257,7 @@ class Backbone:
         self.size = len(self.initial)
         self.change = rows("lora_sync/backbone", torch.zeros_like(self.initial), 1)
         count = torch.zeros(1, dtype=torch.float64, device=self.initial.device)
-        self.sent, self.received = rows("lora_sync/sent", count, 1), rows("lora_sync/received", count)
+        self.num_sent, self.received = rows("lora_sync/sent", count, 1), rows("lora_sync/received", count)
         self._applied: Tensor | None = None  # the store of `change` when the weights were set
 
     def restore(self) -> None:
@@ -279,7 +285,7 @@ class Backbone:
             for name, product in ((name, added[name]) for name in self.weights)
         ]
         self.change[SERVER] = self.change[SERVER] + torch.cat(parts).to(self.initial)
-        self.sent[SERVER] = self.sent[SERVER] + num_sent
+        self.num_sent[SERVER] = self.num_sent[SERVER] + num_sent
         self._apply()
 
     def missing(self, context: RoundContext) -> Tensor:
@@ -293,9 +299,9 @@ class Backbone:
         Returns:
             The numbers [K], on the host.
         """
-        missing = (self.sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(self.size)
+        missing = (self.num_sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(self.size)
         if context.changes_state:
-            self.received[context.ids] = self.sent[SERVER].expand(len(context), 1)
+            self.received[context.ids] = self.num_sent[SERVER].expand(len(context), 1)
         return missing.long().cpu()
 
 
@@ -352,4 +358,4 @@ def fedex(factors: Factors) -> Combined:
     return Combined(A, B, factors.mean_product - B.double() @ A.double())
 
 
-RULES: dict[str, Callable[[Factors], Combined]] = {"flora": flora, "flex": flex, "het": het, "fedex": fedex}
+COMBINATIONS: dict[str, Callable[[Factors], Combined]] = {"flora": flora, "flex": flex, "het": het, "fedex": fedex}

@@ -322,7 +322,7 @@ class Cohort:
         """
         num_values = num_values or {}
         if self.engine.lora_sync is not None:
-            tensors = {name: self.engine.lora_sync.without_own(value) for name, value in tensors.items()}
+            tensors = {name: self.engine.lora_sync.without_personal(value) for name, value in tensors.items()}
             num_values = {**self.engine.lora_sync.numbers(self.context, tensors), **num_values}
         received = self._channel.upload(
             self.context,
@@ -339,7 +339,7 @@ class Cohort:
         sealed = {name: Sealed(rows, name, self.ids, centers.get(name)) for name, rows in vars(received).items()}
         return SimpleNamespace(**sealed)
 
-    def with_own_factors(self, rows: Any) -> Any:
+    def with_personal_factors(self, rows: Any) -> Any:
         """Return the clients' models with the LoRA factors that they keep, and cut to their ranks.
 
         Args:
@@ -351,7 +351,7 @@ class Cohort:
         ranks, sync = self.engine.client_ranks, self.engine.lora_sync
         if not isinstance(rows, Tensor):
             return rows
-        rows = rows if sync is None else sync.with_own(self.ids, rows)
+        rows = rows if sync is None else sync.with_personal(self.ids, rows)
         return rows if ranks is None else ranks.truncated(self.ids, rows)
 
     # -- aggregation -------------------------------------------------------------------------------------
@@ -523,9 +523,9 @@ class Cohort:
         check_states(state)
         step = step or default_step(extra_grad)
         how = how or LocalTraining()
-        # new clients have no factors of their own before they train
+        # new clients have no personal factors before they train
         sync = self.engine.lora_sync if how.uploaded is not False and self.mode != "new clients" else None
-        start = start if sync is None else sync.with_own(self.ids, start)
+        start = start if sync is None else sync.with_personal(self.ids, start)
         training = CohortTraining(self.engine, self.context, start, state, step, loss, columns, how)
         training.run()
         training.exchange()
@@ -533,7 +533,7 @@ class Cohort:
         out = training.result()
         self._add_cost(training.schedule, how.throughput_weight, out)
         if sync is not None and self.context.changes_state:
-            sync.keep_own(self.ids, out.theta)
+            sync.keep_personal(self.ids, out.theta)
         return out
 
     def _add_cost(self, schedule: BatchSchedule, throughput_weight: float, out: SimpleNamespace) -> None:

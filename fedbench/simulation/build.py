@@ -673,15 +673,21 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
         "use one rank, or adapter.sync=flora or flex",
     )
     require(
-        sync.own is None or not isinstance(method, FineTuned),
+        sync.personal is None or not isinstance(method, FineTuned),
         "adapter.sync=fedsa keeps factors with the clients, which finetune.epochs would overwrite: use "
         "finetune.epochs=0, or adapter.sync=average",
     )
     compressor = None if engine.compression is None else engine.compression.compressor
     require(
-        compressor is None or (sync.own is None and (sync.backbone is None or compressor.direction == "up")),
+        compressor is None or (sync.personal is None and (sync.backbone is None or compressor.direction == "up")),
         f"adapter.sync={sync.name} does not send whole rows, which a compressor needs: use compression=none"
-        + (", or compression.direction=up" if sync.own is None else ""),
+        + (", or compression.direction=up" if sync.personal is None else ""),
+    )
+    remembers = (compressor is not None and compressor.error_feedback) or engine.optimizer.reset == "never"
+    require(
+        sync.name != "flora" or not remembers,
+        "adapter.sync=flora restarts the factors in each round, and residuals and momentum of earlier factors would be "
+        "added to new ones: use compression.error_feedback=false and optimizer.reset=round",
     )
 
 
@@ -695,12 +701,13 @@ def check_states(engine: Engine) -> None:
         ConfigError: The method keeps models of clients.
     """
     sync = engine.lora_sync
-    if sync is None or (sync.own is None and sync.backbone is None):
+    if sync is None or (sync.personal is None and sync.backbone is None):
         return
     models = [rows.name for rows in engine.rows.all.values() if rows.default.numel() == engine.model.size]
+    what = "changes the frozen weights" if sync.personal is None else "keeps B with the client"
     require(
         not models,
-        f"adapter.sync={sync.name} {'changes the frozen weights' if sync.own is None else 'keeps B with the client'}, "
+        f"adapter.sync={sync.name} {what}, "
         f"and the method keeps models of clients ({', '.join(models)}) that were trained without it: use "
         "algorithm=fedavg, fedprox or fedper, or another adapter.sync such as flex",
     )

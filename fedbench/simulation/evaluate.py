@@ -92,7 +92,7 @@ def deployed(
     for slice_ids in slices(engine, ids):
         cohort = Cohort(engine, slice_ids, round, "evaluation")
         with torch.no_grad():
-            rows = cohort.with_own_factors(algorithm.personalized(cohort, final))
+            rows = cohort.with_personal_factors(algorithm.personalized(cohort, final))
         _require_rows(algorithm, rows, len(cohort))
         yield cohort, rows
 

@@ -67,7 +67,7 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
     with torch.no_grad():
-        return cohort, cohort.with_own_factors(sim.algorithm.personalized(cohort, is_last_round))
+        return cohort, cohort.with_personal_factors(sim.algorithm.personalized(cohort, is_last_round))
 
 
 def index_of(sim: Simulation, client: int | str) -> int:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cases import assert_same, case, run_rounds, set_up, state_of
-from tiny import close, equal
-from torch import Tensor
+from tiny import CPU, close, equal
+from torch import Tensor, nn
 
-from fedbench.channel.lora_sync import RULES
+from fedbench.adapters.lora import LoRA
+from fedbench.channel.lora_sync import COMBINATIONS, LoraSync
 from fedbench.commands import main
+from fedbench.core.options import ConfigError
+from fedbench.core.round_context import RoundContext
+from fedbench.core.rows import RowStore
 from fedbench.core.settings import config_hash, to_dict
 from fedbench.engine.cohort import Cohort
-from fedbench.simulation import evaluate
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation import build, evaluate
 from fedbench.simulation.run_state import Simulation
 from fedbench.tools.export import client_state, open_run, predictions
 
@@ -97,7 +106,7 @@ def test_het_weighs_by_the_norm_of_the_product() -> None:
     close(combined(sim, untrained, WEIGHTS), untrained[0], 1e-6)
 
 
-@pytest.mark.parametrize("sync", RULES)
+@pytest.mark.parametrize("sync", COMBINATIONS)
 def test_other_columns_get_their_mean(sync: str) -> None:
     sim = simulation(sync)
     uploads, head = spread(sim), sim.engine.model.columns["head"]
@@ -155,6 +164,43 @@ def test_what_is_added_accumulates_and_follows_the_state() -> None:
     assert not (effective(sim, row) - product(sim, row)).any()
 
 
+class Both(nn.Module):
+    """A convolution with its rank in another place, and PyTorch's attention, whose weight is a joint one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.attn = nn.Conv2d(2, 4, 3, padding=1), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.conv(x).flatten(2).mT  # [B, T, 4]
+        return self.head(self.attn(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.parametrize("sync", ["flora", "fedex"])
+def test_convolutions_and_attention_have_the_mean_of_the_products(sync: Any) -> None:
+    """The merged weights of the server's model are the means of the clients' merged weights."""
+    module = Both()
+    names = LoRA(rank=2, alpha=6.0, convolutions=True, sync=sync).insert(module)
+    model = FlatModel(module, {"adapter": names})
+    rule = LoraSync(sync, model, RowStore(3, CPU, 1 << 20, 1 << 20))
+    uploads = model.init_row() + 0.3 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(1))
+
+    def merged(row: Tensor) -> list[Tensor]:
+        module.load_state_dict(model.state_dict(row), strict=False)
+        conv, attn = (layer.merged() for layer in (module.conv, module.attn))  # type: ignore[operator]
+        return [conv.weight.clone(), attn.in_proj_weight.clone(), attn.out_proj.weight.clone()]
+
+    expected = [sum(p * w for p, w in zip(WEIGHTS, layers)) for layers in zip(*map(merged, uploads))]
+    ids, counts = np.arange(3), np.ones(3, np.int64)
+    context = RoundContext(ids=ids, num_samples=counts, client_weights=counts.astype(float), num_clients=3, round=0,
+                           mode="round", seed=0, device=CPU)  # fmt: skip
+    found = merged(rule.combine(context, WEIGHTS @ uploads, uploads, WEIGHTS))
+    assert len(found) == 3
+    for a, b in zip(found, expected):
+        close(a, b, 2e-6)
+
+
 def test_fedsa_keeps_b_with_the_client() -> None:
     sim = set_up(simulation("fedsa"))
     model, ids = sim.engine.model, np.array([0, 2, 3])
@@ -201,14 +247,14 @@ def test_what_changes_the_backbone_is_sent_down(sync: str) -> None:
 
 
 # -- agreement -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("sync", RULES)
+@pytest.mark.parametrize("sync", COMBINATIONS)
 def test_with_one_client_rules_agree(sync: str) -> None:
     sim = simulation(sync)
     uploads = spread(sim, 1)
     close(effective(sim, combined(sim, uploads, torch.ones(1))), product(sim, uploads[0]), 1e-5)
 
 
-@pytest.mark.parametrize("sync", [sync for sync in RULES if sync != "het"])
+@pytest.mark.parametrize("sync", [sync for sync in COMBINATIONS if sync != "het"])
 def test_with_equal_a_rules_agree(sync: str) -> None:
     """All but het, which has other weights."""
     sim = simulation(sync)
@@ -242,15 +288,16 @@ def effective(sim: Simulation, row: Tensor, layer: str = LAYER) -> Tensor:
 
 
 # -- with ranks of clients -------------------------------------------------------------------------------
-@pytest.mark.parametrize("sync", ["ffa", "flex", "het"])
+@pytest.mark.parametrize("sync", ["ffa", "fedsa", "flora", "flex", "het"])
 def test_each_client_gets_its_rank(sync: str) -> None:
     sim, ids = set_up(simulation(sync, "fedavg", [1, 4, 2, 3, 4, 1])), np.array([0, 1, 3])
     model = sim.engine.model
-    per_rank = (24 + 8 + 16 + 8) + (0 if sync == "ffa" else 8 + 8 + 8 + 16)
+    per_rank = (0 if sync == "fedsa" else 24 + 8 + 16 + 8) + (0 if sync == "ffa" else 8 + 8 + 8 + 16)
     cohort = Cohort(sim.engine, ids, 0)
     sim.algorithm.round(cohort)
-    expected = 4 * (3 * model.columns["head"].size + (1 + 4 + 3) * per_rank)
-    assert cohort.cost.bytes_up == cohort.cost.bytes_down == expected
+    head = 4 * 3 * model.columns["head"].size
+    assert cohort.cost.bytes_up == head + 4 * (1 + 4 + 3) * per_rank
+    assert cohort.cost.bytes_down == (head if sync == "flora" else cohort.cost.bytes_up)
     theta = Cohort(sim.engine, ids, 1).train(sim.algorithm.w).theta
     B = model.named(theta)[f"{LAYER}.lora_B.weight"]
     assert [int(b.any(0).sum()) for b in B] == [1, 4, 3]
@@ -258,7 +305,7 @@ def test_each_client_gets_its_rank(sync: str) -> None:
 
 # -- methods and executors -------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("sync", ["ffa", "fedsa", *RULES])
+@pytest.mark.parametrize("sync", ["ffa", "fedsa", *COMBINATIONS])
 def test_methods_under_every_plan(sync: str, method: str) -> None:
     if allowed(sync, method):
         vmap, loop = (state_of(run_rounds(simulation(sync, method, plan=plan), 2)) for plan in ("vmap", "loop"))
@@ -288,7 +335,7 @@ def finished(folder: Path, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sync", ["ffa", "fedsa", *RULES])
+@pytest.mark.parametrize("sync", ["ffa", "fedsa", *COMBINATIONS])
 def test_a_run_resumes_to_equal_bytes_and_exports_what_it_measured(sync: str, tmp_path: Path) -> None:
     words = [f"adapter.sync={sync}", "system.dropout=0.2"]
     whole = finished(tmp_path / "whole", *words)
@@ -318,9 +365,10 @@ def check_export(run: Path, folder: Path) -> None:
     close(peft.PeftModel.from_pretrained(module, folder / "peft").eval()(x), measured, 1e-5)
 
 
-@pytest.mark.parametrize("sync", ["ffa", *RULES])
+@pytest.mark.parametrize("sync", ["ffa", *COMBINATIONS])
 def test_uploads_may_be_compressed(sync: str, tmp_path: Path) -> None:
-    run = finished(tmp_path / "run", f"adapter.sync={sync}", "compression=topk")
+    memory = ["compression.error_feedback=false"] if sync == "flora" else []
+    run = finished(tmp_path / "run", f"adapter.sync={sync}", "compression=topk", *memory)
     assert np.isfinite(predictions(run)["logits"]).all()
 
 
@@ -345,6 +393,9 @@ def test_uploads_may_be_compressed(sync: str, tmp_path: Path) -> None:
         ),
         (["adapter.sync=fedsa", "compression=topk"], "does not send whole rows, which a compressor needs"),
         (["adapter.sync=fedex", "compression=topk", "compression.direction=both"], "or compression.direction=up"),
+        (["adapter.sync=flora", "compression=topk"], "use compression.error_feedback=false and optimizer.reset=round"),
+        (["adapter.sync=flora", "optimizer.reset=never"], "use compression.error_feedback=false and optimizer.reset="),
+        (["adapter.sync=fedex", f"adapter.rank=[{','.join('12' * 10)}]"], "fedex is exact only if all clients have"),
         (["adapter.sync=fedsa", "finetune.epochs=1"], "use finetune.epochs=0"),
         (["adapter.sync=mean"], "adapter.sync"),
     ],
@@ -354,7 +405,36 @@ def test_what_cannot_work_is_refused_in_one_sentence(
 ) -> None:
     given = {word.partition("=")[0] for word in words}
     method = [] if "algorithm" in given else ["algorithm=fedavg"]
-    options = ["adapter.rank=2", "rounds=1", "tracking=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    rank = [] if "adapter.rank" in given else ["adapter.rank=2"]
+    options = [*rank, "rounds=1", "tracking=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
     assert main([*method, *TINY, *options, *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("fedbench: ") == 1
+
+
+class Tower(nn.Module):
+    """A model whose frozen layers the runs of a process share."""
+
+    def expose(self) -> list[str]:
+        return []
+
+
+def test_frozen_weights_that_runs_share_are_not_changed() -> None:
+    sim, shared = simulation("fedex"), SimpleNamespace(module=Tower())
+    with pytest.raises(ConfigError, match="changes frozen weights, and those of model=vit_tiny are shared between"):
+        build.lora_sync(sim.cfg, shared, sim.engine.rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["fedsa"], ["flora", "adapter.rank=[1,2,3,4,5,6]"], ["fedex"]])
+def test_two_processes_have_the_results_of_one(words: list[str], tmp_path: Path) -> None:
+    sync, *more = words
+    options = ["algorithm=fedavg", "model=mlp", "adapter=lora", f"adapter.sync={sync}", *more, "rounds=3"]
+    options += ["partition.num_clients=6", "clients_per_round=4", "tracking=disabled", "hardware.executor=loop"]
+    assert main([*options, f"hydra.run.dir={tmp_path / 'one'}"]) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "fedbench", *options]
+    subprocess.run([*command, "hardware=ddp", f"hydra.run.dir={tmp_path / 'two'}"], check=True)
+    one, two = (pd.read_csv(tmp_path / name / "clients.csv")["personal/loss"] for name in ("one", "two"))
+    np.testing.assert_allclose(one, two, atol=1e-6)
+    costs = [pd.read_csv(tmp_path / name / "costs.csv")["bytes_down"].tolist() for name in ("one", "two")]
+    assert costs[0] == costs[1]

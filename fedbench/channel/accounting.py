@@ -95,9 +95,9 @@ def epsilon(s: Setting, rounds: int) -> float:
         return 0.0
     if s.noise_multiplier == 0:
         return math.inf
-    counted = accountant(s)
-    counted.compose(event(s), rounds)
-    return float(counted.get_epsilon(s.delta))
+    composition = accountant(s)
+    composition.compose(event(s), rounds)
+    return float(composition.get_epsilon(s.delta))
 
 
 def least_noise_multiplier(s: Setting, target: float, rounds: int) -> float:

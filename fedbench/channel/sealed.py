@@ -67,7 +67,8 @@ for _name in _OPERATORS:
 
 def opened(sealed: Sealed) -> tuple[Tensor, str, np.ndarray, Tensor | None]:
     """Return rows [K, ...], name, clients [K] and center [...] of a sealed upload, for a private release only."""
-    return sealed._rows, sealed._name, sealed._ids, sealed._center
+    content = vars(sealed)
+    return content["_rows"], content["_name"], content["_ids"], content["_center"]
 
 
 def refuse(name: str, use: str) -> NoReturn:

@@ -36,6 +36,7 @@ from fedbench.core.rows import RowStore
 from fedbench.nn.client_ranks import ClientRanks
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
+from fedbench.nn.row_layout import MessageLayout
 from fedbench.nn.transposed_linear import is_transposed_linear
 
 Sync = Literal["average", "ffa", "fedsa", "flora", "flex", "het", "fedex"]
@@ -137,7 +138,8 @@ class LoraSync:
                 added[name] = layer.added
         if self.backbone is not None and context.changes_state:
             num_sent = self._count(context.ids, len(mean), self._factors_in(len(mean))).sum()  # stacked factors
-            self.backbone.add(added, int(num_sent) if self.name == "flora" else self.backbone.size)
+            dense = sum(product.numel() for product in added.values())
+            self.backbone.add(added, int(num_sent) if self.name == "flora" else dense)
         return new
 
     def _new_A(self, context: RoundContext, name: str, like: Tensor) -> Callable[[], Tensor]:
@@ -180,7 +182,7 @@ class LoraSync:
             return everything - self._count(context.ids, n, self._factors_in(n, "B"))
         if self.backbone is None or not is_download:
             return None
-        missing = self.backbone.missing(context)
+        missing = self.backbone.missing(context, self.model.message_layout(n))
         if self.name == "flora":  # new factors are drawn by the clients
             everything = everything - self._count(context.ids, n, self._factors_in(n))
         return everything + missing
@@ -241,9 +243,6 @@ class Backbone:
     Args:
         model: The model, whose layers with LoRA have the attributes `base_layer` and `scale`.
         rows: Creates the states.
-
-    Attributes:
-        size: Number of all adapted weights, D.
     """
 
     def __init__(self, model: FlatModel, rows: RowStore):
@@ -254,7 +253,6 @@ class Backbone:
         self.transposed = {name for name, layer in zip(names, layers) if is_transposed_linear(layer.base_layer)}  # type: ignore
         self.scales = {name: float(layer.scale) for name, layer in zip(names, layers)}  # type: ignore[arg-type]
         self.initial = torch.cat([weight.detach().flatten().clone() for weight in self.weights.values()])  # [D]
-        self.size = len(self.initial)
         self.change = rows("lora_sync/backbone", torch.zeros_like(self.initial), 1)
         count = torch.zeros(1, dtype=torch.float64, device=self.initial.device)
         self.num_sent, self.received = rows("lora_sync/sent", count, 1), rows("lora_sync/received", count)
@@ -277,29 +275,34 @@ class Backbone:
         """Add products to the frozen weights.
 
         Args:
-            added: The products without the factor s, by name of the parameter A.  # [out, in] each
+            added: The products without the factor s, by name of the parameter A.  Personal layers have none.
+                # [out, in] each
             num_sent: How many numbers describe them.
         """
-        parts = [
-            self.scales[name] * (product.t() if name in self.transposed else product).flatten()
-            for name, product in ((name, added[name]) for name in self.weights)
-        ]
-        self.change[SERVER] = self.change[SERVER] + torch.cat(parts).to(self.initial)
+        parts = [torch.zeros(weight.numel(), device=self.initial.device) for weight in self.weights.values()]
+        for i, name in enumerate(self.weights):
+            if name in added:
+                product = added[name].t() if name in self.transposed else added[name]
+                parts[i] = (self.scales[name] * product.flatten()).to(self.initial)
+        self.change[SERVER] = self.change[SERVER] + torch.cat(parts)
         self.num_sent[SERVER] = self.num_sent[SERVER] + num_sent
         self._apply()
 
-    def missing(self, context: RoundContext) -> Tensor:
+    def missing(self, context: RoundContext, layout: MessageLayout | None) -> Tensor:
         """Return how many numbers each client downloads for the weights to be those of the server.
 
-        They are those of the rounds since its last download, or all D weights if these are fewer.
+        They are those of the rounds since its last download, or all changed weights if these are fewer.
 
         Args:
             context: The clients.
+            layout: The parameters in the message, among them the factors of all layers that are not personal.
 
         Returns:
             The numbers [K], on the host.
         """
-        missing = (self.num_sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(self.size)
+        shared = () if layout is None else layout.spans.keys() & self.weights.keys()
+        dense = sum(self.weights[name].numel() for name in shared)
+        missing = (self.num_sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(dense)
         if context.changes_state:
             self.received[context.ids] = self.num_sent[SERVER].expand(len(context), 1)
         return missing.long().cpu()

@@ -201,6 +201,27 @@ def test_convolutions_and_attention_have_the_mean_of_the_products(sync: Any) -> 
         close(a, b, 2e-6)
 
 
+@pytest.mark.parametrize("sync", ["flora", "fedex"])
+def test_personal_layers_keep_their_weights(sync: str) -> None:
+    """FedPer's head may contain adapted layers, which it does not send."""
+    words = ["model.columns.head=['head.*','blocks.0.mlp.*']"]
+    sim = run_rounds(simulation(sync, "fedper", 2, *words), 2)
+    personal = "blocks.0.mlp.0"
+    module, initial = (s.engine.model.module for s in (sim, simulation("average")))
+    changed = {
+        name: not torch.equal(module.get_parameter(name), weight)
+        for name, weight in initial.named_parameters()
+        if "base_layer.weight" in name
+    }
+    sim.engine.rows.all["lora_sync/received"][np.arange(1)] = torch.zeros(1, 1, dtype=torch.float64)
+    cohort = Cohort(sim.engine, np.arange(1), 2)  # client 0, as if it had missed all rounds
+    cohort.broadcast(u=sim.algorithm.u)
+    factors_in_u, dense = 2 * ((8 + 24) + (8 + 8)), 24 * 8 + 8 * 8
+    expected = len(sim.algorithm.u) - (factors_in_u if sync == "flora" else 0) + dense
+    assert cohort.cost.bytes_down == 4 * expected
+    assert changed == {name: ".mlp." not in name for name in changed} and f"{personal}.base_layer.weight" in changed
+
+
 def test_fedsa_keeps_b_with_the_client() -> None:
     sim = set_up(simulation("fedsa"))
     model, ids = sim.engine.model, np.array([0, 2, 3])

@@ -33,6 +33,7 @@ UNHASHED_KEYS = (
 LATER_KEYS = {"client_weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
 LATER_KEYS |= {"system.fewest_epochs": None, "local.steps": None, "stop.patience": None}
+LATER_CHOICES = {"privacy": "local"}  # options of sections that older versions had without a choice
 # Keys of later versions, with the values that are not hashed, so that older runs keep their hashes.
 LATER_OPTIONS = {
     "adapter.convolutions": False,
@@ -205,6 +206,7 @@ def update_stored(values: dict[str, Any]) -> None:
         for group, (option, neutral) in LATER_GROUPS.items():
             values.setdefault(group, dict(neutral))
             values["choices"].setdefault(group, option)
+        values["choices"] = LATER_CHOICES | values["choices"]
 
 
 def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +218,8 @@ def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The updated values by dotted key.
     """
-    flat = {**LATER_KEYS, **{new_name(key): value for key, value in flat.items()}}
+    choices = {f"choices.{group}": option for group, option in LATER_CHOICES.items()}
+    flat = {**LATER_KEYS, **choices, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
     for group, (option, values) in LATER_GROUPS.items():  # groups that older versions lack, with options of no effect
         if not any(key.startswith(f"{group}.") for key in flat):

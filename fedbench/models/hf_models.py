@@ -38,8 +38,8 @@ class HFModel(Backbone):
             ) from error
         require(
             not isinstance(input_shape, Mapping),
-            f"model=hf needs images, but the data set gives {', '.join(input_shape)}: choose model=hf_text for "
-            "dataset=text_csv, or model=hf_causal for language models",
+            f"model=hf needs images, but the data set gives {', '.join(map(str, input_shape))}: choose "
+            "model=hf_text for dataset=text_csv, or model=hf_causal for language models",
         )
         attention = {"attn_implementation": "eager"}  # torch.vmap and autograd support no other
         channels = input_shape[0]

@@ -240,7 +240,16 @@ def test_partitions_of_a_regression_see_quantiles() -> None:
 
 # -- which task, and what its scores mean ----------------------------------------------------------------------
 def test_the_kinds_are_the_files() -> None:
-    assert task_kinds() == ("classification", "denoising", "mixed", "multilabel", "regression", "segmentation", "vqa")
+    assert task_kinds() == (
+        "classification",
+        "denoising",
+        "mixed",
+        "multilabel",
+        "next_token",
+        "regression",
+        "segmentation",
+        "vqa",
+    )
     assert [task_for(kind).kind for kind in task_kinds()] == list(task_kinds())
 
 

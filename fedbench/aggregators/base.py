@@ -110,8 +110,8 @@ class Aggregator:
         wrong = self.num_wrong(num_clients)
         require(
             wrong <= self.max_f(m),
-            f"aggregator.f={self.f} assumes {wrong} wrong uploads, but with {num_clients} clients a round{buckets} "
-            f"this rule allows at most {self.max_f(m)}: lower it, or raise clients_per_round",
+            f"aggregator.f={self.f} assumes {wrong} wrong upload{'s' * (wrong != 1)}, but with {num_clients} clients a "
+            f"round{buckets} this rule allows at most {self.max_f(m)}: lower it, or raise clients_per_round",
         )
 
     def aggregate(self, rows: Tensor, weights: Tensor, center: Tensor | None, order: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class LabelFlip(Attack):
         if self.pair is not None:
             require(
                 max(self.pair) < arrays.num_classes,
-                f"attack.pair={list(self.pair)}: the classes are 0 to {arrays.num_classes - 1}",
+                f"attack.pair={list(self.pair)}: choose two of the classes 0 to {arrays.num_classes - 1}",
             )
             flipped = np.full_like(labels, self.pair[1])
             chosen = labels == self.pair[0]

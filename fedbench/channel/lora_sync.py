@@ -9,7 +9,7 @@ to each adapted layer.  All other columns, such as the head, get their mean.
   flex     U S V^T = sum_i p_i B_i A_i;  B = (U S)[:, :R],  A = V^T[:R].  FlexLoRA: Bai et al., NeurIPS 2024.
   het      the means of average with the weights |B_i A_i|_F / sum_j |B_j A_j|_F.  HetLoRA: Cho et al., EMNLP 2024.
   fedex    A and B as in average;  W += s (sum_i p_i B_i A_i - B A).  FedEx-LoRA: Singhal et al., ACL 2025.
-The equations are those of the papers.  Their released codes were not compared.
+The equations follow the papers; they were not compared with released codes.
 Departures: flex truncates the product to rank R at the server, and clients of lower rank truncate it further.  In het,
 each layer has its own weights, and ranks are not pruned: the penalty of the paper that prepares it is left out, too.
 In flora, all clients draw the same new A from a shared seed, so that A is not sent.  What flora and fedex add to W is

@@ -141,16 +141,20 @@ class _Archive:
         if not isinstance(root, _Module):
             raise ValueError("data.pkl does not contain a module, so the file is damaged: download it again")
         tensors: dict[str, Tensor] = {}
-        stack = [("", root)]
+        stack = [("", root, {id(root)})]  # of each module: the prefix of its names, and all modules that contain it
+        num_visited = 0
         while stack:
-            prefix, module = stack.pop()
+            prefix, module, containing = stack.pop()
+            num_visited += 1
             for name, value in module.attributes.items():
                 if isinstance(value, _View):
                     tensors[f"{prefix}{name}"] = self._tensor(value)
                 elif isinstance(value, _Module):
-                    stack.append((f"{prefix}{name}.", value))
-            if len(stack) + len(tensors) > len(content):  # more than the file has bytes, so there is a cycle
-                raise ValueError("its modules contain each other, so the file is damaged: download it again")
+                    is_cyclic = id(value) in containing
+                    # a module is in several others only in a damaged file, which may have very many paths
+                    if is_cyclic or num_visited > len(content):
+                        raise ValueError("its modules contain each other, so the file is damaged: download it again")
+                    stack.append((f"{prefix}{name}.", value, {*containing, id(value)}))
         return tensors
 
     def _storage(self, storage: _Storage) -> Tensor:

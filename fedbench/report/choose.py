@@ -200,7 +200,7 @@ def _check_comparable(runs: list[Run], key: str) -> None:
     values = {run.flat_config[key] for run in runs}
     require(
         len(values) > 1,
-        f"--choose {key} needs finished runs with at least two numbers as {key}, and these have none or one: name "
+        f"--choose {key} needs finished runs with at least two values of {key}, and these have none or one: name "
         "another key",
     )
     others = [k.removeprefix("choices.") for k in differing(runs) if k not in (key, "fold")]

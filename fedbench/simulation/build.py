@@ -60,7 +60,7 @@ from fedbench.simulation.devices import (
 from fedbench.simulation.evaluate import TRIGGERED
 from fedbench.simulation.instantiate import component, make, plain_values, target_of
 from fedbench.simulation.output_checks import check_outputs
-from fedbench.simulation.sampling import attacker_ids, batch_size, cohort_size, draw_cohort, epochs, step_fractions
+from fedbench.simulation.sampling import attacker_ids, cohort_size, draw_cohort, per_client, step_fractions
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import register_directions
 
@@ -369,9 +369,9 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         attackers=attackers(cfg, training.num_clients, rows, rule),
         seed=int(cfg.seed),
         rounds=cfg.rounds,
-        epochs=epochs(cfg, training.num_clients),
+        epochs=per_client("local.epochs", cfg.local.epochs, training.num_clients),
         steps=cfg.local.steps,
-        batch_size=batch_size(cfg, training.num_clients),
+        batch_size=per_client("local.batch_size", cfg.local.batch_size, training.num_clients),  # type: ignore[arg-type]
         drop_last=cfg.local.drop_last,
         eval_batch=eval_batch,
         shared_batch=shared_batch,

@@ -5,6 +5,8 @@ Draws are keyed by the seed and the round (core/rng.py), so all methods get the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from omegaconf import DictConfig
 
@@ -94,34 +96,19 @@ def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
     return fractions
 
 
-def epochs(cfg: DictConfig, num_clients: int) -> float | np.ndarray:
-    """Return local.epochs: one number for all clients, or an array [N] with one per client.
+def per_client(key: str, option: float | Sequence[float], num_clients: int) -> float | np.ndarray:
+    """Return an option of local training: one number for all clients, or an array [N] with one per client.
 
     Args:
-        cfg: The checked configuration.
+        key: The option, such as "local.epochs".
+        option: Its value.
         num_clients: N.
 
     Raises:
-        ConfigError: The list in local.epochs does not have N entries.
+        ConfigError: A list does not have N entries.
     """
-    option = cfg.local.epochs
-    check_each("local.epochs", option, num_clients, "numbers")
+    check_each(key, option, num_clients, "numbers")
     return option if isinstance(option, int | float) else np.array(list(option))
-
-
-def batch_size(cfg: DictConfig, num_clients: int) -> int | np.ndarray:
-    """Return local.batch_size: one number for all clients, or an array [N] with one per client.
-
-    Args:
-        cfg: The checked configuration.
-        num_clients: N.
-
-    Raises:
-        ConfigError: The list in local.batch_size does not have N entries.
-    """
-    option = cfg.local.batch_size
-    check_each("local.batch_size", option, num_clients, "numbers")
-    return option if isinstance(option, int) else np.array(list(option), np.int64)
 
 
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:

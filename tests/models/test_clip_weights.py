@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
+from fedbench.models import _torchscript
 from fedbench.models import clip as towers
 from fedbench.models._torchscript import is_torchscript, read_torchscript
 
@@ -197,3 +198,16 @@ def test_tensors_share_storages_and_strides(tmp_path: Path) -> None:
     assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
     torch.save({"a": torch.zeros(2)}, tmp_path / "plain.pt")
     assert not is_torchscript(tmp_path / "plain.pt") and not is_torchscript(tmp_path / "absent.pt")
+
+
+@pytest.mark.parametrize("way", ["itself", "through another"])
+def test_modules_that_contain_each_other_are_refused(way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without tensors, too; the reader must end."""
+    root, inner = _torchscript._Module(), _torchscript._Module()
+    root.attributes["inner"] = inner
+    inner.attributes["again"] = inner if way == "itself" else root
+    monkeypatch.setattr(_torchscript._Recorder, "load", lambda self: root)
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", b"(l." * 10)
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive, pytest.raises(ValueError, match="modules contain each other"):
+        _torchscript._Archive(archive).tensors()

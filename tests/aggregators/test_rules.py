@@ -372,3 +372,18 @@ def test_too_many_wrong_uploads_are_refused() -> None:
 
 if __name__ == "__main__":
     write_golden()
+
+
+def test_buckets_keep_weights() -> None:
+    """The mean of a bucket is weighted, and its weight is the sum of those of its uploads."""
+    rows, weights = torch.tensor([[0.0], [10.0], [4.0]]), torch.tensor([0.1, 0.4, 0.5])
+    means, of_buckets = bucket_means(rows, weights, 2)
+    torch.testing.assert_close(means, torch.tensor([[8.0], [4.0]]))
+    torch.testing.assert_close(of_buckets, torch.tensor([0.5, 0.5]))
+
+
+def test_half_of_the_weight_is_found_despite_rounding() -> None:
+    """In float32, 9/80 + 31/80 is less than 0.5; the median then is the mean of the two middle values."""
+    counts = torch.tensor([9.0, 31.0, 22.0, 17.0, 1.0])
+    rows = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]])
+    assert weighted_median(rows, counts / 80).tolist() == [1.5]

@@ -57,7 +57,7 @@ class Adapter:
         raise NotImplementedError
 
     def check(self, num_clients: int) -> None:
-        """Check the options that have one value for each client.
+        """Check the options that have one value for each client.  By default there are none, and nothing is checked.
 
         Args:
             num_clients: Number of training clients, N.
@@ -76,12 +76,14 @@ class Adapter:
             layers: The adapted layers by name.
 
         Returns:
-            The configuration, or None if peft has no such adapter.
+            The configuration, or None if peft has no such adapter, as by default.
         """
         return None
 
     def insert(self, model: nn.Module) -> list[str]:
         """Freeze a model except the parameters of `train`, and adapt it in place.
+
+        `train` is an option, a list of patterns.  A model with hidden layers names its trained parameters itself.
 
         Args:
             model: The model, which is changed.
@@ -107,7 +109,10 @@ class Adapter:
         return self.add(model)
 
     def add(self, model: nn.Module) -> list[str]:
-        """Adapt the layers that `places` names, after `insert` has frozen the model.
+        """Adapt the layers that the option `places` names, after `insert` has frozen the model.
+
+        Args:
+            model: The model, which is changed.
 
         Returns:
             Names of the new parameters.

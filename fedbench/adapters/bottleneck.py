@@ -78,6 +78,7 @@ class Bottleneck(Adapter):
             read = written if self.tap == "output" else linear[0].in_features
         else:
             return None
+        # kinds: classes of adapted layers
         if isinstance(layer, nn.LayerNorm):  # it ends a block
             kind = "norm"
         else:
@@ -90,7 +91,7 @@ class Bottleneck(Adapter):
         Args:
             read: Number of inputs of each bottleneck.
             written: Number of its outputs.
-            name: Name of the layer in the model.
+            name: Name of the layer in the model, unused here; subclasses look up files by it.
         """
         return [self.network(read, written, which) for which in ("adapter", "twin")[: 1 + self.twin]]
 
@@ -100,7 +101,7 @@ class Bottleneck(Adapter):
         Args:
             read: Number of inputs.
             written: Number of outputs.
-            name: Which one of its layer: "adapter" is the first, "twin" the second.
+            name: Which one of its layer, unused here: "adapter" is the first, "twin" the second.
         """
         down, up = nn.Linear(read, self.width), nn.Linear(self.width, written)
         if self.init == "normal":

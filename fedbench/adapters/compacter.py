@@ -74,6 +74,7 @@ class Compacter(Bottleneck):
                 "divisor, or leave the layer out of adapter.places",
             )
         is_first = name not in self.shared_rules
+        # rule: module with the parameter A, one for the first bottlenecks of all layers and one for the second ones
         rule = self.shared_rules.setdefault(name, Rule(self.n)) if is_first else self.shared_rules[name]
         down, up = PHMLinear(rule, read, self.width, self.rank), PHMLinear(rule, self.width, written, self.rank)
         if is_first:

@@ -192,8 +192,10 @@ class Fused(Added):
     def added(self, x: Tensor, y: Tensor) -> Tensor:
         """Return V sum_i p_i z_i, which is added to the output of the layer.
 
+        z_i are the outputs of the n bottlenecks, p_i their attention weights, and V is a linear map.
+
         Args:
-            x: Input of the layer, not used.
+            x: Input of the layer, unused.
             y: Output of the layer, [..., d].
 
         Returns:

@@ -65,7 +65,14 @@ class LoRA(Adapter):
         check_each("adapter.rank", self.ranks, num_clients, "ranks")
 
     def add(self, model: nn.Module) -> list[str]:
-        """Adapt the layers, with frozen factors A if sync=ffa, and return the names of the trained new parameters."""
+        """Adapt the layers, with frozen factors A if sync=ffa.
+
+        Args:
+            model: The model, which is changed.
+
+        Returns:
+            Names of the new parameters that are trained.
+        """
         names = super().add(model)
         if self.sync != "ffa":
             return names
@@ -78,7 +85,7 @@ class LoRA(Adapter):
 
         Args:
             layer: The layer.
-            name: Not used.
+            name: Unused.
 
         Returns:
             The adapted layer.  None: it is neither a linear layer, nor nn.MultiheadAttention with a joint matrix, nor,
@@ -115,6 +122,7 @@ class LoRA(Adapter):
         return {
             "peft_type": "LORA",
             "r": rank,  # of this client
+            # peft multiplies by alpha / r, and fedbench by alpha / self.rank, the same for all clients
             "lora_alpha": self.alpha if rank == self.rank else self.alpha * rank / self.rank,
             # a regular expression, because peft matches the names in a list as suffixes
             "target_modules": "|".join(re.escape(name) for name in layers),

@@ -51,7 +51,7 @@ class Prompt(Adapter):
 
         Args:
             layer: The layer.
-            name: Not used.
+            name: Unused.
 
         Returns:
             The module.  None: the layer has no parameters, or it also takes a mask, which would not cover the inserted

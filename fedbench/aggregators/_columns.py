@@ -21,7 +21,7 @@ def are_equal(weights: Tensor) -> bool:
 
 
 def sorted_columns(rows: Tensor) -> Iterator[Tensor]:
-    """Yield blocks of columns, each column sorted in ascending order.
+    """Yield blocks of columns, each column sorted in ascending order.  Blocks limit memory.
 
     On a CPU, NumPy sorts short columns much faster than torch.
 

@@ -105,6 +105,7 @@ class Aggregator:
         Raises:
             ConfigError: f is too large for the rule.
         """
+        # number of rows that the rule receives: one per client or per bucket
         m = math.ceil(num_clients / self.bucket_size) if self.pre == "bucketing" else num_clients
         buckets = f" in {m} buckets" if self.pre == "bucketing" else ""
         wrong = self.num_wrong(num_clients)
@@ -117,7 +118,8 @@ class Aggregator:
     def aggregate(self, rows: Tensor, weights: Tensor, center: Tensor | None, order: Tensor) -> Tensor:
         """Combine the uploads: `pre`, then the rule.
 
-        f is limited to `max_f`, because few clients may remain in a group or after dropouts.
+        The assumed number f of wrong uploads is limited to `max_f`, the rule's largest, because few clients may remain
+        in a group or after dropouts.  A rule with uses_weights=False treats all uploads equally.
 
         Args:
             rows: The uploads.  # [n, p]

@@ -42,14 +42,14 @@ class CenteredClipping(Aggregator):
 
     def combine(self, u: Uploads) -> Tensor:
         """Return v [p].  Each iteration adds the weighted mean of the rows' differences to v, clipped to norm tau."""
-        v = u.start  # [p]
+        v = u.start  # the server's value, or without one the median of the rows  [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, v)  # [m]
             tau = self.tau  # a number, or [1]
             if tau is None:  # as float64, because distances of very large rows are infinite
                 tau = weighted_median(distance[:, None].double(), u.weights).to(distance)
             if bool((distance <= tau).all()):
-                v = u.mean
+                v = u.mean  # no row is clipped
                 continue
             scale = (tau / distance.clamp_min(TINY)).clamp_max(1)  # min(1, tau / |x_i - v|)  [m]
             factors = u.weights * scale  # [m]

@@ -48,6 +48,7 @@ class Krum(Aggregator):
         With neighbors="n-f-1" they are m - f - 1 rows.
         """
         m = len(u.rows)
+        # self.left_out is 2, or 1 with neighbors="n-f-1"
         others = squared_distances(u.rows).sort(1).values[:, 1:]  # without the row itself  [m, m - 1]
         return others[:, : max(m - u.f - self.left_out, 1)].sum(1)
 

@@ -46,6 +46,9 @@ class Bottleneck:
 def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
     """Return the bottlenecks of the model whose trained parameters are all within some columns.
 
+    A bottleneck is a layer, such as an adapter, that maps its input to a few hidden units and back.  The order of
+    these units can be changed without changing the layer's output.
+
     Args:
         model: The model.  Its layers with a method `hidden_units` are searched.
         within: Columns of a row, such as all columns outside the head.
@@ -163,7 +166,8 @@ def align(model: FlatModel, rows: Tensor, bottlenecks: list[Bottleneck], cost: l
         cost: For each bottleneck, the cost of moving unit i to position j.  # [K, m, m] each
 
     Returns:
-        The aligned rows, and statistics.
+        The aligned rows, and statistics of each row and each of the S bottlenecks: share of units that moved, and
+        mean cost of a unit before and after.  # [K, S] each
     """
     rows = rows.clone()
     shape = (len(rows), len(bottlenecks))

@@ -26,13 +26,14 @@ class CoreExchange:
 
         Args:
             cohort: The downloading clients.
-            d: Their relationship vectors: d_ij is the weight of c_j in client i's model.  # [K, N]
+            d: Their relationship vectors, unused here, where clients download all cores.  # [K, N]
 
         Returns:
             Index into `cores` of the version of c_j that each client then has.  # [K, N]
         """
-        cohort.fetch(~itself(cohort), cores=self.cores)  # counts the bytes of all cores but the client's own
-        return self.newest.repeat(len(cohort), 1)
+        # itself(cohort): True where core j is the client's own; fetch counts the bytes of all others
+        cohort.fetch(~itself(cohort), cores=self.cores)
+        return self.newest.repeat(len(cohort), 1)  # newest: index into `cores` of each core's newest version  [N]
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
         """Store the cores that the cohort uploaded.
@@ -42,7 +43,7 @@ class CoreExchange:
             versions: Output of `download`; unused here, where only the newest versions are stored.  # [K, N]
             core: The uploaded cores.  # [K, P]
         """
-        self.cores = self.cores.index_copy(0, cohort.index, core)
+        self.cores = self.cores.index_copy(0, cohort.index, core)  # without older versions, row j of `cores` is c_j
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors that are attributes of this exchange, by attribute name, for a checkpoint."""
@@ -79,7 +80,7 @@ class LimitedCoreExchange(CoreExchange):
         self.seen = torch.zeros(n, n, dtype=torch.bool, device=cores.device)
 
     def download(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Download M selected cores to each client, or the cores of all others in its first round.
+        """Download M selected cores to each client (M: bandwidth), or the cores of all others in its first round.
 
         Args:
             cohort: The downloading clients.
@@ -98,11 +99,14 @@ class LimitedCoreExchange(CoreExchange):
         return torch.where(downloads | itself(cohort), self.newest, self.held[cohort.index])
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Select the M cores that each client downloads.
+        """Select the M cores that each client downloads (M: bandwidth).
+
+        With selection="uniform" they are random.  With "intended", cores that the client never chose come first, then
+        those with large |d_ij|.
 
         Args:
             cohort: The downloading clients.
-            d: Their relationship vectors: larger |d_ij| makes core j more likely with selection="intended".  # [K, N]
+            d: Their relationship vectors: d_ij is the weight of c_j in client i's model.  # [K, N]
 
         Returns:
             True where client i downloads core j; a client never selects its own core.  # [K, N] bool
@@ -126,7 +130,8 @@ class LimitedCoreExchange(CoreExchange):
             versions: Output of `download`, which becomes `held` of these clients.  # [K, N]
             core: The uploaded cores.  # [K, P]
         """
-        all_versions = self.held.index_copy(0, cohort.index, versions)  # [N, N]
+        # which versions all clients have; -1 before a client's first round  [N, N]
+        all_versions = self.held.index_copy(0, cohort.index, versions)
         # their indices, after all stored versions  [K]
         added = torch.arange(len(cohort), device=core.device) + len(self.cores)
         newest = self.newest.index_copy(0, cohort.index, added)

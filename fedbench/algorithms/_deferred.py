@@ -26,6 +26,9 @@ def coefficients_after(
     last step.  Without an upper bound several steps are computed at once: with X_t = x_1 + ... + x_t,
     a_T = max(a_0, X_1, ..., X_T) - X_T.  With an upper bound there is no such form, so steps are taken one at a time.
 
+    K clients train, and K' clients j uploaded before.  f_j is the local objective of client j, theta_i the model of
+    client i, and gbar the weighted mean of the gradients of all f_j, which the server sent.
+
     Args:
         alpha: Coefficients before the round, >= 0.  # [K, K']
         eta2: Learning rate of the coefficients, a number or [K, 1].

@@ -36,6 +36,7 @@ def refuse_features_of_tokens(federation: Federation, name: str) -> None:
         ConfigError: The outputs of the model are [B, T, C].
     """
     task = federation.task
+    # the target of sample 0, whose shape tells that of the outputs
     _, y = federation.gather(torch.zeros(1, dtype=torch.int64, device=federation.device))
     require(
         len(task.output_shape(y, task.outputs(federation.num_classes))) != 3,
@@ -189,5 +190,5 @@ def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: b
         else 0.0.
     """
     shares = counts.clamp_min(0) if by_samples else (counts > 0).float()  # [K, C]
-    total = cohort.sum(shares, exact=True)  # [C]
+    total = cohort.sum(shares, exact=True)  # exact: a plain sum also with robust aggregation  [C]
     return cohort.sum(means, weights=shares) / total.clamp_min(1e-12)[:, None], (total > 0).float()

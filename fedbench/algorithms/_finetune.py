@@ -84,6 +84,10 @@ class FineTuned(Wrapper):
     def personalized(self, cohort: Cohort, final: bool) -> Any:
         """Return the inner method's deployed models, fine-tuned; with when="end" and before the end, unchanged.
 
+        Args:
+            cohort: The clients to evaluate.
+            final: Whether the last round is over.
+
         Returns:
             What inner's `personalized` returns: rows, or a dict whose rows "theta" alone are fine-tuned.
         """
@@ -96,7 +100,7 @@ class FineTuned(Wrapper):
         theta, others = start["theta"], {name: value for name, value in start.items() if name != "theta"}
 
         def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # of inner's own logits  [k, B]
-            rows = {"theta": theta, **vars(s.state)} if is_dict else theta
+            rows = {"theta": theta, **vars(s.state)} if is_dict else theta  # s.state has the tensors `others`
             return s.task_loss(self.inner.predict(s.model, rows, batch.x), batch)
 
         tuned = cohort.train(

@@ -238,9 +238,10 @@ def fuse(
         keep_dual: Whether to return the last dual U.
 
     Returns:
-        Z in V's type, the dual or None, and the number of iterations.
+        Z in V's type, the dual, and the number of iterations.  The dual is None if it is not kept, or if no iteration
+        was needed.
     """
-    if tau == 0 or len(network) == 0 or V.shape[1] == 0:
+    if tau == 0 or len(network) == 0 or V.shape[1] == 0:  # len(network): number of edges
         return Fused(V, None, 0)
     mean = network.means(V.double())
     X = (V - mean).to(V)  # centered: the step does not change the means
@@ -277,7 +278,7 @@ def _admm(
         Z [N, d], the dual U [M, d] and the number of iterations.
     """
     max_residual = tolerance * float(V.norm())
-    Z, r, count = V, network.r, 0  # [N, d]
+    Z, r, count = V, network.r, 0  # [N, d]; network.r: first value of the penalty r
     W = R = network.differences(Z)  # [M, d]
     inverse = network.inverse(r).to(V)  # [N, N]
     pull = network.weighted(V)  # [N, d]

@@ -29,8 +29,8 @@ def sketches(cohort: Cohort, kind: Sketch, samples: int | None) -> Tensor:
 
     Args:
         cohort: The clients.
-        kind: "label_hist", shares of the classes; "feature_mean" or "sample_mean", a mean input; "second_moment", the
-            second moments of pixels.
+        kind: "label_hist", shares of the classes; "feature_mean", the mean input over samples; "sample_mean", the mean
+            over samples and channels; "second_moment", the second moments of pixels.
         samples: Maximum number of random samples per client; None uses all.  label_hist always counts all labels.
 
     Returns:
@@ -138,7 +138,8 @@ def sdwd(z: Tensor) -> Tensor:
 def sdwd_pairwise(z: Tensor, adjacency: Tensor) -> Tensor:
     """Return the root mean square of z_i - z_j over the edges (i, j), for each coordinate; 0 without edges.
 
-    It is the standard deviation of the differences if each one counts twice, as z_i - z_j and as z_j - z_i.
+    It is pFedNet's standard deviation of weights' difference (SDWD) over linked clients: the standard deviation of
+    the differences if each one counts twice, as z_i - z_j and as z_j - z_i.
 
     Args:
         z: Personal parameters.  # [N, d]

@@ -89,7 +89,10 @@ class APPLE(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: independent initial cores c_i, which all clients have, and relationship vectors d_i = q."""
+        """Create the state: independent initial cores c_i, which all clients have, and relationship vectors d_i = q.
+
+        q are the clients' shares of all training samples.
+        """
         n, w = federation.num_clients, model.init_row()
         self.columns = model.trained  # columns that are mixed; BatchNorm's running statistics are not
         self.q = torch.from_numpy(federation.num_samples / federation.num_samples.sum()).to(w)  # [N]
@@ -113,7 +116,8 @@ class APPLE(Algorithm):
         versions of each core, because with limited bandwidth clients have old ones.
         """
         i, d = cohort.index[:, None], self.d[cohort.ids]  # client indices [K, 1], d_i [K, N]
-        versions, cores = self.exchange.download(cohort, d), self.exchange.cores  # [K, N], [V, P]
+        # which row of `cores` is client i's c_j [K, N], and all stored versions of cores [V, P]
+        versions, cores = self.exchange.download(cohort, d), self.exchange.cores
         on_server = cores[self.exchange.newest[cohort.index]]  # c_i as the server has it  [K, P]
         # a client that has trained uses its local core, without the noise and compression of its upload
         core = torch.where(self.core.has(cohort.ids)[:, None], self.core[cohort.ids], on_server)

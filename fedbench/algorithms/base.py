@@ -128,12 +128,12 @@ class Algorithm:
         Args:
             num_clients: Number of training clients, or None if only the data set determines it.
             groups: Names of the model's column groups.
-            optimizer: The local optimizer.
+            optimizer: The local optimizer, unused here; methods that restrict it override this function.
 
         Raises:
             ConfigError: The options contradict each other, the model or the number of clients.
         """
-        for group in self.requires:
+        for group in self.requires:  # column groups that the model must have, such as "head"
             require_group(group, f"algorithm={self._name}", groups)
         for option, value in vars(self).items():
             if isinstance(value, PerClient) and num_clients is not None:
@@ -216,7 +216,7 @@ class Algorithm:
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the initial model of each new client.
 
-        By default all get that of `initial_row_for_new_clients`.
+        By default all get that of `initial_row_for_new_clients`, and `new_clients` is unused.
 
         Args:
             new_clients: M clients that took no part in training.  Whatever the server learns of them they must upload.

@@ -196,8 +196,8 @@ def truncated(model: FlatModel, rows: Tensor, T: float) -> tuple[Tensor, Tensor]
     """
     rows = rows.clone()
     numbers = torch.full((len(rows),), rows.shape[1], device=rows.device)
-    for name, matrix in model.named(rows).items():
-        if matrix.dim() > 2 and name not in model.buffer_names:
+    for name, matrix in model.named(rows).items():  # views of rows, [K, ...] each
+        if matrix.dim() > 2 and name not in model.buffer_names:  # matrices and kernels; vectors stay as they are
             U, S, Vh = torch.linalg.svd(matrix.flatten(2), full_matrices=False)  # [K, m, r], [K, r], [K, r, n]
             energy = S.square().cumsum(1)  # sums of the largest squared singular values  [K, r]
             rank = ((energy <= T * energy[:, -1:]).sum(1) + 1).clamp_max(S.shape[1])  # [K]

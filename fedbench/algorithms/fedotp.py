@@ -54,6 +54,7 @@ class FedOTP(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a personal prompt p_l to the model, and create the state: all clients start from the same two prompts."""
         clip: Any = model.module  # a model with text, tokens and prompts
+        # new columns "local"; 0.02 is the standard deviation by which the model's own prompt is initialized
         model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
         self.global_prompt, self.local_prompt = model.columns["prompt"], model.columns["local"]
         self.w = model.init_row()  # [P]

@@ -190,7 +190,7 @@ class FedPAC(Algorithm):
         H_flat = H.flatten(1).double().cpu().numpy()  # [K, C F]
         a = np.stack([minimize_on_simplex((H_i - H_flat) @ (H_i - H_flat).T + np.diag(v)) for H_i in H_flat])
         a[a < SMALLEST_WEIGHT] = 0
-        return torch.from_numpy(self.normalized(a)).to(H)
+        return torch.from_numpy(self.normalized(a)).to(H)  # rows sum to 1 again
 
     def normalized(self, a: np.ndarray) -> np.ndarray:
         """Scale each client's weights, the rows of a [K, K], to a sum of 1.  # [K, K]"""

@@ -144,18 +144,19 @@ class FedPIA(Algorithm):
         personal = self.personal[cohort.ids]  # [K, P]
         without_G = self.init == "per_client" and cohort.round == 0  # G is not an average of clients yet
         if self.client == "none" or without_G:  # training starts from G, or from the own adapter
+            # in_both: the adapter also as second bottleneck, if there is one
             out = self.trained(cohort, self.in_both(personal) if without_G else self.shared.put(personal, G))
             w = self.shared.take(out.theta)
-        else:
+        else:  # training combines the own adapter with G, aligned to it
             out, w = self.integrate(cohort, personal, self.matched(cohort, G, personal))
-        self._note_losses(cohort, out.loss_sum)
+        self._note_losses(cohort, out.loss_sum)  # stores first and last loss for figures
         self.personal[cohort.ids] = self.shared.put(out.theta, w)
         # the upload is a difference from the last upload, or from G if training starts there
         relative_to, previous = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.uploaded[cohort.ids]})
         up = cohort.upload(w=w, relative_to=relative_to, previous=previous).w  # [K, A]
         if self.client != "none":
             self.uploaded[cohort.ids] = up
-        self.G = self.merged(cohort, up)
+        self.G = self.merged(cohort, up)  # aligned with their mean, and averaged
 
     @property
     def how(self) -> LocalTraining:
@@ -198,8 +199,8 @@ class FedPIA(Algorithm):
             For each bottleneck, the activations of its m units; d is the number of samples (times classes, if a unit
             has an activation for each class).  Zeros pad clients with fewer samples.  # [K, m, d] each
         """
-        # one pass for all bottlenecks, unless a unit has an activation for each class
-        # such bottlenecks are computed once, not once for each sample
+        # one pass for all bottlenecks, unless layers read the class names instead of the samples (text towers)
+        # these have an activation for each class, and are computed once for all samples
         one_by_one = any(self._is_computed_once(cohort.model, b) for b in self.bottlenecks)
         passes = [[b] for b in self.bottlenecks] if one_by_one else [self.bottlenecks]
         return [activations for group in passes for activations in self._activations_at(cohort, rows, group)]
@@ -207,13 +208,16 @@ class FedPIA(Algorithm):
     def _activations_at(self, cohort: Cohort, rows: Tensor, bottlenecks: list[alignment.Bottleneck]) -> list[Tensor]:
         """Compute the activations of some bottlenecks by one pass over the samples.
 
+        A layer's output may consist of several blocks, each with one value of every unit.
+
         Args:
             cohort: The clients.
             rows: Rows of the clients.  # [K, P]
             bottlenecks: The bottlenecks; a single one if its layer is computed once for all samples.
 
         Returns:
-            As `unit_activations`, for these bottlenecks.  # [K, m, d] each
+            For each bottleneck, the activations of its m units; d is the number of samples times blocks.  Zeros pad
+            clients with fewer samples.  # [K, m, d] each
         """
         # names of the layers whose outputs are the activations
         layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
@@ -350,7 +354,7 @@ class FedPIA(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: adapter w_k and personal head.
 
-        G replaces w_k with client="none", and for clients that never took part.
+        G replaces w_k with client="none", and for clients that never took part.  `final` changes nothing.
 
         Returns:
             The models.  # [K, P]

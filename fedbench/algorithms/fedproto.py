@@ -120,7 +120,7 @@ class FedProto(Algorithm):
         return ((batch.y[..., None] == classes) & batch.real[..., None]).to(self.G)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return what the cohort deploys: the models, and the prototypes for prediction.
+        """Return what the cohort deploys: the models, and the prototypes for prediction.  `final` changes nothing.
 
         Returns:
             A dict of theta [K, P].  With predict_by="prototypes", once there are prototypes, also G [K, C, F] and

@@ -34,7 +34,7 @@ class FedProx(FedAvg):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedProx: clients train from w with a pull mu (theta - w) towards it; the server averages."""
         w = cohort.broadcast(w=self.w).w  # [P]
-        has_gradient = self.mu and not self.official_noop
+        has_gradient = self.mu and not self.official_noop  # official_noop: no gradient, as in a released code
         prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
         theta = cohort.train(w, extra_grad=prox).theta  # [K, P]
         up = cohort.upload(theta=theta, relative_to={"theta": "w"})  # theta - w is sent, and the server adds w

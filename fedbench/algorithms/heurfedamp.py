@@ -56,7 +56,7 @@ class HeurFedAMP(FedAMP):
         Args:
             cosines: Cosines of the models of K clients i and M clients j.  # [K, M]
             is_other: Whether j != i; X_ij is 0 where it is False.  # [K, M] bool
-            alpha: Not used; FedAMP has a weight here.
+            alpha: Unused; FedAMP's step size, which the option X_ii replaces.
 
         Returns:
             The weights; all 0 for a client without others.  # [K, M]

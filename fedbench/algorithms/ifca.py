@@ -41,6 +41,7 @@ class IFCA(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: M cluster models, initialized independently; with shared_body, only their heads differ."""
         first = model.init_row()[None]  # the model's own initial values  [1, P]
+        # "ifca": key of their random numbers  [M - 1, P]
         others = model.init_rows(self.clusters - 1, "ifca") if self.clusters > 1 else first[:0]
         self.theta = torch.cat([first, others])  # [M, P]
         if self.shared_body:

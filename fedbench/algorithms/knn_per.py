@@ -68,6 +68,8 @@ class KNNPer(FedAvg):
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Return what the cohort deploys: the server's model, and each client's stored features and classes.
 
+        A client stores the fraction `capacity` of its training samples.  `final` changes nothing.
+
         Returns:
             theta, the server's model [P]; z [K, m, F] and y [K, m], features and classes of the stored samples, where
             class -1 is padding; lam, the weight of the neighbours in each client's prediction [K, 1].
@@ -101,11 +103,11 @@ class KNNPer(FedAvg):
         def both(model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
             return torch.stack(self.probabilities(model, rows, inputs), 2)  # p_knn, then the softmax  [k, b, 2, C]
 
-        # validation samples; values of lam to try
+        # validation samples; the GRID values of lam to try
         split, grid = cohort.federation.splits["val"], torch.linspace(0, 1, GRID, device=cohort.device)
         lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)
         for position, p in enumerate(cohort.forward(rows, both, split="val")):
-            if len(p):
+            if len(p):  # p: both probabilities of the client's n validation samples  [n, 2, C]
                 y = cohort.federation.targets[torch.from_numpy(split[cohort.ids[position]]).to(p.device)]  # [n]
                 mixed = torch.lerp(p[:, None, 1], p[:, None, 0], grid[:, None])  # [n, GRID, C]
                 accuracy = (mixed.argmax(2) == y[:, None]).float().mean(0)  # [GRID]

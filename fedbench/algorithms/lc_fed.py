@@ -254,7 +254,7 @@ class LCFed(Algorithm):
         return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return what the cohort deploys: the models, and all heads, which HC compares.
+        """Return what the cohort deploys: the models, and all heads, which HC compares.  `final` changes nothing.
 
         Returns:
             theta [K, P], the averaged body with each client's head and HC, and heads [K, N, |head|].

@@ -103,11 +103,11 @@ class PFedMoAP(Algorithm):
         )
         n, D = federation.num_clients, clip.dim
         require(
-            (self.num_experts or 1) <= n,
+            (self.num_experts or 1) <= n,  # None fits any number of clients
             f"algorithm.num_experts={self.num_experts} counts the prompts of different clients, and there are only {n} "
             f"clients: set it to at most {n}",
         )
-        d = self.width(D)
+        d = self.width(D)  # width of the gate's inputs
         require(
             D % d == 0,
             f"algorithm.d_feature={d} must divide the {D} dimensions of the model's features: set it to a divisor of "
@@ -124,10 +124,13 @@ class PFedMoAP(Algorithm):
         return self.d_feature or min(128, D)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: one initial prompt and gate for all clients, and an empty pool of prompts."""
+        """Create the state: one initial prompt and gate for all clients, and an empty pool of prompts.
+
+        The pool has each client's prompt as last uploaded, and `text` the text features of that prompt.
+        """
         self.clip: Any = model.module
         n = federation.num_clients
-        self.d = self.width(self.clip.dim)
+        self.d = self.width(self.clip.dim)  # width of the gate's inputs
         self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1  # K_e
         model.extend(gate=model.seeded(self.new_gate, "gate"))  # new columns "gate" in every row
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]
@@ -326,6 +329,7 @@ class PFedMoAP(Algorithm):
             Mixed text features T_MoE [k, B, C, d], and the weights of the client's prompt and the K_e experts [k, B,
             E].
         """
+        # expert_form: the features reduced to the gate's width d, as those of experts are stored
         X = torch.cat([self.expert_form(text)[:, None], experts], 1)  # [k, E, C, d]
         # the client's prompt always counts, because a softmax over no expert has nan gradients, even if it is not used
         missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
@@ -380,6 +384,7 @@ class PFedMoAP(Algorithm):
         """Return what the cohort deploys: prompts, gates and the experts that the gates mix.
 
         Clients of the last round use the experts that they trained with; others with a gate download experts now.
+        `final` changes nothing.
 
         Returns:
             theta [K, P], experts [K, K_e, C, d] and count [K, 1]: how many experts exist, NO_GATE (-1) if the client
@@ -414,8 +419,11 @@ class PFedMoAP(Algorithm):
         The client's prompt comes first, then the other experts, sorted by weight for each image.  Weights are averaged
         over heads, classes and images.
 
+        Args:
+            cohort: The clients.
+
         Returns:
-            Weights; nan for clients without a gate.  # [K, E]
+            Weights; nan for clients without a gate or without images.  # [K, E]
         """
 
         def weights(model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
@@ -425,7 +433,7 @@ class PFedMoAP(Algorithm):
             _, by_expert = self.mix(p, image, text, rows["experts"], rows["count"])  # [k, B, E]
             return torch.cat([by_expert[..., :1], by_expert[..., 1:].sort(-1, descending=True).values], -1)
 
-        deployed = self.personalized(cohort, True)
+        deployed = self.personalized(cohort, final=True)
         each = cohort.forward(deployed, weights)  # [n_i, E] each; a single nan without images
         mean = torch.stack([a.mean(0).expand(self.num_others + 1) for a in each])
         return mean.masked_fill(~uses_gate(deployed["count"]), float("nan"))

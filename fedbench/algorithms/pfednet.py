@@ -160,7 +160,11 @@ class PFedNet(Algorithm):
         return personal, personal & model.trained
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: shared parameters x, and personal parameters z_i, with the same initial values."""
+        """Create the state: shared parameters x, and personal parameters z_i, with the same initial values.
+
+        Row i of `Z` is the server's z_i, trained parameters only.  Row i of `z` is the client's own z_i, with running
+        statistics.
+        """
         n, w = federation.num_clients, model.init_row()
         self.columns, self.fused = self._columns(model)  # columns of z, and the trained ones among them
         self.shared = self.columns.rest(model.size)  # columns of x
@@ -175,7 +179,7 @@ class PFedNet(Algorithm):
         # without edges, the network is built in the first round from the clients' sketches
         self.adjacency, self.sketch_of = similarity.of_edges(n, self.edges).to(w.device), None
         self.iterations = torch.zeros(1, device=w.device)  # of ADMM in the last z-step
-        self._network = None
+        self._network = None  # the network factorized for ADMM, computed when first used
 
     # -- a round -------------------------------------------------------------------------------------------
     def round(self, cohort: Cohort) -> None:
@@ -186,7 +190,7 @@ class PFedNet(Algorithm):
         if not self.edges and self.sketch_of is None and self.fused.size:
             self.sketch_of = self.upload_sketches(cohort.all_clients())
             self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance)
-            self._network = None
+            self._network = None  # to be factorized again
         theta = self.begin(cohort)  # (x_t, z_i)  [K, P]
         x = self.shared.take(theta)  # a copy of x_t, because training updates running statistics in theta
         theta = self.z_phase(cohort, self.x_phase(cohort, theta, x))

@@ -83,7 +83,7 @@ class SuPerFed(Algorithm):
         """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         split = "remaining" if self.mixture == "held" else "train"
-        if self.mixes(cohort):
+        if self.mixes(cohort):  # both models train; before the option start, w_f only
             # names of the optimizer states of w_f and w_l
             how = LocalTraining(split=split, buffers={"theta": "theta", "wl": "wl"})
             out = cohort.train(w, step=lambda s, batch: self.step(s, batch, w), how=how, wl=self.local_models(cohort))
@@ -139,6 +139,7 @@ class SuPerFed(Algorithm):
         """Return the deployed models of the cohort: (1 - lambda) w + lambda w_l.
 
         lambda is the option mixture, or with "held" each client's best of 0, 0.1 .. 1 on its held-out samples.
+        `final` changes nothing.
 
         Returns:
             The models [K, P]; before w_l trains, w [P] for all clients.

@@ -40,7 +40,7 @@ def append_copies(arrays: Arrays, samples: np.ndarray, targets: np.ndarray, imag
     Returns:
         The data set of n + k samples.
     """
-    shared = {}  # entry of each sample in each input, by name of the input
+    shared = {}  # by name of the input: which stored entry of the input each sample reads
     inputs = arrays.parts()
     for name, values in inputs.items():
         entries = (arrays.shared or {}).get(name, np.arange(len(arrays)))  # [n]
@@ -69,6 +69,9 @@ def with_entries(lists: Ragged, positions: np.ndarray, samples: np.ndarray) -> R
         lists: The samples of each client.
         positions: Positions in `lists.indices`.  # [k]
         samples: The new samples.  # [k]
+
+    Returns:
+        The lists; those that were given do not change.
     """
     indices = lists.indices.copy()
     indices[positions] = samples

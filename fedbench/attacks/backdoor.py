@@ -70,12 +70,13 @@ class Backdoor(Attack):
         # positions in split.train.indices of the poisoned samples
         training = np.concatenate([np.empty(0, np.int64), *(begin + c for begin, c in zip(begins, chosen))])
         honest = np.setdiff1d(np.arange(split.num_clients), attackers)
+        # positions in split.test.indices of the honest clients' test samples of other classes than the target
         scored = entries_of(split.test, honest)
         scored = scored[arrays.targets[split.test.indices[scored]] != self.target]
         samples = np.concatenate([split.train.indices[training], split.test.indices[scored]])
         labels = np.full(len(samples), self.target)
         changed = append_copies(arrays.expanded(), samples, labels, self.with_trigger(images[samples], images))
-        copies = len(arrays) + np.arange(len(samples))
+        copies = len(arrays) + np.arange(len(samples))  # indices of the changed samples, after all others
         train = with_entries(split.train, training, copies[: len(training)])
         triggered = Ragged.from_owners(copies[len(training) :], split.test.owners()[scored], split.num_clients)
         return Poisoned(changed, replace(split, train=train), triggered)

@@ -44,7 +44,8 @@ class AttackState:
             initial: Its initial value, with its shape and type.  # [...]
         """
         path = f"{self.path}/{name}"
-        store = self.rows.all[path] if path in self.rows.all else self.rows(path, initial, 1)
+        # a store with a single row, which all attackers share
+        store = self.rows.all[path] if path in self.rows.all else self.rows(path, initial, count=1)
         return store[SHARED][0]
 
     def set(self, name: str, value: Tensor) -> None:

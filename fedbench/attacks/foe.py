@@ -44,6 +44,7 @@ class FOE(Attack):
         """Return (1 - eta) m for the eta of the line search.  # [f, p]"""
         mean = o.honest.mean(0)  # m  [p]
 
+        # how far the server's result moves; repeat: the same upload for each attacker
         def distance(eta: float) -> float:
             return float((o.aggregate(repeat((1 - eta) * mean, o)) - mean).norm())
 

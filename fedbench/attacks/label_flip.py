@@ -43,6 +43,8 @@ class LabelFlip(Attack):
     def poison(self, arrays: Arrays, split: Split, attackers: np.ndarray, seed: int) -> Poisoned:
         """Return the data with wrong labels of the attackers' training samples.
 
+        Class c becomes C - 1 - c.  With the option `pair`, only samples of class pair[0] change, to class pair[1].
+
         Args:
             arrays: The data set.
             split: The samples of each client.
@@ -65,5 +67,6 @@ class LabelFlip(Attack):
             chosen = labels == self.pair[0]
             positions, flipped = positions[chosen], flipped[chosen]
         changed = append_copies(arrays, split.train.indices[positions], flipped)
+        # the attackers train on the copies, whose indices come after all others
         copies = len(arrays) + np.arange(len(positions))
         return Poisoned(changed, replace(split, train=with_entries(split.train, positions, copies)))

@@ -55,13 +55,17 @@ class Mimic(Attack):
         return repeat(o.honest[list(o.honest_ids).index(client)], o) if client in o.honest_ids else o.truthful
 
     def _choice(self, o: Observed) -> int:
-        """Return the client to mimic in this round, after an update of z in the warm-up."""
+        """Return the client to mimic in this round, after an update of z in the warm-up.
+
+        z [p] is the direction in which honest uploads differ most.  In the warm-up, the client with the largest product
+        with z is mimicked, and later the last such client, while it takes part.
+        """
         # number of rounds so far, and the client that was chosen last
         progress = o.state.get("progress", torch.tensor([0, -1], device=o.truthful.device))
         z, mean = (o.state.get(name, torch.zeros_like(o.truthful[0])) for name in ("z", "mean"))  # [p] each
         t, chosen = progress.tolist()
         if t < self.warmup:
-            mean = t / (1 + t) * mean + o.honest.mean(0) / (1 + t)
+            mean = t / (1 + t) * mean + o.honest.mean(0) / (1 + t)  # over the rounds so far
             centered = o.honest - mean  # [h, p]
             start = o.random.normal(len(z))[0].to(z) if t == 0 else z  # any direction
             z = t / (1 + t) * z + unit((centered @ start) @ centered) / (1 + t)

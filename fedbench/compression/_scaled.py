@@ -35,11 +35,20 @@ class Scaled(Compressor):
         self.inner = inner
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Encode rows x [k, n] by the inner compressor, and add the factor a [k, 1] that fits best."""
+        """Encode rows by the inner compressor C, and add the factor a of each row for which a C(x) is nearest to x.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers, one key per row.
+            message: Properties of the message.
+
+        Returns:
+            The inner encoding with the code a [k, 1].
+        """
         encoded = self.inner.compress(x, draws, message)
         received = self.inner.decompress(encoded, message).double()  # C(x)  [k, n]
         along, square = total(received * x.double()), total(received.square())  # <x, C(x)> and <C(x), C(x)>  [k] each
-        # the multiple a C(x) that is nearest to x; 0 if C(x) = 0
+        # 0 if C(x) = 0
         a = (along / torch.where(square > 0, square, 1)).float()[:, None]
         return Encoded(encoded.values, {**encoded.codes, FACTOR: a})
 

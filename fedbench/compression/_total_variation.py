@@ -115,10 +115,10 @@ def smoothed(g: Row, k: float, times: int) -> Row:
 
     bands = np.empty((2, len(g)))  # I + k L^T L is tridiagonal: the entries above the diagonal, and the diagonal
     bands[0], bands[1] = -k, 1 + 2 * k
-    bands[1, 0] = 1 + k
+    bands[1, 0] = 1 + k  # the first value has one neighbour
     factor, v = cholesky_banded(bands), g
     for _ in range(times):
-        v = cho_solve_banded((factor, False), v)
+        v = cho_solve_banded((factor, False), v)  # False: the upper factor
     return v.clip(g.min(), g.max())
 
 

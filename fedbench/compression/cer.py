@@ -73,7 +73,7 @@ class CER(Compressor):
         """
         rows = x.detach().cpu().double().numpy()
         v = torch.from_numpy(np.stack([self.denoised(row) for row in rows]) if len(rows) else rows).float().to(x.device)
-        if self.has_values:
+        if self.has_values:  # send="all"
             return Encoded(v)
         begins = torch.ones_like(v, dtype=torch.bool)  # True where a segment of equal values begins
         begins[:, 1:] = v[:, 1:] != v[:, :-1]
@@ -102,9 +102,10 @@ class CER(Compressor):
     def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the number of bits of each row's segments: 32 for a value, and a gamma code for a length.  # [k]
 
-        With send="all" there are no segments, and the number is 0: the values themselves are sent.
+        With send="all" there are no segments, and the number is 0: the values themselves are sent.  `message` is
+        unused.
         """
-        if self.has_values:
+        if self.has_values:  # send="all"
             return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
         begins = encoded.codes["begins"]
         segment = begins.cumsum(1) - 1  # index of the segment of each value  [k, n]
@@ -115,7 +116,7 @@ class CER(Compressor):
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
         """Write the length and the value of each segment of one row; nothing with send="all"."""
-        if self.has_values:
+        if self.has_values:  # send="all"
             return
         starts = torch.nonzero(encoded.codes["begins"][0])[:, 0].tolist()  # position of each segment
         for a, b in zip(starts, [*starts[1:], message.size]):

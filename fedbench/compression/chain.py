@@ -126,6 +126,7 @@ class Chain(Compressor):
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the number of bits of each row's codes, the sum over all compressors.  # [k]"""
+        # _below: the codes of one compressor, whose names begin with "0/", "1/" ...
         parts = [
             compressor.count(Encoded(encoded.values, _below(prefix, encoded.codes)), part)
             for prefix, compressor, part in self._links(message)
@@ -155,7 +156,7 @@ class Chain(Compressor):
             return  # no compressor has a state, so nothing need be decompressed
         x = encoded.values
         for prefix, compressor, part in reversed(self._links(message)):
-            received = Encoded(x, _below(prefix, encoded.codes))
+            received = Encoded(x, _below(prefix, encoded.codes))  # the values and codes of this compressor
             compressor.update_state(received, part)
             x = compressor.decompress(received, part)  # the values of the compressor before it
 

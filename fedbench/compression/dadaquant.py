@@ -66,13 +66,17 @@ class DAdaQuant(QSGD):
         self.seen = torch.zeros(1)
 
     def observe(self, losses: Tensor) -> None:
-        """Update the running loss by the clients' training losses [K]; if it stopped falling, double the levels q."""
+        """Update the running loss by the clients' training losses [K]; if it stopped falling, double the levels q.
+
+        psi is the weight of earlier rounds in the running loss.  It stopped falling if it is not below that of phi
+        rounds ago.  q stays at most q_max.
+        """
         G = losses.float().mean().to(self.q.device)  # mean training loss of this round
         # running mean, from G in the first round
         H = torch.where(self.seen == 0, G, self.psi * self.H[-1:] + (1 - self.psi) * G)  # [1]
         # the running losses and the levels of the last phi rounds, oldest first  [phi] each
         self.H, self.past = torch.cat([self.H[1:], H]), torch.cat([self.past[1:], self.q])
-        self.seen = self.seen + 1
+        self.seen = self.seen + 1  # number of rounds so far
         # no progress in phi rounds, in which q did not change
         stalls = (self.H[-1:] >= self.H[:1]) & (self.past[-1:] == self.past[:1]) & (self.seen > self.phi)
         self.q = torch.where(stalls & (2 * self.q <= self.q_max), 2 * self.q, self.q)
@@ -99,7 +103,16 @@ class DAdaQuant(QSGD):
         return each.round().clamp_min(1).float()[:, None]
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Quantize rows x [k, n]: codes "scale", the norm [k, 1], "q" [k, 1] and signed "level" [k, n]."""
+        """Quantize rows to multiples of norm / q.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers of each client.
+            message: Properties of the message.
+
+        Returns:
+            Codes "scale", the norm [k, 1]; "q", the number of levels [k, 1]; and "level", signed levels [k, n].
+        """
         scale = l2_norm(x) if self.norm == "l2" else x.abs().amax(1, keepdim=True)
         q = self.levels_of(message, x)
         exact = over(x, scale) * q  # |x| in units of norm / q

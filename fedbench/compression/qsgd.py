@@ -52,9 +52,18 @@ class QSGD(Compressor):
         self.exact = levels is None
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Quantize rows x [k, n]: codes "scale", the norm [k, 1], and "level", signed levels [k, n] int32."""
+        """Quantize rows to multiples of norm / levels.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers of each client.
+            message: Properties of the message.
+
+        Returns:
+            Codes "scale", the norm [k, 1], and "level", signed levels [k, n] int32.
+        """
         scale = l2_norm(x) if self.norm == "l2" else x.abs().amax(1, keepdim=True)
-        exact = over(x, scale) * self.levels  # from 0 to s
+        exact = over(x, scale) * self.levels  # |x| in units of norm / levels
         below = exact.floor()  # the level below
         # up with probability exact - below, so the mean is exact
         level = below + (draws.uniform(message.size) < exact - below)
@@ -85,14 +94,14 @@ class QSGD(Compressor):
         return FLOAT + (2 * exponent + 1 + (level > 0)).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row: the norm, and each level with its sign."""
+        """Write the codes of one row: the norm, and each level with its sign.  `message` is unused."""
         out.floats(encoded.codes["scale"][0])
         if self.code == "runs":
             runs.write(encoded.codes["level"][0], out)
             return
         for level in encoded.codes["level"][0].tolist():
             if self.code == "fixed":
-                out.fixed(level + self.levels, self.width)  # from -s ... s to 0 ... 2 s
+                out.fixed(level + self.levels, self.width)  # from -levels ... levels to 0 ... 2 levels
                 continue
             out.gamma(abs(level) + 1)  # Elias gamma code: 1 bit for level 0
             if level:

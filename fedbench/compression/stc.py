@@ -51,7 +51,8 @@ class STC(Compressor):
         """Select the values of largest magnitude of rows x [k, n], and encode their signs and mean magnitude.
 
         Codes with variant="sattler": "mean" [k, 1], "positions" [k, m] and "negative" [k, m] bool.  With "pfednet":
-        "mean" of both signs [k, 2], and "trit", -1, 0 or 1 for each value [k, n] int8.
+        "mean" of both signs [k, 2], and "trit", -1, 0 or 1 for each value [k, n] int8.  `draws` is unused, because
+        nothing is random.
         """
         if self.variant == "pfednet":
             return self._by_sign(x)

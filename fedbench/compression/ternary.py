@@ -48,7 +48,10 @@ class Ternary(Compressor):
         return torch.full((len(encoded.values),), bits, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row: the scale, and one byte per five values, as digits of base 3, the first value highest."""
+        """Write one row: the scale, and one byte per five values, as digits of base 3, the first value highest.
+
+        `message` is unused.
+        """
         out.floats(encoded.codes["scale"][0])
         digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]  # 0, 1 or 2
         digits += [1] * (-len(digits) % TRITS)  # zeros, whose digit is 1, fill the last byte

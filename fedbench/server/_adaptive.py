@@ -52,7 +52,7 @@ class Adaptive(ServerRule):
         """Take one adaptive step: w plus the learning rate times m / (sqrt(v) + tau).
 
         Args:
-            s: The old parameters w [p], and the mean change of the clients.
+            s: The old parameters w [p], and the mean change delta of the clients [p].
             state: Moments "m" and "v" [p], which are replaced by the new ones.
 
         Returns:

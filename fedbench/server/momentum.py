@@ -37,7 +37,7 @@ class Momentum(ServerRule):
         Returns:
             The server's new parameters.  # [p]
         """
-        d = s.w - s.mean  # [p]
+        d = s.w - s.mean  # minus the mean change, in place of a gradient  [p]
         v = self.beta * state["v"] + d  # [p]
         state["v"] = v
         return s.w - self.lr * (d + self.beta * v if self.nesterov else v)

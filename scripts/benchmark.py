@@ -5,6 +5,7 @@
     uv run python scripts/benchmark.py scale --clients 100 1000 1000000     # N grows
     uv run python scripts/benchmark.py growth --cohorts 6 25 100 400        # the cohort grows, and the model
     uv run python scripts/benchmark.py shares                   # evaluation, tracking and start-up of whole runs
+    uv run python scripts/benchmark.py ranks                    # a round in 1, 2 and 4 processes: memory, bytes
     uv run python scripts/benchmark.py modules                  # networks that are no model of fedbench's
     uv run python scripts/benchmark.py gpu --json gpu.json      # all that is worth measuring on a GPU
     uv run python scripts/benchmark.py gpu --device cpu --rounds 2 --samples 20     # is that wired?
@@ -35,6 +36,8 @@ import torch
 from bench_clock import Rival, Turns
 from bench_growth import WIDTHS, curves, over_clients, over_cohorts, over_models
 from bench_modules import NETWORKS, Network
+from bench_ranks import PROCESSES, table, variants
+from bench_ranks import SETTINGS as SHARED
 from bench_roofline import machine, roofline
 from bench_shares import SETTINGS, shares
 from bench_work import Bare, Ours, Workload, every_plan, from_file, generated, ours, paper
@@ -149,6 +152,12 @@ def growth(bench: Bench) -> None:
         bench.add(curves(lines, bench.device, bench.args.rounds))
 
 
+def ranks(bench: Bench) -> None:
+    args = bench.args
+    shared = variants(args.settings, args.processes, args.rounds or 6, args.options)
+    bench.add(table(shared, args.files, args.data))
+
+
 def all_shares(bench: Bench) -> None:
     for name in SETTINGS:
         bench.add(shares(SETTINGS[name], name, bench.args.rounds or 20, bench.args.tracking))
@@ -217,6 +226,7 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
     "scale": scale,
     "growth": growth,
     "shares": all_shares,
+    "ranks": ranks,
     "modules": modules,
     "gpu": gpu,
 }
@@ -236,6 +246,9 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cohorts", type=int, nargs="+", default=[6, 25, 100, 400], help="clients a round of growth")
     parser.add_argument("--widths", type=int, nargs="+", help="of the models of growth, in place of each model's own")
+    parser.add_argument("--settings", nargs="+", default=[*SHARED], choices=[*SHARED], help="of ranks")
+    parser.add_argument("--processes", type=int, nargs="+", default=[*PROCESSES], help="of ranks")
+    parser.add_argument("--options", nargs="+", default=[], help="of ranks: also with these, as hardware.rows=sharded")
     parser.add_argument("--tracking", default="disabled", help="of shares: disabled, offline, ...")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: cuda where there is one")
     parser.add_argument("--json", type=Path, help="also write the rows here")

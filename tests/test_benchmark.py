@@ -22,6 +22,7 @@ from fedbench.simulation.environment import peak_memory
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import bench_clock
 import bench_growth
+import bench_ranks
 import bench_roofline
 import bench_shares
 import bench_work
@@ -339,6 +340,39 @@ def test_a_real_run_is_divided() -> None:
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"python -m fedbench rounds=-1 failed: fedbench: rounds must be"):
         bench_shares.played(["rounds=-1"])
+
+
+# -- ranks ---------------------------------------------------------------------------------------------------
+def test_lines_of_ranks_and_bytes_by_hand() -> None:
+    """Options need several processes.  A rank of four gets 3/4 of 8 clients' two rows of 9 numbers and a loss."""
+    found = list(bench_ranks.variants(["cnn"], (1, 2), 3, ["hardware.executor=vmap"]))
+    assert [(line.processes, line.options) for line in found] == [(1, ()), (2, ()), (2, ("hardware.executor=vmap",))]
+    assert bench_ranks.modelled_bytes(9, 8, 4, trainings=2) == 2 * 8 * 40 * 3 / 4
+    assert bench_ranks.modelled_bytes(9, 8, 1, trainings=2) == 0
+
+
+def test_settings_of_ranks_are_workloads_with_samples_of_their_own() -> None:
+    for name, clients, cohort in (("many10000", 10_000, 100), ("resnet18", 1000, 4)):
+        work = bench_ranks.SETTINGS[name].work(None, None, 2)
+        assert (work.clients, work.cohort, len(work.schedule)) == (clients, cohort, 2)
+        used = np.concatenate([work.split.train.indices, work.split.test.indices])
+        assert len(np.unique(used)) == len(used) == len(work.arrays.targets)
+
+
+@pytest.mark.slow
+def test_two_processes_receive_the_bytes_of_the_model(capsys: pytest.CaptureFixture) -> None:
+    (found,) = bench_ranks.table(bench_ranks.variants(["many10000"], [2], 2, []), None, None)
+    assert found["received_mb"] == pytest.approx(found["modelled_mb"]) and found["modelled_mb"] > 0.9
+    assert found["rows_mb"] == pytest.approx(198 * 650 * 4 / 2**20, rel=0.02)  # of about 200 clients, on each rank
+    assert found["data_mb"] == pytest.approx(220_000 * (64 * 4 + 8) / 2**20)
+    assert found["libraries_mb"] < found["peak_memory_mb"] and "many10000 2 processes" in capsys.readouterr().out
+
+
+def test_a_line_that_fails_says_why() -> None:
+    line = bench_ranks.Line("many10000", 1, 2, ("algorithm.lam=1",))
+    with pytest.raises(RuntimeError, match=r"^many10000 1 processes algorithm.lam=1 failed: .*") as caught:
+        bench_ranks.measured(line, None, None)
+    assert "TypeError: FedPer() takes no arguments" in str(caught.value)
 
 
 # -- the command line ----------------------------------------------------------------------------------------

@@ -221,6 +221,12 @@ class Federation:
         return max(1, sum(4 * sample_size(x) for x in self.named_inputs().values()))
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of the stored inputs and targets of this process."""
+        inputs = sum(math.prod(x.shape) * x.dtype.itemsize for x in self.named_inputs().values())
+        return inputs + self.targets.nbytes
+
+    @property
     def outputs_per_sample(self) -> int:
         """Number of values that the model returns for one sample: C for classification, C H W for segmentation."""
         _, target = self.gather(torch.zeros(1, dtype=torch.int64, device=self.device))

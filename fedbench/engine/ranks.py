@@ -53,10 +53,14 @@ class Ranks:
         world_size: Number of processes.
         local_rank: Index of this process on its machine.
         local_world_size: Number of processes on this machine.
+
+    Attributes:
+        received_bytes: Bytes of tensors that this rank has received from others, messages of `gather` not counted.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, local_world_size: int = 1):
         self.rank, self.world_size = rank, world_size
+        self.received_bytes = 0
         self.local_rank, self.local_world_size = local_rank, local_world_size
         self._undistributed_depth = 0  # number of active `undistributed` context managers
         self._nccl: dict[torch.device, Any] = {}
@@ -331,6 +335,7 @@ class Ranks:
             source: The rank that sends.
             group: The NCCL group, or None for gloo.
         """
+        self.received_bytes += tensor.nbytes if source != self.rank else 0
         with raising_peer_lost():
             if group is not None or tensor.device.type == "cpu":
                 dist.broadcast(tensor, source, group=group)

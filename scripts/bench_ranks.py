@@ -1,0 +1,253 @@
+"""Time, memory and exchanged bytes of rounds that several CPU processes share.
+
+Each line is a run of its own under torchrun: 1, 2 or 4 processes with one thread each, on gloo.  A rank writes what it
+measured to a file.  The time of processes that share cores says nothing about scaling; memory and bytes do.
+
+Letters: N clients, K clients of a round, P length of a row, R ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bench_clock import row
+from bench_work import Workload, from_file, generated, split_of
+
+from fedbench.app.compose import compose
+from fedbench.core.split import Ragged
+from fedbench.data.base import Arrays
+from fedbench.engine import ranks
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.ranks import Ranks
+from fedbench.simulation import build
+from fedbench.simulation.environment import peak_memory
+
+PROCESSES = (1, 2, 4)
+MB = 2**20
+COMMON = ["hardware=ddp", "hardware.device=cpu", "hardware.threads=1", "tracking=disabled", "local.epochs=1"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A workload with a method.
+
+    Attributes:
+        overrides: Its options.
+        work: Returns the workload, given the folders of fixed workloads and of CIFAR-10 (None: generated data) and the
+            number of rounds.
+        trainings: How many rows of a client a round trains, and hence exchanges.
+        in_files: Whether rows are stored in files, whatever the free memory and disk space.  Only written rows take
+            space.
+    """
+
+    overrides: tuple[str, ...]
+    work: Callable[[Path | None, Path | None, int], Workload]
+    trainings: int = 1
+    in_files: bool = False
+
+
+def cnn(files: Path | None, data: Path | None, rounds: int) -> Workload:
+    return from_file(files / "cnn.json", data) if files else generated("cnn")
+
+
+def own_samples(name: str, clients: int, cohort: int, rounds: int, x: np.ndarray, model: str) -> Workload:
+    """Return a workload of clients with samples of their own, as many each, of which two are test samples.
+
+    Args:
+        name: Its name.
+        clients: N.
+        cohort: K.
+        rounds: Number of rounds.
+        x: The inputs.  # [n, ...]
+        model: cnn or mlp; not used by a setting with another model.
+    """
+    own = np.arange(len(x)).reshape(clients, -1)
+    y = np.random.default_rng(0).permutation(len(x)) % 10
+    arrays = Arrays(x, y, np.zeros(len(x), np.int8), 10, mean=(0.5,) * 3, std=(0.5,) * 3)
+    train, test = (
+        Ragged.from_sizes(part.ravel(), np.full(clients, part.shape[1])) for part in (own[:, 2:], own[:, :2])
+    )
+    schedule = [build.draw_cohort(0, r, clients, cohort).tolist() for r in range(rounds)]
+    return Workload(name, arrays, split_of(train, test), schedule, {"batch_size": 10, "epochs": 1, "lr": 0.05}, model)
+
+
+def many(files: Path | None, data: Path | None, rounds: int) -> Workload:
+    x = np.random.default_rng(0).standard_normal((220_000, 64), np.float32)
+    return own_samples("many10000", 10_000, 100, rounds, x, "mlp")
+
+
+def resnet18(files: Path | None, data: Path | None, rounds: int) -> Workload:
+    x = np.random.default_rng(0).integers(0, 256, (12_000, 3, 32, 32), dtype=np.uint8)
+    return own_samples("resnet18", 1000, 4, rounds, x, "cnn")
+
+
+SETTINGS = {
+    "cnn": Setting(("algorithm=fedavg", "model=fedavg_cnn", "optimizer.lr=0.005", "hardware.executor=loop"), cnn),
+    "many10000": Setting(("algorithm=fedper", "model=mlp", "optimizer.lr=0.05", "hardware.executor=vmap"), many),
+    # rounds=250, of which few are run: the store has room for all 1,000 clients
+    "resnet18": Setting(
+        ("algorithm=ditto", "model=resnet18", "optimizer.lr=0.05", "hardware.executor=loop", "rounds=250"),
+        resnet18,
+        trainings=2,
+        in_files=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A setting on a number of processes, with further options such as hardware.rows=sharded."""
+
+    setting: str
+    processes: int
+    rounds: int
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((f"{self.setting:9s}", f"{self.processes} processes", *self.options))
+
+
+# -- one rank ------------------------------------------------------------------------------------------------
+def measure(line: Line, files: Path | None, data: Path | None) -> dict[str, Any]:
+    """Run the rounds of a line on this rank, and return what it measured."""
+    libraries = peak_memory(torch.device("cpu"))
+    setting, together = SETTINGS[line.setting], ranks.current()
+    work = setting.work(files, data, line.rounds)
+    shape = [f"partition.num_clients={work.clients}", f"clients_per_round={work.cohort}"]
+    cfg = compose([*COMMON, *shape, *setting.overrides, *line.options])
+    method = build.algorithm(cfg)
+    engine = build.engine(cfg, work.arrays, work.split, method=method)
+    if setting.in_files:
+        engine.rows.left = {"device": 0, "host": 0, "disk": sys.maxsize}
+    method.setup(engine.federation, engine.model, engine.rows)
+    work.arrays = None  # type: ignore[assignment]
+    seconds, samples, received = [], [], []
+    for r, ids in enumerate(work.schedule[: line.rounds]):
+        together.synchronize("beginning of a round")
+        before, began = together.received_bytes, time.perf_counter()
+        cohort = Cohort(engine, np.array(sorted(ids)), r)
+        method.round(cohort)
+        seconds.append(time.perf_counter() - began)
+        samples.append(cohort.cost.samples)
+        received.append(together.received_bytes - before)
+    states = engine.rows.all.values()
+    return {
+        "images_per_s": [n / s for n, s in zip(samples, seconds)],
+        "received_bytes": received,
+        "cohort": work.cohort,
+        "numbers": engine.model.size,
+        "rows_mb": sum(rows.used * rows.row_bytes for rows in states) / MB,
+        "planned_rows_mb": sum(rows.num_clients * rows.row_bytes for rows in states) / MB,
+        "rows_in": sorted({rows.location for rows in states}),
+        "data_mb": engine.federation.stored_bytes / MB,
+        "libraries_mb": libraries,
+        "peak_memory_mb": peak_memory(torch.device("cpu")),
+    }
+
+
+def worker(argv: Sequence[str]) -> None:
+    """Measure a line as one of the processes that torchrun started, and write the result to FOLDER/RANK.json."""
+    folder, line, files, data = json.loads(argv[0])
+    together: Ranks = ranks.connect()
+    found = measure(Line(**line), *(None if path is None else Path(path) for path in (files, data)))
+    (Path(folder) / f"{together.rank}.json").write_text(json.dumps(found))
+    ranks.disconnect()
+
+
+# -- all lines -----------------------------------------------------------------------------------------------
+def modelled_bytes(numbers: int, cohort: int, processes: int, trainings: int) -> float:
+    """Return the bytes that a rank receives in a round according to the model, as a mean over the ranks.
+
+    Each rank receives the trained rows, float32, and the losses of the clients that other ranks trained: a fraction
+    (R - 1) / R of the K clients.
+
+    Args:
+        numbers: P.
+        cohort: K.
+        processes: R.
+        trainings: How many rows of each client are trained.
+    """
+    return trainings * cohort * 4 * (numbers + 1) * (processes - 1) / processes
+
+
+def measured(line: Line, files: Path | None, data: Path | None) -> list[dict[str, Any]]:
+    """Run a line under torchrun, and return what each rank measured.
+
+    Raises:
+        RuntimeError: A process failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        message = json.dumps([folder, vars(line), *(path and str(path.resolve()) for path in (files, data))])
+        words = ["-m", "torch.distributed.run", f"--nproc-per-node={line.processes}", __file__, message]
+        done = subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{line} failed: {done.stderr.strip()}")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(line.processes)]
+
+
+def variants(settings: Sequence[str], processes: Sequence[int], rounds: int, options: Sequence[str]) -> Iterator[Line]:
+    """Yield the lines of settings: replicated, and with several processes also with the options."""
+    for name in settings:
+        for count in processes:
+            yield Line(name, count, rounds)
+            if options and count > 1:
+                yield Line(name, count, rounds, tuple(options))
+
+
+def table(lines: Iterator[Line], files: Path | None, data: Path | None) -> list[dict[str, Any]]:
+    """Print every line as it is measured, and return its row.
+
+    Images/s are those of rank 0, without the first round; memory and bytes are of the rank with the most.
+    """
+    print(
+        "\nimages/s, median (min to max); of the rank with the most, MB: peak memory (of it libraries), stored rows, "
+        "samples;\nMB that a rank receives in a round, mean over ranks and rounds: measured, modelled"
+    )
+    out, first = [], {}
+    for line in lines:
+        found = measured(line, files, data)
+        most = {key: max(rank[key] for rank in found) for key in found[0] if key.endswith("_mb")}
+        rates = found[0]["images_per_s"][1:]
+        base = first.setdefault(line.setting, statistics.median(rates))
+        received = statistics.mean(statistics.mean(rank["received_bytes"]) for rank in found)
+        numbers, cohort = found[0]["numbers"], found[0]["cohort"]
+        modelled = modelled_bytes(numbers, cohort, line.processes, SETTINGS[line.setting].trainings)
+        out.append(
+            row(
+                line.setting,
+                " ".join((str(line.processes), *line.options)),
+                [rate / base for rate in rates],
+                processes=line.processes,
+                options=list(line.options),
+                images_per_s=statistics.median(rates),
+                received_mb=received / MB,
+                modelled_mb=modelled / MB,
+                numbers=numbers,
+                cohort=cohort,
+                rows_in=found[0]["rows_in"],
+                **most,
+            )
+        )
+        print(
+            f"  {line!s:60s} {out[-1]['images_per_s']:9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})   "
+            f"{most['peak_memory_mb']:,.0f} ({most['libraries_mb']:,.0f})  {most['rows_mb']:,.2f} of "
+            f"{most['planned_rows_mb']:,.0f} ({', '.join(out[-1]['rows_in'])})  {most['data_mb']:,.2f}   "
+            f"{received / MB:,.3f}  {modelled / MB:,.3f}",
+            flush=True,
+        )
+    return out
+
+
+if __name__ == "__main__":
+    worker(sys.argv[1:])

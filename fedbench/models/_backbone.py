@@ -88,7 +88,7 @@ class Backbone(nn.Module):
         return {
             "attention": [".".join((parent, name)) for parent, _, name in names if name in ATTENTION_LAYERS],
             "mlp": [f"{parent}.mlp" for parent, _, name in names if name == "mlp"],
-            "block": [parent for parent, _, name in names if name == "mlp"],
+            "block": [parent for parent, _, name in names if name == "mlp"],  # a block has an mlp
         }
 
     def _check(self, key: str, input_shape: tuple, num_features: int) -> None:
@@ -126,7 +126,7 @@ def library_errors(key: str, action: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # libraries raise any type for options and sizes that do not fit
-        if is_raised_here(error):
+        if is_raised_here(error):  # an error of the code in the context, not of the library
             raise
         raise ConfigError(f"{key} cannot {action}: {first_line(error)}. {remedy}") from error
 

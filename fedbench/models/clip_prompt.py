@@ -182,7 +182,8 @@ class CLIPPrompt(MoveListener):
         Returns:
             Names of the parameters that are trained with any adapter.
         """
-        shared_values = {id(p): nn.Parameter(p.detach(), False) for p in self.tower.blocks.parameters()}
+        # deepcopy takes the parameters from its memo instead of copying them
+        shared_values = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self.tower.blocks.parameters()}
         self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, shared_values)
         self._layers = (BatchedLayers(self),)  # in a tuple, so that torch.nn.Module does not register it as submodule
         return ["shared", "own"]  # the two parts of the learned context
@@ -425,7 +426,7 @@ class CLIPPrompt(MoveListener):
         """
         made: list[dict[str, np.ndarray]] = []
         for v in range(self.views):
-
+            # v=v: each function keeps the number of its view
             def view(x: Tensor, index: np.ndarray, v: int = v) -> Tensor:
                 # area, aspect ratio, top, left and flip of each crop, which depend on view and image only  [n, 5]
                 draws = np.stack([generator(v, "view", int(i)).random(5) for i in index])

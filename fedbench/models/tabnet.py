@@ -83,7 +83,7 @@ class FeatureTransformer(nn.Module):
         y = x
         for i, (linear, unit) in enumerate(zip([*shared, *self.linear], self.units, strict=True)):
             z = unit(linear(y))
-            y = z if i == 0 else SCALE * (y + z)
+            y = z if i == 0 else SCALE * (y + z)  # SCALE: sqrt(0.5) keeps the variance of the sum
         return y
 
 

@@ -82,7 +82,7 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     """
     from tqdm import tqdm
 
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])  # 2 separates these numbers from other uses of the seed
     grey, label = (part[: digits_clip.PRETRAINING] for part in digits_clip.digits())
     optimizer = torch.optim.AdamW(clip.parameters(), lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, total_steps=steps, pct_start=WARM_UP)

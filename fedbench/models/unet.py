@@ -18,7 +18,10 @@ LEVELS = 4  # how often the encoder halves the sides
 
 
 def _block(inputs: int, outputs: int, norm: str) -> nn.Sequential:
-    """Return two 3x3 convolutions with normalization and ReLU, [B, inputs, H, W] -> [B, outputs, H, W]."""
+    """Return two 3x3 convolutions with normalization and ReLU, [B, inputs, H, W] -> [B, outputs, H, W].
+
+    norm is the option of the model: "batch", "instance", "group" or "none".  Only without it, convolutions have biases.
+    """
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         bias = norm == "none"

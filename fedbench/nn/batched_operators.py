@@ -107,6 +107,7 @@ class _BatchedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, for that of the output [k, M, out]; None if not needed."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
@@ -121,7 +122,7 @@ def _linear(layer: nn.Module, name: str, params: Params, x: Tensor, batched: boo
     """Compute nn.Linear: x [k, B, ..., in] -> [k, B, ..., out], without k if not batched.
 
     params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
-    context.frozen, because all clients share it.
+    context.frozen, because all clients share it.  layer itself is unused.
     """
     weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
     if not batched:
@@ -156,7 +157,7 @@ def _conv2d(layer: Any, name: str, params: Params, x: Tensor, batched: bool, con
         shared = {f"{name}.weight": weight}
         if shared_bias is not None:
             shared[f"{name}.bias"] = shared_bias
-        y = _conv2d(layer, name, shared, x.flatten(0, 1), False, context).unflatten(0, (k, -1))
+        y = _conv2d(layer, name, shared, x.flatten(0, 1), batched=False, context=context).unflatten(0, (k, -1))
         return _add_client_bias(y, client_bias, spatial_axes=2)
     bias = _expand_frozen(bias, f"{name}.bias", k, context)
     clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
@@ -293,7 +294,8 @@ def _batch_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
         return F.batch_norm(x, mean, var, weight, bias, batch_statistics, layer.momentum or 0.0, layer.eps)
     k, channels = len(x), x.shape[2]
     if is_frozen:
-        return F.batch_norm(x.flatten(0, 1), mean, var, weight, bias, False, 0.0, layer.eps).unflatten(0, (k, -1))
+        y = F.batch_norm(x.flatten(0, 1), mean, var, weight, bias, training=False, momentum=0.0, eps=layer.eps)
+        return y.unflatten(0, (k, -1))
     weight, bias = (_expand_frozen(t, f"{name}.{n}", k, context) for n, t in (("weight", weight), ("bias", bias)))
     flat_mean, flat_var, flat_weight, flat_bias = (
         None if t is None else t.reshape(-1)
@@ -348,7 +350,7 @@ def _group_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     if not batched:
         return F.group_norm(x, layer.num_groups, weight, bias, layer.eps)
-    y = F.group_norm(x.flatten(0, 1), layer.num_groups, None, None, layer.eps).view_as(x)
+    y = F.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps).view_as(x)  # weight and bias come after
     return _affine(y, name, weight, bias, (1, -1) + (1,) * (x.dim() - 3), context)
 
 
@@ -363,7 +365,7 @@ def _layer_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
         return F.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
     if f"{name}.weight" in context.frozen and (bias is None or f"{name}.bias" in context.frozen):
         return F.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
-    y = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    y = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)  # weight and bias of each client come after
     other_axes = (1,) * (x.dim() - 1 - len(layer.normalized_shape))
     return _affine(y, name, weight, bias, (*other_axes, *layer.normalized_shape), context)
 
@@ -372,7 +374,7 @@ def _embedding(layer: Any, name: str, params: Params, x: Tensor, batched: bool, 
     """Compute nn.Embedding: int64 tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched.
 
     params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
-    context.frozen, because all clients share it.
+    context.frozen, because all clients share it.  layer itself is unused.
     """
     weight = params[f"{name}.weight"]
     if not batched or f"{name}.weight" in context.frozen:

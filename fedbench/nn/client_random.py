@@ -107,6 +107,9 @@ def _channel_dropout(unbatched_axes: int) -> Replacement:
 
     Args:
         unbatched_axes: Number of axes of an input [C, ...] without a batch axis.  0: inputs always are [B, C, ...].
+
+    Returns:
+        The function.  Its arguments `func`, the replaced function, and `inplace` are unused.
     """
 
     def channel_dropout(
@@ -399,12 +402,12 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Compute F.embedding with a dense gradient.  Arguments from input on are those of F.embedding.
+    """Compute F.embedding with a dense gradient.  Arguments from input on are those of F.embedding; sparse is unused.
 
     torch.vmap ignores padding_idx, so that it is implemented here: vectors of this token have no gradient.
     """
     if not mode.vmapped:
-        return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, False)
+        return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse=False)
     if max_norm is not None or scale_grad_by_freq:
         raise ConfigError(
             "an embedding with max_norm or scale_grad_by_freq is not supported for several clients at once: construct "
@@ -441,7 +444,10 @@ def _normal_(
 
 
 def _random_like(distribution: str) -> Replacement:
-    """Return a function that replaces torch.rand_like (distribution "uniform") or torch.randn_like ("normal")."""
+    """Return a function that replaces torch.rand_like (distribution "uniform") or torch.randn_like ("normal").
+
+    It ignores the other options of these functions.
+    """
 
     def random_like(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         numbers = getattr(mode.random(x), distribution)(*x.shape)  # [1, *shape], for one client
@@ -453,7 +459,7 @@ def _random_like(distribution: str) -> Replacement:
 def _random_tensor(distribution: str) -> Replacement:
     """Return a function that replaces torch.rand (distribution "uniform") or torch.randn ("normal").
 
-    The default device of its results is that of the client's key.
+    The default device of its results is that of the client's key.  It ignores the other options of these functions.
     """
 
     def random_tensor(

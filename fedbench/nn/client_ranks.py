@@ -44,7 +44,7 @@ class ClientRanks:
         Returns:
             The ranks, on the device.  # [k, 1] int64
         """
-        is_new = ids >= len(self.ranks)
+        is_new = ids >= len(self.ranks)  # clients that took no part in training have the largest rank
         ranks = np.where(is_new, self.ranks.max(), self.ranks[np.where(is_new, 0, ids)])
         return torch.from_numpy(ranks)[:, None].to(self.model.device)
 
@@ -69,6 +69,7 @@ class ClientRanks:
                     f"adapter.rank: a message of {length:,} numbers can be any of {len(candidates)} column groups, so "
                     "that the columns above a client's rank are unknown; change model.columns, or use one rank"
                 )
+            # needed: the smallest rank of a client that has a number
             self._of_lengths[length] = candidates[0].take(self.needed) if candidates else None
         needed = self._of_lengths[length]
         return None if needed is None else needed <= self.of(ids)
@@ -108,6 +109,7 @@ def rank_indices(model: FlatModel) -> list[Tensor | None]:
     """
     indices: list[Tensor | None] = []
     for name, shape in model.shapes.items():
+        # names end in ".lora_A.weight" or ".lora_B.weight"
         dim = {"lora_A": 0, "lora_B": 1}.get(name.split(".")[-2] if "." in name else "")
         if dim is None:
             indices.append(None)

@@ -216,7 +216,7 @@ class FlatModel(RowLayout):
         Raises:
             ConfigError: A pattern matches no layer that the forward pass calls.
         """
-        return self.forward_pass.capture(self.named(rows), inputs, rows.dim() == 2, layers)
+        return self.forward_pass.capture(self.named(rows), inputs, batched=rows.dim() == 2, patterns=layers)
 
     # -- forward -----------------------------------------------------------------------------------------
     @property
@@ -257,7 +257,8 @@ class FlatModel(RowLayout):
         Returns:
             The logits [B, C] or [k, B, C], or the input of the layer `until`.
         """
-        return self.apply(self.named(rows), inputs, rows.dim() == 2, context or ForwardContext(), until)
+        is_batched = rows.dim() == 2
+        return self.apply(self.named(rows), inputs, is_batched, context or ForwardContext(), until)
 
     def apply(
         self,
@@ -288,7 +289,7 @@ class FlatModel(RowLayout):
         Returns:
             The logits.  # [B, C] or [k, B, C]
         """
-        return self.forward_pass.predict(self.named(rows), inputs, rows.dim() == 2)
+        return self.forward_pass.predict(self.named(rows), inputs, batched=rows.dim() == 2)
 
     def features(self, rows: Tensor, inputs: Inputs, context: ForwardContext | None = None) -> Tensor:
         """Return the features, which are the input of the module named head.

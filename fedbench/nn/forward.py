@@ -208,7 +208,8 @@ class ForwardPass:
         """
         if batched and len(next(iter(params.values()))) == 1:  # one client: unbatched kernels are faster
             single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
-            out = self._apply(single, map_inputs(lambda x: x[0], inputs), False, context, until)
+            one_batch = map_inputs(lambda x: x[0], inputs)
+            out = self._apply(single, one_batch, batched=False, context=context, until=until)
             context.activations.update({n: t[None] for n, t in context.activations.items()})
             return tuple(t[None] for t in out) if isinstance(out, tuple) else out[None]
         if self._is_batched_module:
@@ -235,7 +236,8 @@ class ForwardPass:
             return self.apply(params, inputs, batched, ForwardContext())
         if batched and len(inputs) == 1:  # one client: unbatched kernels are faster
             single = {n: p[0] for n, p in params.items()}
-            return network.predict(self.with_frozen(single, False), inputs[0], False).unsqueeze(0)
+            params = self.with_frozen(single, batched=False)
+            return network.predict(params, inputs[0], batched=False).unsqueeze(0)
         return network.predict(self.with_frozen(params, batched), inputs, batched)
 
     def with_frozen(self, params: dict[str, Tensor], batched: bool) -> dict[str, Tensor]:

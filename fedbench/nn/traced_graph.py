@@ -205,7 +205,8 @@ class TracedGraph:
         kwargs = dict(node.kwargs)
         if batched:
             args, kwargs = self._batched_arguments(node, args, kwargs, context)
-        if node.target is ATTENTION and batched:  # fused kernels accept only one batch axis
+        # scaled_dot_product_attention, whose fused kernels accept only one batch axis
+        if node.target is ATTENTION and batched:
             return ATTENTION(*(t.flatten(0, 1) for t in args), **kwargs).unflatten(0, args[0].shape[:2])
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)

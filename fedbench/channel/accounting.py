@@ -69,6 +69,7 @@ def library() -> Any:
 def event(s: Setting) -> Any:
     """Return the dp-accounting event of one round."""
     dp = library()
+    # the m releases of a round together move by up to sqrt(m) clipping norms, against the noise of one
     joint = s.noise_multiplier / math.sqrt(s.releases)
     if s.sampling == "poisson":
         return dp.PoissonSampledDpEvent(s.expected / s.num_clients, dp.GaussianDpEvent(joint))

@@ -63,7 +63,8 @@ def robust_mean(
     """
     rows = uploads.reshape(len(uploads), -1)  # [K, p]
     center = None if center is None else center.flatten()
-    keys = rng.client_keys(rng.key(context.seed, "bucketing", context.round), context.ids)  # [K]
+    # random numbers by which the uploads are ordered for buckets  [K]
+    keys = rng.client_keys(rng.key(context.seed, "bucketing", context.round), context.ids)
 
     def estimate(w: Tensor, total: Tensor | None) -> Tensor:
         """Combine the clients with positive weights w [K].  Their sum `total` is None if it is 1.  # [p]"""
@@ -78,8 +79,9 @@ def robust_mean(
 
     of_clients = _group_weights(mean_weights(context, weights), groups)  # [K] or [M, K]
     if groups is not None:
-        return torch.stack([estimate(w, None) for w in of_clients]).view(-1, *uploads.shape[1:])
-    return estimate(of_clients, of_clients.sum() if isinstance(weights, Tensor) else None).view(uploads.shape[1:])
+        return torch.stack([estimate(w, total=None) for w in of_clients]).view(-1, *uploads.shape[1:])
+    total = of_clients.sum() if isinstance(weights, Tensor) else None
+    return estimate(of_clients, total).view(uploads.shape[1:])
 
 
 def finite_rows(uploads: Tensor) -> Tensor:

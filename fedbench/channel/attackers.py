@@ -79,7 +79,8 @@ class Attackers:
         if self.aggregator is None:
             return aggregate.mean(context, rows).to(change)
         center = torch.zeros_like(rows[0])
-        return aggregate.robust_mean(context, self.aggregator, rows, "samples", None, center).to(change)
+        combined = aggregate.robust_mean(context, self.aggregator, rows, "samples", groups=None, center=center)
+        return combined.to(change)
 
     def are_honest(self, ids: np.ndarray) -> np.ndarray:
         """Return whether each of some clients [K] is honest.  # [K] bool"""

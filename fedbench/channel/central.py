@@ -121,6 +121,8 @@ class CentralPrivacy:
     def _sum_multiplier(self) -> float:
         """Return the noise multiplier of the sum: (z^-2 - (2 sigma_b)^-2)^(-1/2) with adaptive clipping, else z.
 
+        z is the multiplier of a whole release, and sigma_b the noise of its count, privacy.count_noise.
+
         Raises:
             ConfigError: The noise of the count alone spends more than z allows.
         """
@@ -211,7 +213,7 @@ class CentralPrivacy:
         noise = self.count_noise * float(normal(key, torch.zeros(1))) if self.noise_multiplier else 0.0
         fraction = (below - len(context) / 2 + noise) / self.expected + 0.5
         new = clip * math.exp(-self.clip_lr * (fraction - self.quantile))
-        self.clips[np.array([index])] = torch.tensor([[new]], dtype=torch.float64)
+        self.clips[np.array([index])] = torch.tensor([[new]], dtype=torch.float64)  # row of this release
 
     # -- report ------------------------------------------------------------------------------------------
     def epsilon(self, rounds: int) -> float:

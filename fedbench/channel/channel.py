@@ -61,7 +61,8 @@ class Payload(NamedTuple):
         # both arrays of ids are ascending
         rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)
         received = self.received[rows]
-        return Payload(ids, received, received if self.received is self.value else self.value[rows], True)
+        value = received if self.received is self.value else self.value[rows]
+        return Payload(ids, received, value, by_client=True)
 
 
 class Channel:
@@ -123,9 +124,10 @@ class Channel:
         for name, value in tensors.items():
             dense = len(context) * num_bytes(value)  # bytes without compression
             # bytes that are sent
-            size = _encoded_bytes(value, num_values.get(name, self._num_values(context, value, 1)), dense)
+            size = _encoded_bytes(value, num_values.get(name, self._num_values(context, value, dim=1)), dense)
             if self.compression is not None and name not in uncompressed:
-                received[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
+                call = self._broadcasts[name]  # how many broadcasts of this name came before in the round
+                received[name], size = self.compression.broadcast(context, name, value, call)
                 self._broadcasts[name] += 1
             self._remember(name, Payload(context.ids, received[name], value, by_client=False))
             self._count_download(context, size, dense)
@@ -149,7 +151,7 @@ class Channel:
         tensors = {name: self._truncated(context, value) for name, value in tensors.items()}
         received = dict(tensors)
         for name, value in tensors.items():
-            size = _encoded_bytes(value, self._num_values(context, value, 2), num_bytes(value))
+            size = _encoded_bytes(value, self._num_values(context, value, dim=2), num_bytes(value))
             if self.compression is not None and len(context) and name not in uncompressed:
                 # how many downloads of this name came before in the round
                 call = self._count_call("down", context, name)

@@ -106,7 +106,8 @@ class Compression:
         residuals = self._residuals(path, context, x.shape[1]) if has_feedback else None
         if residuals is not None:
             residual = residual + residuals[context.ids]  # plus what earlier uploads omitted
-        # A later upload repairs this one: by error feedback, or because it replaces it.
+        # A later upload repairs this one: by error feedback, or because it replaces it.  For this to converge, the
+        # compressor must be contractive: what it omits is smaller than the row.
         is_repaired = residuals is not None or (reference is not None and not accumulates)
         message, keys = self._message(path, name, x.shape[1], context), self._keys(path, context, context.ids)
         decompressed, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
@@ -131,9 +132,9 @@ class Compression:
         if not self.compresses_downloads or self._passes(value[None]):
             return Received(value, len(context) * num_bytes(value))
         path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
-        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)  # what all clients have  [1, n]
+        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), count=1)  # what all clients have  [1, n]
         if last.used:  # there was a broadcast before: only the difference is sent
-            message = self._message(path, name, x.shape[1], None)
+            message = self._message(path, name, x.shape[1], context=None)
             received, bits = self._difference(context, x, last[SERVER], message, SERVER)
         else:
             # the first broadcast is sent whole
@@ -157,7 +158,8 @@ class Compression:
         Returns:
             The bits.  # [K]
         """
-        total_bits = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)  # bits of all broadcasts so far  [1, 1]
+        # bits of all broadcasts so far, in the single row SERVER  [1, 1]
+        total_bits = self._rows(f"{path}/bits", torch.zeros_like(bits), count=1)
         # that number at each client's last broadcast
         last_bits = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
         now = total_bits[SERVER] + bits  # including this broadcast  [1, 1]

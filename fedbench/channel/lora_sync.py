@@ -132,6 +132,7 @@ class LoraSync:
             first, last, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
             A = uploads[:, start:stop].view(len(uploads), shape[0], -1)
             B = uploads[:, first:last].view(len(uploads), -1, shape[0])
+            # the rule's new factors of the layer, and what it adds to the frozen weight
             layer = COMBINATIONS[self.name](Factors(A, B, weights, self._new_A(context, name, A)))
             new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:

@@ -77,7 +77,10 @@ class Privacy:
 
     @property
     def sigma(self) -> float | None:
-        """Standard deviation of the noise, equal for all clients; 0 without noise, None if it differs by client."""
+        """Standard deviation of the noise, equal for all clients; 0 without noise, None if it differs by client.
+
+        It is the sensitivity times self.ratio.
+        """
         if self.ratio == 0:
             return 0.0
         # the sensitivity Delta, how far a client's data can move an upload; None for lr_over_n

@@ -37,7 +37,7 @@ def server_step(
         RunError: Running statistics may be anywhere in the tensor.
     """
     p = _num_parameters(model, name, len(step.w))  # the first p columns are parameters, the rest running statistics
-    # one row store [1, p] for each state of the rule
+    # one row store [1, p] for each state of the rule; SERVER is its only row
     stores = {key: _store(rows, f"server/{name}/{key}", initial, step.w[:p]) for key, initial in rule.states.items()}
     state = {key: store[SERVER][0] for key, store in stores.items()}  # [p] each
     # the step without running statistics
@@ -83,4 +83,4 @@ def _store(rows: RowStore, path: str, initial: float, like: Tensor) -> Rows:
     Returns:
         The store.  # [1, p]
     """
-    return rows.all[path] if path in rows.all else rows(path, torch.full_like(like, initial), 1)
+    return rows.all[path] if path in rows.all else rows(path, torch.full_like(like, initial), count=1)

@@ -33,6 +33,7 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
             try:
                 return main(typed)
             except (ConfigError, OSError) as mistake:
+                # refused: the file and the system's message
                 sentence = refused(mistake) if isinstance(mistake, OSError) else str(mistake)
                 print(f"fedbench: {sentence}", file=sys.stderr)
                 if FLAG in typed:  # --json

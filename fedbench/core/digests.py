@@ -55,7 +55,8 @@ def _lines(where: str, value: Any) -> Iterator[str]:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Widened):  # convert blocks one by one, because the whole array may not fit in memory
+    # Widened: an array that is hashed as another type; converted in blocks, because it may not fit in memory
+    if isinstance(value, Widened):
         parts = (block.astype(value.dtype, order="C") for block in blocks(value.array, BLOCK))
         yield _line(where, value.dtype, value.array, parts)
     elif isinstance(value, np.ndarray):
@@ -138,6 +139,6 @@ def differing(folder: Path, marks: Mapping[str, Mark], whole: bool) -> str | Non
     """
     for name, mark in marks.items():
         size, _ = mark
-        if mark_of(folder / name, None if whole else size) != mark:
+        if mark_of(folder / name, size=None if whole else size) != mark:
             return name
     return None

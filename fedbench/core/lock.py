@@ -68,7 +68,10 @@ def is_held(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """Return the process that has locked a run folder, as in "process 12 on host"; "another process" if unknown."""
+    """Return the process that has locked a run folder, as in "process 12 on host"; "another process" if unknown.
+
+    The file of the lock, NAME or MARK, contains the id of the process and the host.
+    """
     with suppress(OSError, ValueError):
         path = next(p for p in (folder / MARK, folder / NAME) if p.exists() and p.stat().st_size)
         process_id, host = path.read_text(encoding="utf-8").splitlines()[:2]
@@ -77,7 +80,7 @@ def holder(folder: Path) -> str:
 
 
 def _acquire(folder: Path) -> BaseFileLock:
-    """Lock a run folder, by MARK if its file system has no locks.
+    """Lock a run folder, by the file NAME, or if its file system has no locks by the existence of the file MARK.
 
     Args:
         folder: The run folder.

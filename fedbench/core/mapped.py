@@ -131,7 +131,7 @@ def _memmap(array: np.ndarray) -> np.memmap | None:
 
 
 def _position_in_file(array: np.ndarray) -> tuple[str, int]:
-    """Return the file of a mapped array, and the byte at which the array begins."""
+    """Return the path of a mapped array's file, and the byte of the file at which the array begins."""
     memmap, file = _memmap(array), file_of(array)
     assert memmap is not None and file is not None
     mapped_from = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY  # the byte of the file: a page's first

@@ -190,7 +190,8 @@ def renewed(values: Any) -> Any:
 def update_stored(values: dict[str, Any]) -> None:
     """Update the values of a stored run of an older version, in place.
 
-    Keys and groups of later versions are added.  Removed options are deleted if they had no effect.
+    Keys and groups of later versions are added.  Removed options are deleted if they had no effect.  The entry
+    "choices" has the chosen option of each group, such as {"optimizer": "sgd"}.
 
     Args:
         values: The nested values.

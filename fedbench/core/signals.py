@@ -41,7 +41,7 @@ def handled(handler: Handler, names: Iterable[str] = STOP_SIGNALS) -> Iterator[N
         handler: The signal handler.
         names: The names of the signals.
     """
-    answer = _Answer(handler)
+    answer = _Answer(handler)  # calls the handler, and records the last signal in `received`
     before: dict[int, Any] = {}
     for name in names:
         number = getattr(signal, name, None)
@@ -82,7 +82,7 @@ def _pass_on(number: int, previous: Any) -> None:
     if isinstance(previous, _Answer):  # the handler of an outer block
         previous.received = number
     elif callable(previous) and previous is not signal.default_int_handler:
-        previous(number, None)
+        previous(number, None)  # None: no stack frame
 
 
 def _detach_closed(terminals: list[int]) -> None:

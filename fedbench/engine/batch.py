@@ -226,7 +226,7 @@ class BatchLoader:
         else:
             fetched = self.federation.fetch(block_samples(t))
         stop, _ = self._block(t)
-        self.next = None
+        self.next = None  # first step of the next block, and a function that waits for its inputs
         if stop < len(self.index):
             self.next = (stop, self.federation.fetch_ahead(block_samples(stop)))
         return fetched

@@ -427,8 +427,9 @@ class Cohort:
             The sum.  # [...]
         """
         if self.engine.central is not None:
-            check_uniform(uploads, "uniform" if weights is None else weights, None, "uniform")
-            return self._private(self.engine.central, uploads, None, average=False)
+            given_weights = "uniform" if weights is None else weights
+            check_uniform(uploads, given_weights, groups=None, client_weights="uniform")
+            return self._private(self.engine.central, uploads, updates=None, average=False)
         if exact or self.engine.aggregator is None:
             return aggregate.total(uploads if weights is None else weights[..., None] * uploads)
         if weights is None:
@@ -640,6 +641,7 @@ class Cohort:
         Returns:
             For each client one tensor, in the order of its samples.  # [n_i, ...] each
         """
+        # no_output: the result of a client without samples; "" is the name of the one result
         predict, no_output = fn or FlatModel.predict, {"": torch.zeros(0, device=self.device)}
 
         def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:

@@ -98,8 +98,10 @@ def candidate_plans(
         At least one plan.
     """
     workers = threads or max(1, cores() // num_processes)
-    loop, vmap = Plan("loop", 1, 1, threads or 1), Plan("vmap", chunk or 0, 1, 1)
-    in_threads = Plan("threads", chunk or 1, workers, 1)
+    # chunk: clients in a chunk, 0 for all; workers: chunks at the same time; intra: threads of torch in each
+    loop = Plan("loop", chunk=1, workers=1, intra=threads or 1)
+    vmap = Plan("vmap", chunk=chunk or 0, workers=1, intra=1)
+    in_threads = Plan("threads", chunk=chunk or 1, workers=workers, intra=1)
     if name != "auto":
         candidates = [{"loop": loop, "threads": in_threads, "vmap": vmap}[name]]
     elif device.type != "cpu":
@@ -108,7 +110,7 @@ def candidate_plans(
         candidates = [vmap, in_threads]
     else:
         # several intra-op threads are slow if another process uses their cores: only for fewer clients than cores
-        candidates = [vmap, in_threads, Plan("loop", 1, 1, workers)]
+        candidates = [vmap, in_threads, replace(loop, intra=workers)]
     return [
         replace(plan, graphs=with_graphs) for plan in candidates for with_graphs in _graph_choices(plan, device, graphs)
     ]

@@ -477,7 +477,7 @@ def _augment(options: dict | None, arrays: Arrays) -> Augment | None:
         arrays.images is not None,
         "dataset.augment needs images [channels, height, width], but this data set has none: set dataset.augment=null",
     )
-    return Augment(bool(options.get("flip", False)), int(options.get("crop", 0)))
+    return Augment(flip=bool(options.get("flip", False)), crop=int(options.get("crop", 0)))
 
 
 def _client_domains(arrays: Arrays, split: Split) -> np.ndarray | None:

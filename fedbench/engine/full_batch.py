@@ -98,7 +98,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
     leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
     with torch.enable_grad():
         context = ForwardContext()
-        logits = model.apply(named, block.x, True, context)
+        logits = model.apply(named, block.x, batched=True, context=context)
         sample_losses = task.loss(logits, block.y, block.class_mask)  # [k, b]
         sample_losses = add_extra_losses(sample_losses, context.extra_losses)
         losses = (sample_losses * block.weight).sum(1)
@@ -257,12 +257,12 @@ def _map_samples_with_shared_row(
 
         Args:
             start: Index of the block among those of this rank.
-            stop: start + 1, not used.
+            stop: start + 1, unused.
         """
         block = blocks[my_blocks[start]]
         fetched = engine.federation.fetch(samples.indices[None, block])
         x, y = engine.federation.gather(index[None, block], fetched=fetched)
-        for name, values in fn(engine.model, row[None], x, y, None).items():
+        for name, values in fn(engine.model, row[None], x, y, None).items():  # None: no client lacks classes
             whole = outputs.get(name)
             if whole is None:
                 whole = outputs.setdefault(name, values.new_empty(len(index), *values.shape[2:]))

@@ -231,7 +231,7 @@ def training_pass(
     running_statistics = {name: params[name].detach().clone() for name in model.buffer_names}
     context = ForwardContext(train=True, keys=dropout_keys)
     try:
-        logits = model.apply(params | running_statistics, x, True, context, until)
+        logits = model.apply(params | running_statistics, x, batched=True, context=context, until=until)
     except ValueError as error:
         layer = running_layer(error)
         is_batch_norm = layer is not None and isinstance(layer[1], BatchNorm)

@@ -177,9 +177,9 @@ class Optimizer:
         """Return a new buffer.  Here it is zeros; subclasses may override this.
 
         Args:
-            name: Name of the buffer.
+            name: Name of the buffer, unused here.
             theta: The rows.  # [k, P]
-            parameters: Number of parameters in a row, S.
+            parameters: Number of parameters in a row, S, unused here.
 
         Returns:
             The buffer of k clients.  # [k, P]
@@ -247,7 +247,7 @@ class Optimizer:
             columns: The columns to update.
             state: The buffers of the rows, which are updated.
             lr: The learning rate: one, or one for each client [k, 1].
-            index: The parameters of the columns, for optimizers that count steps.
+            index: The parameters of the columns, unused here; for optimizers that count steps.
         """
         for start, stop in columns.slices:
             buffers = {name: buffer[:, start:stop] for name, buffer in state.items()}

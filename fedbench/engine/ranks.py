@@ -103,7 +103,7 @@ class Ranks:
         for position, cost in zip(order.tolist(), work[order].tolist()):
             load, rank = loads[0]
             assigned[rank].append(position)
-            heapq.heapreplace(loads, (load + max(cost, 1), rank))
+            heapq.heapreplace(loads, (load + max(cost, 1), rank))  # items without work are distributed, too
         return [np.array(positions, np.int64) for positions in assigned]
 
     def compute_distributed(

@@ -430,7 +430,7 @@ class Step:
         Returns:
             The logits.  # [k, B, C]
         """
-        return self._forward_pass(rows, batch, None)
+        return self._forward_pass(rows, batch, until=None)
 
     def features(self, rows: Tensor, batch: Batch) -> Tensor:
         """Return the input of the module named head in training mode, differentiable inside a loss.
@@ -442,7 +442,7 @@ class Step:
         Returns:
             The features.  # [k, B, F]
         """
-        return self._forward_pass(rows, batch, "head")
+        return self._forward_pass(rows, batch, until="head")
 
     def _forward_pass(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
         """Run a forward pass in training mode, and store what a gradient needs (`StepProgress`).
@@ -546,7 +546,8 @@ class Step:
         assert self._setup.privacy_clip is not None
         uploaded, max_norm = self._setup.privacy_clip
         clipped_columns = columns if grad.shape[1] != self.model.size else columns & uploaded
-        return clipped_columns.put(grad, clipped_towards(clipped_columns.take(grad), None, max_norm))
+        clipped = clipped_towards(clipped_columns.take(grad), center=None, radius=max_norm)
+        return clipped_columns.put(grad, clipped)
 
 
 def default_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:

@@ -9,11 +9,18 @@ to each adapted layer.  All other columns, such as the head, get their mean.
   flex     U S V^T = sum_i p_i B_i A_i;  B = (U S)[:, :R],  A = V^T[:R].  FlexLoRA: Bai et al., NeurIPS 2024.
   het      the means of average with the weights |B_i A_i|_F / sum_j |B_j A_j|_F.  HetLoRA: Cho et al., EMNLP 2024.
   fedex    A and B as in average;  W += s (sum_i p_i B_i A_i - B A).  FedEx-LoRA: Singhal et al., ACL 2025.
-The equations follow the papers; they were not compared with released codes.
-Departures: flex truncates the product to rank R at the server, and clients of lower rank truncate it further.  In het,
-each layer has its own weights, and ranks are not pruned: the penalty of the paper that prepares it is left out, too.
-In flora, all clients draw the same new A from a shared seed, so that A is not sent.  What flora and fedex add to W is
-sent as the cheaper of two: the numbers of all rounds that a client missed, or the sum over rounds as dense matrices.
+Compared with the released codes of average, fedsa, flora, flex and fedex, and with ffa in those of fedsa and fedex.
+Departures:
+  fedsa    The head is averaged.  For classification, the released code keeps it with the client, as algorithm=fedper.
+  flora    All clients draw the same A from a shared seed, so that it is not sent.  In the code, each draws its own.
+  flex     The server's model has rank R, too.  In the code, it has the whole product.
+  het      Ranks are not pruned, and the penalty that prepares this is left out (rank self-pruning).  Each layer has its
+           own weights.
+  fedex    p_i weigh the clients.  The paper weighs them equally, as client_weights=uniform does.
+With different ranks, s is alpha / R for all clients.  The code of flex has alpha / r_i, and het has no factor.
+What flora and fedex add to W is sent as the cheaper of two: the numbers of all rounds that a client missed, or the sum
+over rounds as dense matrices.  The numbers of a round are the stacked factors of its clients.  In fedex, a layer's
+residual is sent as a matrix if this is less; the paper sends factors of a rank up to K r (communication protocol).
 In fedsa under FedProx, the proximal term pulls B_i towards 0, its initial value.
 
 Letters: N clients, K clients of a cohort, n length of a message, P length of a row, D numbers of all adapted weights.
@@ -125,7 +132,7 @@ class LoraSync:
             return self.without_personal(mean[None])[0]  # also without noise
         if layout is None or not self._factors_in(len(mean)).size:
             return mean
-        new, added = mean.clone(), {}
+        new, added, num_sent = mean.clone(), {}, 0
         for name, (start, stop, shape) in layout.spans.items():
             if ".lora_A." not in name:
                 continue
@@ -137,10 +144,10 @@ class LoraSync:
             new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:
                 added[name] = layer.added
+                stacked = int(self._count(context.ids, len(mean), Columns([(start, stop), (first, last)])).sum())
+                num_sent += stacked if self.name == "flora" else min(stacked, layer.added.numel())
         if self.backbone is not None and context.changes_state:
-            num_sent = self._count(context.ids, len(mean), self._factors_in(len(mean))).sum()  # stacked factors
-            dense = sum(product.numel() for product in added.values())
-            self.backbone.add(added, int(num_sent) if self.name == "flora" else dense)
+            self.backbone.add(added, num_sent)
         return new
 
     def _new_A(self, context: RoundContext, name: str, like: Tensor) -> Callable[[], Tensor]:

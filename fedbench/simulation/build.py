@@ -685,9 +685,9 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
     )
     remembers = (compressor is not None and compressor.error_feedback) or engine.optimizer.reset == "never"
     require(
-        sync.name != "flora" or not remembers,
-        "adapter.sync=flora restarts the factors in each round, and residuals and momentum of earlier factors would be "
-        "added to new ones: use compression.error_feedback=false and optimizer.reset=round",
+        sync.name not in ("flora", "flex") or not remembers,
+        f"adapter.sync={sync.name} replaces the factors by others in each round, and residuals and momentum of earlier "
+        "factors would be added to new ones: use compression.error_feedback=false and optimizer.reset=round",
     )
 
 

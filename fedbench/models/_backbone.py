@@ -156,18 +156,19 @@ def classifier_of(network: nn.Module) -> str | None:
     return next((name for name, m in reversed(list(network.named_modules())) if isinstance(m, nn.Linear)), None)
 
 
-def load_file(weights: str | None) -> Callable[[nn.Module], None]:
-    """Return a function that loads a state dict into a network, without the classifier.
+def load_file(weights: str | None, with_head: bool = False) -> Callable[[nn.Module], None]:
+    """Return a function that loads a state dict into a network.
 
     Args:
         weights: A file (.safetensors, or of torch.save), the value of model.weights.  None: nothing is loaded.
+        with_head: Whether the last linear layer, the classifier, is loaded too.
 
     Returns:
         A function that changes the network given to it, and returns None.
     """
 
     def load(network: nn.Module) -> None:
-        """Load the file into a network, in place, except the classifier."""
+        """Load the file into a network, in place."""
         if weights is None:
             return
         path = Path(weights)
@@ -176,31 +177,32 @@ def load_file(weights: str | None) -> Callable[[nn.Module], None]:
             f"model.weights={weights} {'is a folder' if path.is_dir() else 'does not exist'}: set the path of a file "
             "of weights, or null for random weights",
         )
-        load_state(network, read_state(path), f"model.weights={weights}")
+        load_state(network, read_state(path), f"model.weights={weights}", with_head)
 
     return load
 
 
-def load_state(network: nn.Module, state: Mapping[str, Tensor], key: str) -> None:
-    """Load all tensors except those of the classifier, the last linear layer.
+def load_state(network: nn.Module, state: Mapping[str, Tensor], key: str, with_head: bool = False) -> None:
+    """Load all tensors, by default except those of the classifier, the last linear layer.
 
     Args:
         network: The network.
         state: The state dict.
         key: Option and value that name the state dict, for the message.
+        with_head: Whether the classifier is loaded too.
 
     Raises:
         ConfigError: Names or shapes are not those of the network.
     """
-    classifier = classifier_of(network)
+    classifier = None if with_head else classifier_of(network)
     body = {name: t for name, t in state.items() if name.rpartition(".")[0] != classifier}
     expected = network.state_dict()
     wrong = [name for name, t in body.items() if name not in expected or expected[name].shape != t.shape]
     wrong += [name for name in expected if name not in body and name.rpartition(".")[0] != classifier]
     require(
         not wrong,
-        f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}. Set model.name and "
-        "model.options to those of the network from which the file was saved",
+        f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}. Set the "
+        "options of model to those of the network from which the file was saved",
     )
     network.load_state_dict(body, strict=False)
 

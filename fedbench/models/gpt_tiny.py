@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.core.options import Count, UnitInterval, require
+from fedbench.models._backbone import load_file
 from fedbench.models._texts import text_length
 
 INITIAL_STD = 0.02  # of GPT-2's weights
@@ -67,6 +68,7 @@ class GPTTiny(nn.Module):
         depth: Number of blocks.
         heads: Attention heads.
         dropout: Probability of dropout of embeddings, attention weights and outputs of blocks; GPT-2's is 0.1.
+        weights: A file of `fedbench export`.  None: random weights.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class GPTTiny(nn.Module):
         depth: Count = 2,
         heads: Count = 4,
         dropout: UnitInterval = 0.0,
+        weights: str | None = None,
     ):
         super().__init__()
         length = text_length(input_shape, "model=gpt_tiny")
@@ -91,6 +94,7 @@ class GPTTiny(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes, bias=False)  # its weight is also the embedding of tokens
         self._initialize()
+        load_file(weights, with_head=True)(self)
 
     @torch.no_grad()
     def _initialize(self) -> None:

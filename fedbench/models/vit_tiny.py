@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.core.options import Count, require
+from fedbench.models._backbone import load_file
 
 
 class Attention(nn.Module):
@@ -53,6 +54,7 @@ class ViTTiny(nn.Module):
         depth: Number of blocks.
         heads: Attention heads.
         mlp_ratio: Hidden width of the mlp of a block, in multiples of width.
+        weights: A file of `fedbench export`, whose head is ignored.  None: random weights.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ViTTiny(nn.Module):
         depth: Count = 4,
         heads: Count = 4,
         mlp_ratio: Count = 2,
+        weights: str | None = None,
     ):
         super().__init__()
         require(
@@ -88,6 +91,7 @@ class ViTTiny(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads, mlp_ratio * width) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
+        load_file(weights)(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C] for images x [B, channels, H, W]."""

@@ -81,11 +81,11 @@ def _check_files(page: Page, template: str) -> None:
         "entry",
     )
     expected = {*PAGE_FILES, *named, *(f"{name}.svg" for name in about["figures"])}
-    files = sorted(path.name for path in page.folder.iterdir() if path.name != "__pycache__")  # of Python files
-    unused = [name for name in files if name not in expected and f'csv("{name}"' not in template]
+    files = sorted(path.name for path in page.folder.iterdir() if path.name != "__pycache__")  # made by Python
+    unnamed = [name for name in files if name not in expected and f'csv("{name}"' not in template]
     require(
-        not unused,
-        f"{page.folder} contains {', '.join(unused)}, which neither page.json nor page.md names: delete it, or add it "
+        not unnamed,
+        f"{page.folder} contains {', '.join(unnamed)}, which neither page.json nor page.md names: delete it, or add it "
         'to "files" in page.json',
     )
 
@@ -114,7 +114,9 @@ def differences(built: BuiltPage) -> list[str]:
         A unified diff of README.md, and a line for each figure whose file shows other data; [] without differences.
     """
     path = built.folder / "README.md"
-    lines = difflib.unified_diff(_read(path).splitlines(), built.text.splitlines(), str(path), "built", "", "", 0, "")
+    lines = difflib.unified_diff(
+        _read(path).splitlines(), built.text.splitlines(), fromfile=str(path), tofile="built", n=0, lineterm=""
+    )  # n: the number of equal lines that are shown around a difference
     return [*lines, *(f"{path} does not show these data" for path in _outdated(built))]
 
 

@@ -52,8 +52,8 @@ def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir
         page.about["group"] = about["group"].split(",")
     page.about["papers"] = list(dict.fromkeys([*page.about["papers"], *about.get("paper", [])]))
     page.about["title"] = page.about["title"] or page.name
-    has_metric = "metric" in about or not is_new
-    text = [f"# {page.about['title']}", ""]
+    has_metric = "metric" in about or not is_new  # else it is the primary metric of the runs of the first part
+    text = [f"# {page.about['title']}", ""]  # the lines of a new page.md
     for part, folders in _parts(sources, page).items():
         runs, damaged = readable(find_runs(folders, config_dir))
         require(
@@ -64,7 +64,7 @@ def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir
         if not has_metric:
             page.about["metric"] = scores.primary_metric(runs)
             has_metric = True
-        text += _collect(page, part, runs, folders, config_dir)
+        text += _collect(page, part, runs, folders, config_dir)  # replaces the rows of the part
     written = write_page(page)
     path = folder / "page.md"
     if not path.is_file():
@@ -107,7 +107,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
     options = Options(about["metric"], about["select"], about["target"], about["group"])
     scores.check_metric(options.metric, options.target, runs)
     about["percent"] = scores.is_fraction(options.metric)
-    groups, repeated = group_runs(runs, options.group)
+    groups, repeated = group_runs(runs, options.group)  # repeated: the number of runs that later ones replace
     table = results(groups, runs, options)  # also sorts the groups in place, so that the best method is first
     labels = list(dict.fromkeys(key for group in groups for key in group.labels))
     about["labels"] = {**about["labels"], part: labels or ["method"]}
@@ -119,6 +119,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
             curves += _curve_rows(run, names[run.path])
     rows += [_run_row(run, part, names[run.path], {"method": run.method}) for run in runs if not run.finished]
     page.runs = _replace(page.runs, "part", [part], rows)
+    # curves.csv has no column for the part, but the name of a run begins with it
     old_names = [name for name in page.curves["run"] if name.startswith(f"{part}/")] if len(page.curves) else []
     page.curves = _replace(page.curves, "run", old_names, curves)
     page.gains = _replace(page.gains, "part", [part], _gain_rows(part, groups, runs, options))
@@ -173,6 +174,7 @@ def _run_row(run: Run, part: str, name: str, labels: Mapping[str, Any]) -> Row:
     versions = ", ".join(f"{titles[key]} {_short_version(software[key])}" for key in titles if key in software)
     commit = str(summary["commit"])[:12] if summary.get("commit") else None
     row = {"part": part, "run": name, **labels, "seed": run.seed, "n": 1}
+    # form: "full", or "reduced" for a smaller setting than that of the paper
     row |= {"status": summary.get("status") or "no summary", "form": form_of(run), "rounds": rounds_of(run)}
     row["commit"] = f"{commit} and changes" if commit and summary.get("dirty") else commit
     row["machine"] = "; ".join(filter(None, [*computer, versions])) or None
@@ -194,9 +196,10 @@ def _score_row(run: Run, runs: list[Run], options: Options) -> Row:
         options: The metric, the selected round and the target.
     """
     row = scores.scores_of(run, options, runs)
-    if not scores.is_compressed(run):
+    if not scores.is_compressed(run):  # the fractions of the uncompressed size would be 1
         row |= {"part_up": None, "part_down": None}
     row |= {name: float(run.metrics[name].iloc[-1]) for name in _recorded(run)}
+    # counted, the number of clients in the mean, is left out if all clients are
     return {key: _rounded(value) for key, value in row.items() if key != "counted" or value}
 
 
@@ -239,7 +242,7 @@ def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options
     """
     rows = []
     for group in groups:
-        for client, gains in enumerate(client_gains(group, runs, options).T):
+        for client, gains in enumerate(client_gains(group, runs, options).T):  # [S] for each client
             gain = over_seeds(gains)
             rows.append({"part": part, "group": group.name, "client": client, "gain": _rounded(gain.mean),
                          "gain_std": _rounded(gain.std), "gain_n": gain.count})  # fmt: skip
@@ -281,6 +284,7 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
     suffix = "" if part == MAIN else f"_{part}"
     sign = "" if scores.lower_is_better(about["metric"]) else "-"  # the best group is first
     arguments = f'part="{part}", order="{sign}{about["select"]}"'
+    # further columns of the table, if any run has a value
     extra = [key for key in ("counted", "best_val") if key in runs and runs[key].notna().any()]
     blocks = [] if part == MAIN else [f"## {part}"]
     blocks += [f'{{{{ commands("{part}") }}}}', f'{{{{ ran("{part}") }}}}.']

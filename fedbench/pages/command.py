@@ -40,8 +40,12 @@ def parser() -> Arguments:
                                               "of a part; other parts are kept")  # fmt: skip
     w.add_argument("--title", help="the title of the page (default: the name of its folder)")
     w.add_argument("--metric", help="a column of metrics.csv (default: the page's, or the primary metric of the runs)")
-    w.add_argument("--select", choices=scores.SELECTIONS, help="the round of worst tenth and global (default: last)")
-    w.add_argument("--target", type=float, help="value to reach (default: 0.7)")
+    w.add_argument(
+        "--select",
+        choices=scores.SELECTIONS,
+        help="the round whose score sorts the rows, and at which worst tenth and global are taken (default: last)",
+    )
+    w.add_argument("--target", type=float, help="value of the metric for rounds and time to reach it (default: 0.7)")
     w.add_argument("--group", help="config keys to group by, separated by commas (default: all but the seed)")
     w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table whose cells the runs reproduce")
     add_config_dir(w)
@@ -62,7 +66,7 @@ def main(argv: list[str]) -> int:
     root = Path("results")
     folders = args.pages or build.find_pages(root)
     require(bool(folders), "there is no page in results: name a folder, or run the command in the repository's root")
-    if not args.pages and (root / "page.md").is_file():
+    if not args.pages and (root / "page.md").is_file():  # the index of all pages
         folders.append(root)
     built = [build.build_page(folder) for folder in folders]
     if args.check:

@@ -69,19 +69,19 @@ def make_drawing(page: Page, name: str) -> Drawing:
     """
     spec = dict(page.entry("figures", name))
     kind = spec.pop("kind", "curves")
-    where = f"{page.folder}: figure {name}"
-    require(kind in KINDS, f"{where}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    make, keys = KINDS[kind]
+    at = f"{page.folder}: figure {name}"  # the beginning of error messages
+    require(kind in KINDS, f"{at}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    make, keys = KINDS[kind]  # a function of page and entry, and the keys of the entry
     unknown = [key for key in spec if key not in (*keys, "alt", "title")]
     require(
         not unknown,
-        f"{where} has unknown keys {', '.join(unknown)}; a figure of kind {kind} has {', '.join(keys)}, alt, title: "
+        f"{at} has unknown keys {', '.join(unknown)}; a figure of kind {kind} has {', '.join(keys)}, alt, title: "
         "correct page.json",
     )
     drawing = make(page, spec)
     require(
         bool(drawing.series),
-        f"{where}: there is nothing to draw, because no run matches: change part, where or metric in page.json",
+        f"{at}: there is nothing to draw, because no run matches: change part, where or metric in page.json",
     )
     return drawing
 
@@ -97,7 +97,7 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
             over (the x axis, a key of `X_AXES` such as "round") and title; all are optional.
     """
     metric, x_key = spec.get("metric", page.about["metric"]), spec.get("over", "round")
-    scale = 1 if "loss" in metric else page.scale
+    scale = 1 if "loss" in metric else page.scale  # page.scale: 100 for a metric in percent, else 1
     require(
         x_key in X_AXES, f"{page.folder}: over in a figure of kind curves must be one of {listed(X_AXES)}, got {x_key}"
     )
@@ -111,6 +111,7 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
         spreads = [group.curve_spread(page, metric, round) for round in rounds]
         series.append(_series(f"{name} (n={group.n})", x, spreads, scale, group.tuned))
     target = page.about["target"] * scale
+    # the line of the target would squeeze a figure in which no value exceeds half of it
     is_near = metric == page.about["metric"] and any(y > target / 2 for line in series for y in line.y)
     return Drawing(
         "lines",
@@ -153,7 +154,7 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
         for name, line in sorted(points.items())
     ]
     positive = [x for line in series for x in line.x if x > 0]
-    is_wide = bool(positive) and max(positive) > 100 * min(positive)
+    is_wide = bool(positive) and max(positive) > 100 * min(positive)  # then the x axis is logarithmic
     xlabel, ylabel = spec.get("xlabel", key_title(key)), metric_axis_label(page.about["metric"])
     return Drawing("points", spec.get("title", ""), xlabel, ylabel, series, logarithmic=is_wide)
 
@@ -184,34 +185,45 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
 def heat(page: Page, spec: Mapping[str, Any]) -> Drawing:
     """Return the data of heat maps of a score, a panel for each value of a label.
 
-    Rows, columns and panels are in the order of runs.csv, or in that of a list in `where`.
+    A cell is the mean over seeds for one group of runs; NaN if there is no such group.  Rows, columns and panels are in
+    the order of runs.csv, or in that of a list under "where".
 
     Args:
         page: The page.
-        spec: The entry of the figure in page.json: rows, columns and panels (labels), and, optional, part, where (the
-            values that rows must have, by column), score and title.
+        spec: The entry of the figure in page.json.  "panels", "rows" and "columns" are the labels whose values are
+            panels, rows and columns of the heat maps.  Optional are "part" (default: the first one), "where" (for
+            columns of runs.csv, the values that runs must have), "score" (default: the page's metric at its selected
+            round) and "title".
 
     Raises:
         ConfigError: Two groups belong to the same cell.
     """
-    axes = [spec["panels"], spec["rows"], spec["columns"]]
-    cells: dict[tuple[str, str, str], float] = {}
+    labels = [spec["panels"], spec["rows"], spec["columns"]]
+    cells: dict[tuple[str, str, str], float] = {}  # by values of these labels
     for group in groups_of(page, spec.get("part"), spec.get("where")):
-        panel, row, column = (str(group.labels.get(key)) for key in axes)
+        panel, row, column = (str(group.labels.get(label)) for label in labels)
         require(
             (panel, row, column) not in cells,
             f"{page.folder}: several groups have {panel}, {row} and {column}: name further values under where",
         )
+        # scores are columns of runs.csv; the page's metric is under the name of the round: last, best or best_val
         cells[panel, row, column] = page.scale * group.spread(spec.get("score", page.about["select"])).mean
     if not cells:
-        return Drawing("heat maps", "", "", "", [])
-    panels, rows, columns = (_ordered(names, spec, key) for names, key in zip(zip(*cells), axes))
+        return Drawing("heat maps", title="", xlabel="", ylabel="", series=[])  # which the caller refuses
+    panels, rows, columns = (_ordered(values, spec, label) for values, label in zip(zip(*cells), labels))
     series = [
-        Series(method_name(panel), [], [cells.get((panel, r, c), float("nan")) for r in rows for c in columns])
+        Series(method_name(panel), x=[], y=[cells.get((panel, r, c), float("nan")) for r in rows for c in columns])
         for panel in panels
     ]
-    ylabel = metric_axis_label(page.about["metric"])
-    return HeatMaps("heat maps", spec.get("title", ""), key_title(axes[2]), ylabel, series, None, False, rows, columns)
+    return HeatMaps(
+        "heat maps",
+        title=spec.get("title", ""),
+        xlabel=key_title(spec["columns"]),
+        ylabel=metric_axis_label(page.about["metric"]),  # of the colours
+        series=series,
+        rows=rows,
+        columns=columns,
+    )
 
 
 def _ordered(names: Iterable[str], spec: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class Page:
         Raises:
             ConfigError: There is no such part.
         """
-        name = name or next(iter(self.parts), "main")
+        name = name or next(iter(self.parts), "main")  # "main" for the error message of a page without runs
         require(
             name in self.parts,
             f"{self.folder}: runs.csv has no part {name}; name one of its parts, {listed(self.parts)}",
@@ -145,7 +145,8 @@ class Group:
     def spread(self, key: str) -> Spread:
         """Return mean and standard deviation over seeds of a score.
 
-        The standard deviation of "gain_last" is over clients.  Without the column, the mean is NaN.
+        The standard deviation of "gain_last" is over clients, as a mean over seeds.  Without the column, the mean is
+        NaN.
 
         Args:
             key: A column of runs.csv.
@@ -214,6 +215,7 @@ def read_page(folder: Path) -> Page:
             key in page.runs,
             f"{folder / 'runs.csv'} has no column {key}, which page.json lists under labels: correct the label there",
         )
+    # form: "full" for the setting of a paper, "reduced" for a smaller one, or "not run"
     forms = {value for frame in (page.runs, page.cells) if len(frame) for value in frame["form"]}
     require(
         forms <= set(FORMS),

@@ -43,9 +43,9 @@ class PageFunctions:
         """Return the groups of a part of the page.  A group has the runs that differ only in the seed.
 
         Args:
-            part: The part; None for the first one.
+            part: The part of the page; None for the first one.
             order: Labels or scores by which groups are sorted, separated by spaces.  A minus sorts in descending order.
-            **where: Values of labels.
+            **where: Values that the groups must have, by label.
         """
         groups = groups_of(self._page, part, where)
         for key in reversed(order.split()):
@@ -53,9 +53,15 @@ class PageFunctions:
         return groups
 
     def spread(self, key: str, *names: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return mean and standard deviation over seeds of the score ``key`` of a group.
+        """Return mean and standard deviation over seeds of a score of a group.
 
         They are in percent if the page shows this score in percent, else as stored.
+
+        Args:
+            key: The score, a column of runs.csv such as "last".
+            *names: Values of labels that choose the group, such as the name of a method.
+            part: The part of the page; None for the first one.
+            **where: Values by label that choose the group.
         """
         group = one_group(self._page, part, names, where)
         spread = group.spread(key).scaled(self._columns.get(key, Column(key, key)).scale)
@@ -93,11 +99,11 @@ class PageFunctions:
         """Return mean and standard deviation over seeds of the difference of two groups with the same seed.
 
         Args:
-            key: The score.
-            these: The first group: a value of a label, or a dict of values by label.
-            those: The second group, whose score is subtracted.
-            part: The part.
-            **where: Values of labels of both groups.
+            key: The score, a column of runs.csv such as "last".
+            these: The first group: a value of a label, such as the name of a method, or a dict of values by label.
+            those: The second group, whose score is subtracted; given like the first one.
+            part: The part of the page; None for the first one.
+            **where: Values by label that both groups have.
         """
         values = []
         for group in (these, those):
@@ -128,9 +134,9 @@ class PageFunctions:
 
         Args:
             round: The round.
-            *names: Values of labels that choose the group.
+            *names: Values of labels that choose the group, such as the name of a method.
             key: A column of curves.csv; "" for the metric of the page.
-            part: The part.
+            part: The part of the page; None for the first one.
             **where: Values by label that choose the group.
         """
         key = key or self._page.about["metric"]
@@ -332,10 +338,13 @@ class PageFunctions:
     def ran(self, part: str | None = None) -> str:
         """Return a line on the runs of a part: commit, seeds, number of runs per group, machine.
 
+        Successive seeds are written as "0 to 4".
+
         Args:
             part: The part; None for the first one.
         """
         rows = self._page.runs[self._page.runs["part"] == self._page.part(part)]
+        # pandas reads integers as floats if a row has no seed, hence ".0"; a seed that is no number is shown as it is
         seeds = sorted({int(seed) for seed in rows["seed"].dropna() if str(seed).replace(".0", "").isdigit()})
         is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
         text = f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds)) or _unique(rows, "seed")
@@ -365,7 +374,7 @@ class PageFunctions:
             ConfigError: A page is missing, or is not named.
         """
         folders = {path.parent.name for path in self._root.glob("*/page.json")}
-        different = sorted(folders.symmetric_difference(names))
+        different = sorted(folders.symmetric_difference(names))  # pages that are not named, and names without a page
         require(
             not different,
             f"{self._root}: {', '.join(different)} is either a page that index(...) in page.md does not name, or named "
@@ -531,7 +540,7 @@ def render(template: str, page: Page, root: Path, where: str) -> str:
     )
     environment.filters.update(digits=digits, signed=signed)
     functions = PageFunctions(page, root)
-    names = [name for name in dir(functions) if not name.startswith("_")]
+    names = [name for name in dir(functions) if not name.startswith("_")]  # all public methods
     try:
         return environment.from_string(template).render({name: getattr(functions, name) for name in names})
     except (TemplateError, TypeError, KeyError) as error:

@@ -70,12 +70,13 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
     Raises:
         ConfigError: The runs lack validation metrics or clients, or differ in other keys or in their partition.
     """
-    sweep = read_sweep(runs, key, metric)
+    sweep = read_sweep(runs, key, metric)  # sweep.scores: columns val and test, indexed by value, seed and client
     lower_is_better = scores.lower_is_better(metric)
+    # In the index of sweep.scores, "value" is a position in sweep.values, and "seed" is a pair of seed and fold.
     val = sweep.scores["val"].unstack("client")  # [values and seeds, N]
     chosen, tied = best_values(val.groupby("value").mean(), lower_is_better)  # chosen [N]: indices of sweep.values
-    rows = [_row(repr(sweep.values[value]), int((chosen == value).sum()), scores_of_value)
-            for value, scores_of_value in sweep.scores.groupby("value")]  # fmt: skip
+    rows = [_row(repr(sweep.values[position]), int((chosen == position).sum()), scores_of_value)
+            for position, scores_of_value in sweep.scores.groupby("value")]  # fmt: skip
     index = sweep.scores.index
     is_chosen = index.get_level_values("value") == chosen.loc[index.get_level_values("client")].to_numpy()
     rows.append(_row("each its own", len(chosen), sweep.scores[is_chosen].sort_index(level="client")))
@@ -84,14 +85,14 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
     columns = [Column("value", key), Column("clients", "clients"), Column("val", "validation", digits, scale),
                Column("test", "test", digits, scale)]  # fmt: skip
     seeds = len(val) // len(sweep.values)
-    unit = "fold" if sweep.folds == seeds else "seed"
+    unit = "fold" if sweep.folds == seeds else "seed"  # "fold" for cross-validation with a single seed
     title = (f"{metric}{' (%)' if percent else ''}: {key} by each client's own validation part, "
              f"{seeds} {unit}{'s' if seeds != 1 else ''}")  # fmt: skip
     notes = [
         f"{tied} of {len(chosen)} clients had several best values: they take the one that is best on average.",
         "each its own: the scores of clients in these runs under their best values. The validation score is a maximum, "
         "and therefore too high. For a run with these values, paste the override:",
-        override(key, [sweep.values[value] for value in chosen]),
+        override(key, [sweep.values[position] for position in chosen]),
     ]
     if sweep.folds:
         mean = sweep.scores["val"].groupby("value").mean()
@@ -143,9 +144,10 @@ def override(key: str, values: list[float]) -> str:
 
 
 def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
-    """Return the scores of the finished runs that have a number under the key.
+    """Return the clients' last validation and test scores, for each value of the key, seed and fold.
 
-    Of several runs with the same value, seed and fold, the one that finished last is used.
+    Runs that are not finished, or have no number under the key, are left out.  Of several runs with the same value,
+    seed and fold, the one that finished last is used.
 
     Args:
         runs: The runs.
@@ -165,23 +167,23 @@ def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
     runs = [run for run in runs if run.finished and _is_number(run.flat_config.get(key))]
     runs.sort(key=lambda run: str(run.summary.get("finished")))
     _check_comparable(runs, key)
-    folds = runs[0].flat_config.get("folds")  # the same in all runs
-    cells = {(run.flat_config[key], run.seed, run.flat_config.get("fold")): run for run in runs}
-    values = sorted({value for value, _, _ in cells})
-    seeds = {(seed, fold) for _, seed, fold in cells}
-    if folds is not None:
-        seeds = {(seed, fold) for seed, _ in seeds for fold in range(folds)}
-    expected = [(value, seed, fold) for value in values for seed, fold in sorted(seeds)]
+    folds = runs[0].flat_config.get("folds")  # number of folds of cross-validation or None, the same in all runs
+    run_of = {(run.flat_config[key], run.seed, run.flat_config.get("fold")): run for run in runs}
+    values = sorted({value for value, _, _ in run_of})
+    seeds_and_folds = {(seed, fold) for _, seed, fold in run_of}
+    if folds is not None:  # every seed needs all folds
+        seeds_and_folds = {(seed, fold) for seed, _ in seeds_and_folds for fold in range(folds)}
+    expected = [(value, seed, fold) for value in values for seed, fold in sorted(seeds_and_folds)]
     missing = [f"{key}={value!r} seed={seed}" + (f" fold={fold}" if folds else "")
-               for value, seed, fold in expected if (value, seed, fold) not in cells]  # fmt: skip
+               for value, seed, fold in expected if (value, seed, fold) not in run_of]  # fmt: skip
     require(
         not missing,
         f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have the same seeds",
     )
     columns = {"test": metric, "val": metric.replace("personal/", "val/", 1)}
-    tables = {}
+    tables = {}  # by position of the value, and seed with fold: columns test and val, a row per client
     for value, seed, fold in expected:
-        run = cells[value, seed, fold]
+        run = run_of[value, seed, fold]
         last = {name: _last_scores(run, column, key) for name, column in columns.items()}
         tables[values.index(value), str((seed, fold))] = pandas().DataFrame(last)
     return Sweep(key, values, pandas().concat(tables, names=["value", "seed", "client"]), folds)
@@ -192,10 +194,11 @@ def _is_number(value: object) -> bool:
 
 
 def _check_comparable(runs: list[Run], key: str) -> None:
-    """Check that the runs have several values of the key, and equal partitions and other keys except seed and fold.
+    """Check that the runs differ in the key, and in nothing else but the seed and the fold of cross-validation.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They have fewer than two values of the key, differ in other keys, or have several partitions (of
+            one fold, with cross-validation).
     """
     values = {run.flat_config[key] for run in runs}
     require(
@@ -203,6 +206,7 @@ def _check_comparable(runs: list[Run], key: str) -> None:
         f"--choose {key} needs finished runs with at least two values of {key}, and these have none or one: name "
         "another key",
     )
+    # differing() ignores the seed.  Options of config groups are stored under keys such as choices.algorithm.
     others = [k.removeprefix("choices.") for k in differing(runs) if k not in (key, "fold")]
     require(
         not others,
@@ -210,7 +214,7 @@ def _check_comparable(runs: list[Run], key: str) -> None:
         f"differ in {key} and the seed only",
     )
     partitions = {(run.flat_config.get("fold"), run.summary.get("partition_hash")) for run in runs}
-    require(
+    require(  # one partition for each fold
         len(partitions) == len({fold for fold, _ in partitions}),
         f"--choose {key}: the runs have {len(partitions)} different partitions (partition_hash in summary.json), so "
         "that their clients are not the same",

@@ -64,7 +64,7 @@ def clients_command(args: argparse.Namespace, table_format: str) -> tuple[list[T
     metric = args.metric or scores.primary_metric(runs)
     options = Options(metric, args.select, group=args.group.split(",") if args.group else None)
     scores.check_metric(metric, args.target, runs)
-    groups, _ = group_runs(runs, options.group)
+    groups, _ = group_runs(runs, options.group)  # and the number of repeated runs, not needed here
     files = None if args.figures is None else figure_files("--figures", args.figures)
     if args.client is None:
         tables, figures = clients(groups, runs, options, table_format, files)
@@ -80,21 +80,21 @@ def clients(
     """Return the tables of ``--clients``, a summary and the clients of each group, and the paths of the figures.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: The metric, and the round at which it is taken: last, best or best_val.
-        table_format: The format of the tables.
+        table_format: The format of the tables.  CSV and JSON have one table, that of the clients of all groups.
         files: Where figures are written; None for no figures.
     """
     scored = [client_scores(group, runs, options) for group in groups]
-    scored = [each for each in scored if len(each.frame)]
+    scored = [each for each in scored if len(each.frame)]  # groups with a score of at least one client
     require(
         bool(scored),
         f"no finished run has {options.metric} of single clients at the {options.select} round: choose another "
         "--metric, a column of clients.csv, or --select last",
     )
     figures = [] if files is None else draw_clients(scored, options, files)
-    if table_format in (*MACHINE_FORMATS, OBJECT):
+    if table_format in (*MACHINE_FORMATS, OBJECT):  # CSV, JSON, or one object of all tables (--json)
         every = clients_table(scored, options)
         return [every] if table_format in MACHINE_FORMATS else [summary_table(scored, options), every], figures
     summary = for_readers(summary_table(scored, options), list(scored[0].group.labels))
@@ -102,13 +102,14 @@ def clients(
 
 
 def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScores:
-    """Return the clients of a group.
+    """Return the clients of a group with their scores and gains as means over seeds, the largest gain first.
 
     The score of a client is that at the selected round of each run.  Its gain is the difference to the score under
     Local with the same seed, at the selected round of that run, with the sign that makes positive gains better.
+    Runs without scores of clients, or with another partition than the first run, are left out and counted.
 
     Args:
-        group: The group.
+        group: Runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: The metric, and the round at which it is taken: last, best or best_val.
     """
@@ -158,7 +159,7 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
     rows = []
     for each in scored:
         values, gain = each.frame["score"].to_numpy(float), each.frame["gain"].to_numpy(float)
-        over_clients = summarize_clients({name: values}, np.ones(len(values)))
+        over_clients = summarize_clients({name: values}, np.ones(len(values)))  # all clients have equal weights
         has_gain = bool(np.isfinite(gain).any())
         rows.append(each.group.labels | {
             "tuned": each.group.tuned, "clients": len(values), "n": len(each.group.runs) - each.left_out,
@@ -196,9 +197,9 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
     number = _number_format(options)
     columns = [Column("client", "client"), Column("samples", "samples", 0), Column("entropy", "label entropy (bits)"),
                Column("score", "score", **number), Column("gain", "gain", **number)]  # fmt: skip
-    named = len(scored) == 1
-    title = f"{scored[0].group.name}: {_title(options)}" if named else _title(options)
-    return Table(title, columns if named else [*label_columns(labels, scored[0].group.conf), *columns], rows,
+    has_one_group = len(scored) == 1
+    title = f"{scored[0].group.name}: {_title(options)}" if has_one_group else _title(options)
+    return Table(title, columns if has_one_group else [*label_columns(labels, scored[0].group.conf), *columns], rows,
                  name="clients")  # fmt: skip
 
 
@@ -213,7 +214,9 @@ def _number_format(options: Options) -> dict[str, Any]:
 
 
 def draw_clients(scored: list[ClientScores], options: Options, files: FigureFiles) -> list[Path]:
-    """Draw the gains of clients against their numbers of samples, a panel per method, and return the paths.
+    """Draw the gains of clients against their numbers of samples, and return the paths.
+
+    There is a figure per setting (data set, partition, model), with a panel per method.
 
     Args:
         scored: The clients of each group.  Groups without gains or samples have no panel.
@@ -321,5 +324,6 @@ def _unknown_client(groups: list[Group], name: str, options: Options) -> str:
         )
     named = [client for run in runs for client in run.partition.get("names") or []]
     count = max((len(client_names(run)) for run in runs), default=0)
+    # nearest() returns "" or a text that begins with a space
     hint = nearest(name, named) or f" the clients are numbered from 0 to {count - 1}"
     return f"--client {name} is not a client of these runs:{hint}"

@@ -44,7 +44,8 @@ def parser() -> Arguments:
         "--select",
         choices=scores.SELECTIONS,
         default="last",
-        help="the round by which rows are sorted, and of worst tenth and global (default: %(default)s)",
+        help="the round whose score sorts the rows, and at which worst tenth and global are taken "
+        "(default: %(default)s)",
     )
     p.add_argument("--group", help="config keys to group by, separated by commas (default: all but the seed)")
     p.add_argument(
@@ -92,9 +93,9 @@ def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
     """
     check_flags(args)
     table_format = format_of(args)
-    if args.choose == EACH_METHOD:
+    if args.choose == EACH_METHOD:  # --choose without a config key
         tables, figures = tuning_tables(args, table_format), []
-    elif args.choose:
+    elif args.choose:  # --choose KEY
         from fedbench.report.choose import choose_command
 
         tables, figures = choose_command(args), []
@@ -170,6 +171,7 @@ def refuse_flags(args: argparse.Namespace, flag: str, names: tuple[str, ...]) ->
         flag: The other flag, without dashes.
         names: The flags without effect, without dashes.
     """
+    # A flag counts as given if its value is not the default.
     given = [f"--{name}" for name in names if getattr(args, name) != parser().get_default(name)]
     require(not given, f"{given_flag(args, flag)} cannot be combined with {', '.join(given)}: leave out these flags")
 
@@ -200,7 +202,7 @@ def tuning_tables(args: argparse.Namespace, table_format: str) -> list[Table]:
     tables = [choice_table(runs, args.metric or scores.primary_metric(runs), args.select)]
     if table_format not in (*MACHINE_FORMATS, OBJECT):
         tables = [for_readers(tables[0], ["method"])]
-    report_damage(damaged, [], tables, table_format)
+    report_damage(damaged, [], tables, table_format)  # []: clients.csv, which may be damaged too, is not read
     return tables
 
 
@@ -218,12 +220,12 @@ def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], 
     metric = args.metric or scores.primary_metric(runs)
     options = Options(metric, args.select, args.target, args.group.split(",") if args.group else None)
     scores.check_metric(metric, args.target, runs)
-    groups, repeated = group_runs(runs, options.group)
+    groups, repeated = group_runs(runs, options.group)  # repeated: the number of runs that later ones replace
     tables = [results(groups, runs, options)] if groups else [Table("no run has finished yet", [])]
     if table_format not in MACHINE_FORMATS:
         if groups:
             labels = list(groups[0].labels)
-            communication = sent_table(groups, tables[0], options)
+            communication = sent_table(groups, tables[0], options)  # None if no run was compressed
             tables += [communication] if communication is not None else []
             if table_format != OBJECT:
                 tables = [for_readers(table, labels) for table in tables]

@@ -51,10 +51,10 @@ def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[T
     metric = args.metric or scores.primary_metric(runs)
     options = Options(metric, args.select, group=args.group.split(",") if args.group else None)
     scores.check_metric(metric, 0, runs)
-    groups, repeated = group_runs(runs, options.group)
-    if options.group is not None:
+    groups, repeated = group_runs(runs, options.group)  # repeated: the number of runs that later ones replace
+    if options.group is not None:  # the settings are the values of the keys of --group that are not of the method
         set_settings(groups, options.group)
-    methods = name_methods(by_setting(groups))
+    methods = name_methods(by_setting(groups))  # by name of the method, and then by description of the setting
     pairs = find_pairs(args, methods)
     settings = read_settings({name: methods[name] for pair in pairs for name in pair}, options)
     found = [difference for setting in settings for difference in differences_of(setting, pairs)]
@@ -103,7 +103,7 @@ def draw(args: argparse.Namespace, ranks: DataFrame, names: dict[str, str]) -> l
 
     Args:
         args: The parsed command line.
-        ranks: The ranks [M, K]; empty for one setting.
+        ranks: The ranks of K methods, the best first, in M settings [M, K]; empty if there is only one setting.
         names: From the name of a method to its displayed name.
 
     Raises:

@@ -28,15 +28,15 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
     """
     lower_is_better = scores.lower_is_better(options.metric)
     rows = []
-    for setting in {id(d.setting): d.setting for d in found}.values():
+    for setting in {id(d.setting): d.setting for d in found}.values():  # each setting once, in order
         members = [_row(d, lower_is_better) for d in found if d.setting is setting]
-        tested = [row for row in members if row["p"] is not None]
+        tested = [row for row in members if row["p"] is not None]  # with enough seeds for a test
         for row, p in zip(tested, statistics.holm(np.array([row["p"] for row in tested]))):
             row["p_holm"] = float(p)
         rows += members
     percent = scores.is_fraction(options.metric)
     scale, digits = (100, 2) if percent else (1, 4)
-    columns = [
+    columns = [  # each: key in the rows, heading, decimal places, factor
         Column("n", "n"),
         Column("difference", "difference", digits, scale),
         Column("low", "95% low", digits, scale),
@@ -55,7 +55,11 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
 
 
 def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
-    """Return a row of the table of differences as a dict from column to value; the caller adds "p_holm"."""
+    """Return a row of the table of differences as a dict from column to value; the caller adds "p_holm".
+
+    With fewer than `MIN_SEEDS` seeds, p is None and the row has no interval.  If the clients are not the same for all
+    seeds, the row does not have the numbers of clients that are better, equal and worse.
+    """
     means = difference.means.to_numpy()
     groups = difference.groups  # (that of the method, that of the method it is compared to)
     row = groups[0].setting | {
@@ -70,6 +74,7 @@ def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
     }
     if len(means) >= MIN_SEEDS:
         row["low"], row["high"] = statistics.bootstrap_interval(means)
+        # [S, N]; without scores of clients, [S, 1]: the mean of a seed counts as one client
         clients = difference.clients.to_numpy() if difference.clients.size else means[:, None]
         row["p"] = float(statistics.signed_rank_p(clients))
     if difference.has_same_clients:
@@ -116,16 +121,19 @@ def explanations(options: Options) -> list[str]:
 def few_seeds_notes(found: list[Difference]) -> list[str]:
     """Return lines about numbers of seeds with which no p can be below 0.05, or with which there is no test.
 
+    A line also says where p is computed from random changes of signs, because there are too many seeds for all.
+
     Args:
         found: The differences.
     """
-    tested = Counter(d.setting.description for d in found if len(d.means) >= MIN_SEEDS)
+    tested = Counter(d.setting.description for d in found if len(d.means) >= MIN_SEEDS)  # pairs with a test, by setting
     lines = []
     for n in sorted({len(d.means) for d in found if len(d.means) < MIN_SEEDS}):
         lines.append(
             f"n = {n}: too few seeds for a test and an interval, which need at least {MIN_SEEDS}: run "
             f"{MIN_SEEDS - n} more, or {seeds_needed(1) - n} more for a p below {LEVEL:g}."
         )
+    # (number of seeds, number of tested pairs in the setting)
     cases = {(len(d.means), tested[d.setting.description]) for d in found if len(d.means) >= MIN_SEEDS}
     for n, pairs in sorted(cases):
         if (smallest := smallest_p(n)) > LEVEL:
@@ -192,7 +200,7 @@ def _run_notes(setting: Setting, method: str, against: str, names: dict[str, str
             lines.append(f"Left out: {names[name]} with seed {numbers}, because {names[other]} has no score with it")
     if not scored.all(axis=1).any():
         lines.append(f"Not compared: {names[method]} and {names[against]} have no score with the same seed")
-    runs = [setting.groups[name].runs[0] for name in (method, against)]
+    runs = [setting.groups[name].runs[0] for name in (method, against)]  # METHOD_PREFIXES: keys of the method itself
     keys = [key.removeprefix("choices.") for key in differing(runs) if not key.startswith(METHOD_PREFIXES)]
     if keys:
         lines.append(

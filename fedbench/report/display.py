@@ -135,7 +135,7 @@ def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> 
     """
     columns = []
     for key in keys:
-        column = Column(key, key, None, missing="")
+        column = Column(key, title=key, digits=None, missing="")
         if key in METHOD_KEYS:
             column = replace(column, display=partial(method_name, conf=conf), dagger_key="tuned")
         columns.append(column)

@@ -33,7 +33,7 @@ def draw_report(
     """Draw the figures of ``fedbench report`` and return their paths.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: Metric, selected round, target and grouping of the report.
         files: The folder, prefix and format of the figures.
@@ -53,6 +53,8 @@ def draw_report(
 def draw_settings(groups: list[Group], runs: list[Run], options: Options, files: FigureFiles) -> list[Path]:
     """Draw the metric over rounds and the gains of clients over Local for each setting, and return the paths.
 
+    A setting is a data set, a partition, a model and the other config values outside of the method.
+
     Args:
         groups: The groups.
         runs: The runs among which the runs of Local are searched.
@@ -71,7 +73,10 @@ def draw_settings(groups: list[Group], runs: list[Run], options: Options, files:
 
 
 def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
-    """Return a dict from setting, described as "mnist, dirichlet, cnn, alpha 0.1", to its groups of runs."""
+    """Return a dict from setting, described as "mnist, dirichlet, cnn, alpha 0.1", to its groups of runs.
+
+    Data set, partition and model, the keys `SETTING`, are described by their values alone.
+    """
     settings: dict[str, list[Group]] = {}
     for group in groups:
         parts = [str(value) if name in SETTING else f"{name} {value}" for name, value in group.setting.items()]
@@ -85,7 +90,11 @@ def file_name(*texts: str) -> str:
 
 
 def mean_curve(group: Group, metric: str) -> DataFrame:
-    """Return mean and population standard deviation over seeds at the rounds that all seeds evaluated.
+    """Return a metric's mean and population standard deviation over seeds at the rounds that all seeds evaluated.
+
+    Args:
+        group: Runs that differ only in the seed.
+        metric: A column of metrics.csv.
 
     Returns:
         A DataFrame [R, 2] with the columns mean and std; empty if no seed has the metric.
@@ -113,7 +122,8 @@ def _series(group: Group, name: str, x: Any, curve: DataFrame, scale: float = 1)
 def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:
     """Draw the metric over rounds, a line per group, and return the path.
 
-    The target is a dotted line.  It is left out of figures in which no value exceeds half of it.
+    The target is a dotted line.  It is left out of figures in which no value exceeds half of it, and of metrics that
+    are not fractions.
 
     Args:
         groups: The groups of one setting.
@@ -128,12 +138,11 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
         curve = mean_curve(group, options.metric)
         series.append(_series(group, name, curve.index, curve, scale))
     target = scale * options.target
-    is_near = scale == 100 and any(y > target / 2 for line in series for y in line.y)
+    is_near = scale == 100 and any(y > target / 2 for line in series for y in line.y)  # 100: a fraction, in percent
     title = ", ".join(filter(None, (title, common)))
     ylabel = metric_axis_label(options.metric)
-    return drawing.save(
-        drawing.draw_axes(Drawing("lines", title, "Round", ylabel, series, target if is_near else None)), path
-    )
+    level = target if is_near else None  # of the dotted line
+    return drawing.save(drawing.draw_axes(Drawing("lines", title, "Round", ylabel, series, level)), path)
 
 
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
@@ -155,7 +164,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     for group, name in zip(groups, names):
         curve = mean_curve(group, options.metric)
         sizes = [scores.megabytes(run, directions).reindex(curve.index) for run in group.runs]  # [R] each
-        if any(size.isna().any() for size in sizes):  # a run without costs.csv: its group has no line
+        if any(size.isna().any() for size in sizes):  # a run without costs.csv: the line of its group is empty
             curve, sizes = curve.iloc[:0], [size.iloc[:0] for size in sizes]
         series.append(_series(group, name, np.mean(sizes, axis=0), curve, scores.scale_of(options.metric)))
     require(any(any(line.x) for line in series), f"--against {key}: no run has sent anything")
@@ -179,11 +188,12 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     figure, panels = drawing.pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
     for column, direction in enumerate(("up", "down")):
-        smallest_percent = 100.0
+        smallest_percent = 100.0  # determines the lower limit of the y axis
         for i, (group, name) in enumerate(zip(groups, names)):
             transmitted, dense = (_megabytes(group, direction, kind) for kind in ("bytes", "dense"))  # [R, seeds]
-            if transmitted.empty or not transmitted.iloc[-1].any():
+            if transmitted.empty or not transmitted.iloc[-1].any():  # nothing was sent in this direction
                 continue
+            # differences of successive rounds; the first round has no predecessor and keeps its value
             transmitted_per_round, dense_per_round = (sizes.diff().fillna(sizes) for sizes in (transmitted, dense))
             percent = 100 * (transmitted_per_round / dense_per_round.where(dense_per_round > 0))
             smallest_percent = min(smallest_percent, float(percent.min().min()))
@@ -255,7 +265,7 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
     ten.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         options: The metric, and the round at which it is taken: last, best or best_val.
         key: The config key.
         path: The file.
@@ -267,9 +277,9 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         n = " or ".join(map(str, sorted({len(line[x]) for x in xs})))
         mean, std = ([scale * function(line[x]) for x in xs] for function in (np.mean, np.std))
         series.append(Series(f"{name} (n={n})", xs, mean, std))
-    sizes = [abs(x) for line in series for x in line.x if x]
-    kind = "bars" if max(sizes) > 100 * min(sizes) else "points"
-    data = Drawing(kind, "", key_title(key), metric_axis_label(options.metric), series)
+    magnitudes = [abs(x) for line in series for x in line.x if x]  # of the key's values except 0
+    form = "bars" if max(magnitudes) > 100 * min(magnitudes) else "points"
+    data = Drawing(form, "", key_title(key), metric_axis_label(options.metric), series)
     return drawing.save(drawing.draw_axes(data, figsize=(7, 4.5)), path)
 
 
@@ -290,10 +300,10 @@ def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
     own_best = options.select == "best"
     gains = []
     for run in group.runs:
-        local = scores.local_of(run, runs)
-        is_same = run.summary.get("partition_hash") == group.runs[0].summary.get("partition_hash")
-        if is_same and local is not run:
-            gains.append(scores.gains(run, local, options.metric, own_best))
+        local = scores.local_of(run, runs)  # the run itself if it is one of Local; None if there is none
+        has_same_partition = run.summary.get("partition_hash") == group.runs[0].summary.get("partition_hash")
+        if has_same_partition and local is not run:
+            gains.append(scores.gains(run, local, options.metric, own_best))  # empty without a run of Local
     gains = [gain for gain in gains if len(gain)]
     return np.array(gains) if gains else np.empty((0, 0))
 
@@ -351,11 +361,12 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
     for cell in cells:  # key: values of KEYS, the column of the table; overrides: how our runs depart from it
         panels.setdefault((cell.key, cell.overrides), []).append(cell)
     columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (4.6 * columns, rows * (1 + 0.28 * max(map(len, panels.values()))))
+    rows = -(-len(panels) // columns)  # rounded up
+    size = (4.6 * columns, rows * (1 + 0.28 * max(map(len, panels.values()))))  # inches; 0.28 for each method
     figure, grid = drawing.pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
+    # The title of a panel has the metric, and the other KEYS in which the panels differ.
     varying = [i for i, name in enumerate(KEYS) if name == "metric" or len({cell.key[i] for cell in cells}) > 1]
     for axes, ((key, overrides), members) in zip(grid.flat, panels.items()):
         _draw_values(axes, members)

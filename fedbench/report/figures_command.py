@@ -37,7 +37,9 @@ def parser() -> Arguments:
     p.add_argument("--out", type=typed_path, metavar="DIR[/NAME.pdf]",
                    help="folder for figures (.png; default: figures in the first folder); with NAME.pdf or NAME.svg: "
                         "figures of that format, whose names begin with NAME")  # fmt: skip
-    p.add_argument("--rounds", metavar="R,R,...", help="the rounds of relationships; 0 is before the first round")
+    p.add_argument("--rounds", metavar="R,R,...",
+                   help="the rounds for which relationships between clients are drawn; 0 is before the first round "
+                        "(default: the first, the middle and the last recorded round)")  # fmt: skip
     p.add_argument("--metric", help="a column of metrics.csv (default: the primary metric of the runs)")
     p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
     add_config_dir(p)
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int:
     if rounds is not None:
         check_rounds(args.rounds, max(rounds), runs)
     for run in runs:
-        prefix = f"{folder_name(run, runs)}_" if len(runs) > 1 else ""
+        prefix = f"{folder_name(run, runs)}_" if len(runs) > 1 else ""  # file names of several runs must differ
         try:
             draw_run_figures(run, files, prefix, metric, rounds)
         except DAMAGE as error:
@@ -167,7 +169,7 @@ def draw_comparisons(runs: list[Run], files: FigureFiles, options: Options) -> N
         files: The folder, prefix and format of the figures.
         options: The metric and the target.
     """
-    groups, _ = group_runs(runs)
+    groups, _ = group_runs(runs)  # and the number of repeated runs, not needed here
     for path in figures.draw_settings(groups, runs, options, files):
         print_path(path)
     for setting, members in figures.by_setting(groups).items():

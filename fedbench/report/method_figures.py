@@ -154,7 +154,7 @@ def draw_sdwd(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
     deviations = stored["sdwd"]  # [R, M]: recorded rounds, personal parameters
     figure, axes = drawing.pyplot().subplots(figsize=(5.2, 3.4), layout="constrained")
     positions = recorded_positions(stored["rounds"], rounds)
-    bins = np.linspace(0, float(deviations[positions].max()) or 1.0, 41)
+    bins = np.linspace(0, float(deviations[positions].max()) or 1.0, 41)  # the edges of 40 bins
     for k, position in enumerate(positions):
         values = deviations[position]
         round = stored["rounds"][position]
@@ -326,7 +326,7 @@ def adaptation(run: Run) -> np.ndarray:
     Returns:
         The scores [epochs + 1]; empty without new clients.
     """
-    table = read_table(run.path / NEW_CLIENTS)
+    table = read_table(run.path / NEW_CLIENTS)  # columns epoch, client and each score, such as accuracy
     return table.groupby("epoch")[run.primary.partition("/")[2]].mean().to_numpy() if len(table) else np.empty(0)
 
 

@@ -48,12 +48,13 @@ def name_methods(settings: dict[str, list[Group]]) -> dict[str, dict[str, Group]
     Raises:
         ConfigError: Two groups of a setting have the same name.
     """
-    several = {name for groups in settings.values() for name, n in Counter(map(option_of, groups)).items() if n > 1}
+    # options of algorithm= that several groups of one setting have
+    repeated = {name for groups in settings.values() for name, n in Counter(map(option_of, groups)).items() if n > 1}
     methods: dict[str, dict[str, Group]] = {}
     for description, groups in settings.items():
         for group in groups:
             option = option_of(group)
-            name = option if option and option not in several else full_name(group)
+            name = option if option and option not in repeated else full_name(group)
             by_description = methods.setdefault(name, {})
             require(
                 description not in by_description,

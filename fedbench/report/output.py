@@ -21,7 +21,8 @@ SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex", "
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the flags that ``fedbench report`` and ``fedbench paper`` have in common."""
-    parser.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=0.7,
+                        help="value of the metric for rounds and time to reach it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--format", choices=[*FORMATS], help="default: by the suffix of --out, else text")
     add_json(parser)
     parser.add_argument("--out", type=typed_path, help="file to write the tables to, instead of printing them")
@@ -76,6 +77,7 @@ def runs_of(args: argparse.Namespace) -> tuple[list[Run], dict[Path, str]]:
     Args:
         args: The parsed command line with ``folders`` and ``config_dir``.
     """
+    # without the default folders runs and sweeps, the error of find_runs names "runs"
     return readable(find_runs(args.folders or default_folders() or ["runs"], args.config_dir))
 
 

@@ -258,7 +258,7 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
         those with departures from it.  A cell without runs occurs once.
     """
     finished = sorted((run for run in runs if run.finished), key=lambda run: str(run.summary.get("finished")))
-    candidates = [
+    candidates = [  # (run, value of its key paper, its departures from the experiment file)
         (run, paper_of(run), departures(run, available))
         for run in finished if names_table(run.config.get("paper") or {}, name)
     ]  # fmt: skip
@@ -337,6 +337,7 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
     for override in map(str, overrides_of(run)):
         key = override.lstrip("+~").partition("=")[0]
         if key not in ignored and not is_matched(key, (*IGNORED, "experiment")):
+            # of a path, only the last part, which is the same on all machines
             short = re.sub(r"^(dataset\.path=).*[/\\]", r"\1", override.lstrip("+").replace("'", ""))
             overrides.append(short)
     additional = set(names[1:]) - {experiment.name for experiment in used}

@@ -86,7 +86,7 @@ def run_rows(args: argparse.Namespace) -> int:
         names = [f"[{name},reduced/{args.reduced}]" for name in names]
     from fedbench.app.launch import launch  # slow to import
 
-    config_dir = ["--config-dir", args.config_dir] if args.config_dir else []
+    config_dir = ["--config-dir", args.config_dir] if args.config_dir else []  # FLAG: --json
     return launch([*config_dir, *([FLAG] if args.json else []), "-m", f"+experiment={','.join(names)}", *args.folders])
 
 

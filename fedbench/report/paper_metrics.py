@@ -111,7 +111,7 @@ def best_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Mea
 
     Args:
         run: The run.
-        cell: Not used.
+        cell: Not used; all functions of `METRICS` take a run and a printed cell.
         metric: A column of clients.csv.
         client: The number of the client, from 1 as papers count.
     """
@@ -162,7 +162,7 @@ def summary_value(run: Run, cell: PrintedCell, group: str, key: str, scale: floa
 
     Args:
         run: The run.
-        cell: Not used.
+        cell: Not used; all functions of `METRICS` take a run and a printed cell.
         group: The key of a mapping in summary.json, such as "cost".
         key: The key of the value in this mapping.
         scale: The factor.

@@ -44,7 +44,7 @@ def win_rates(settings: list[Setting], names: Iterable[str], options: Options) -
     better = -1 if scores.lower_is_better(options.metric) else 1
     wins = {}
     for against in names:
-        differences = means.sub(means[against], axis=0)
+        differences = means.sub(means[against], axis=0)  # their signs -1, 0, 1 become 0, 1/2, 1 wins
         wins[against] = ((1 + better * differences.apply(statistics.signs)) / 2).mean()
     return pandas().DataFrame(wins)
 

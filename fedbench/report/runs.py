@@ -162,6 +162,8 @@ class Run:
 def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> list[Run]:
     """Return the runs in or below folders, sorted by path.
 
+    A folder with a summary.json is a run, and so is one with a config.yaml and another file of a run that has begun.
+
     Args:
         folders: The folders.
         config_dir: A folder with the user's own options, in which methods and data sets of the runs are looked up.

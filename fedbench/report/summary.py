@@ -155,7 +155,7 @@ def _label(groups: list[Group]) -> None:
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """Return the config keys whose values differ among runs.
+    """Return the config keys whose values differ among runs, except for the seed and keys that do not affect results.
 
     A key below a config group, such as algorithm.mu, is left out if it differs only between runs with different
     options of the group, here different algorithms.

@@ -279,7 +279,7 @@ def _table(choices: list[Choice], metric: str, select: str) -> Table:
     digits, scale = (2, 100) if percent else (4, 1)
     conf = choices[0].study.conf
     columns = [
-        *label_columns({"method": "", **dict.fromkeys(titles, "")}, conf),
+        *label_columns(["method", *titles], conf),
         Column("chosen", "chosen values"),
         Column("trials", "trials"),
         Column("n_val", "seeds"),

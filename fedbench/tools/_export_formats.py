@@ -106,6 +106,7 @@ def peft_files(
         raise ConfigError(f"{key} is not an adapter of peft: omit --peft, or export a run of adapter=lora")
     state = adapted.state_dict()
     frozen = [f"{name}.base_layer" for name in layers]  # where peft's layers keep the original layer
+    # new: tensors of the adapter; saved: further trained modules
     new = [name for name in state if _is_within(name, layers) and not _is_within(name, frozen)]
     saved = _modules_to_save(layers, [name for name in trained if name not in new], adapter)
     config = {

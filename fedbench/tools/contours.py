@@ -121,7 +121,7 @@ def select_samples(run: Segmentations, count: int) -> np.ndarray:
     for client in np.unique(run.client):
         samples = np.flatnonzero(run.client == client)
         samples = samples[np.argsort(-area[samples], kind="stable")]
-        queues.append(np.roll(samples, -(len(samples) // 2)))
+        queues.append(np.roll(samples, -(len(samples) // 2)))  # begins with the median, and ends with larger ones
     turns = [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
     return np.sort(np.array(turns[:count]))
 

@@ -40,7 +40,8 @@ def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str
     Raises:
         ConfigError: The run has no checkpoint, or needs a class or pickle that is not repeated.
     """
-    values, _ = resume.prepare(Path(run_dir), list(overrides), config_dir)
+    values, _ = resume.prepare(Path(run_dir), list(overrides), config_dir)  # and whether the run is finished
+    # tables=False: the CSV files of the run are not checked, because nothing is appended to them
     return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir), tables=False))
 
 
@@ -64,7 +65,8 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
         bool(len(ids)) and not unknown,
         f"client {(unknown or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}: choose one of these",
     )
-    cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
+    last_round = max(sim.done - 1, 0)  # counted from 0
+    cohort = Cohort(sim.engine, ids, last_round, "evaluation")
     is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
     with torch.no_grad():
         return cohort, cohort.with_personal_factors(sim.algorithm.personalized(cohort, is_last_round))

@@ -58,20 +58,23 @@ def _temperature(text: str) -> float:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments of ``fedbench export``."""
     p = arguments("export", DESCRIPTION)
-    p.add_argument("run_dir", type=typed_path)
-    p.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
+    p.add_argument("run_dir", type=typed_path, help="the run folder; add --client, --predictions or both")
+    p.add_argument("overrides", nargs="*", help="overrides of the run that name your own classes or trusted pickles, "
+                   "typed again: model._target_=my_package.MyNet, dataset.trust=MNIST")  # fmt: skip
     add_config_dir(p)
+    # "append", so that a second client is refused instead of replacing the first one
     p.add_argument("--client", action="append", metavar="N", help="save the state_dict of this client (name or index)")
-    forms = p.add_mutually_exclusive_group()
-    forms.add_argument("--merged", action="store_true", help="merge the adapter into the weights")
-    forms.add_argument(
-        "--peft", type=typed_path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)"
-    )
-    forms.add_argument("--generate", metavar="TEXT", help="print this text as the client's language model continues it")
+    forms = p.add_mutually_exclusive_group()  # they need --client
+    forms.add_argument("--merged", action="store_true", help="with --client: merge the adapter into the weights")
+    forms.add_argument("--peft", type=typed_path, metavar="FOLDER",
+                       help="with --client: write a folder for peft instead (adapter=lora)")  # fmt: skip
+    forms.add_argument("--generate", metavar="TEXT",
+                       help="with --client: print this text as the client's language model continues it")  # fmt: skip
     p.add_argument("--tokens", type=_count, metavar="N", help="tokens that --generate adds at most (default: 100)")
-    p.add_argument("--temperature", type=_temperature, metavar="T", help="of --generate; 0: no sampling (default: 0.8)")
+    p.add_argument("--temperature", type=_temperature, metavar="T",
+                   help="temperature of --generate; 0: always the most probable token (default: 0.8)")  # fmt: skip
     p.add_argument("--seed", type=_seed, metavar="N", help="of --generate; the same seed, the same text (default: 0)")
-    p.add_argument("--out", type=typed_path, metavar="FILE.pt", help="default: client<N>.pt")
+    p.add_argument("--out", type=typed_path, metavar="FILE.pt", help="file of the state_dict (default: client<N>.pt)")
     p.add_argument("--predictions", type=typed_path, metavar="FILE.npz", help="save all clients' test predictions")
     return p
 
@@ -108,6 +111,7 @@ def _export(args: argparse.Namespace, client: str | None, out: Path) -> None:
     sim = export.open_run(args.run_dir, [*args.overrides, *_class_overrides(args)], args.config_dir)
     if client is not None and args.peft is not None:
         base_model = export.save_peft_of(sim, client, args.peft)
+        # base_model: the file or folder with the module that the adapter belongs to
         print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on {base_model}")
         print(f"{args.peft}: {export.saved_round(sim)}")
     elif client is not None and args.generate is not None:

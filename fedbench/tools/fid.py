@@ -102,7 +102,7 @@ class Network:
 def make_network(
     choice: str, weights: str | None, data_dir: str, device: Any, config_dir: str | None = None
 ) -> Network:
-    """Return the network of ``--network``.
+    """Return the network that computes the features of images, chosen by ``--network``.
 
     Args:
         choice: "inception", "random" or a run folder.
@@ -233,7 +233,7 @@ def run_network(path: Path, config_dir: str | None = None) -> Network:
 
     def features(x: Tensor) -> Tensor:
         """Return the inputs of the run's head, features [b, d], for uint8 images x [b, C, H, W]."""
-        require(
+        require(  # the head is the last layer of the model
             tuple(x.shape[1:]) == federation.input_shape,
             f"the model of {path} needs images of shape {federation.input_shape}, got {tuple(x.shape[1:])}: name a run "
             "on images of this shape by --network, or resize the images (dataset.resize)",
@@ -322,7 +322,8 @@ def parser() -> Arguments:
     """Return the parser of the arguments of ``fedbench fid``."""
     p = arguments("fid", "Frechet distances between the real and the extra training images of each client.", EXAMPLES)
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., dataset.extra=... ...")
-    p.add_argument("--network", default="inception", help="inception, random or a run folder (default: %(default)s)")
+    p.add_argument("--network", default="inception",
+                   help="network of features: inception, random or a run folder (default: %(default)s)")  # fmt: skip
     p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="weights of inception")
     p.add_argument("--out", type=typed_path, metavar="FILE", help="write the table as CSV")
     add_config_dir(p)

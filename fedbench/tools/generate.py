@@ -53,9 +53,14 @@ def generate(
 
 
 def _continuation(tokenizer: Tokenizer, read: list[int], text: list[int]) -> str:
-    """Return the text of the tokens that follow the tokens read in a text.
+    """Return the generated text: the decoded tokens of a text that follow its first ones.
 
     Tokens are decoded together where possible, because some tokenizers remove the blank before the first word.
+
+    Args:
+        tokenizer: The tokenizer.
+        read: The first tokens of the text, those of the prompt.
+        text: All tokens.
     """
     beginning, whole = tokenizer.decode(read), tokenizer.decode(text)
     return whole[len(beginning) :] if whole.startswith(beginning) else tokenizer.decode(text[len(read) :])

@@ -45,7 +45,7 @@ def parser() -> Arguments:
 def main(argv: list[str]) -> int:
     """Run ``fedbench partition`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_intermixed_args(argv)
-    logging.basicConfig(format="%(message)s")
+    logging.basicConfig(format="%(message)s")  # show what the reading of data logs, such as downloads
     logging.getLogger("fedbench").setLevel(logging.INFO)
     check_file("--out", args.out)
     check_file("--figure", args.figure)
@@ -100,7 +100,8 @@ def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
     labels, num_clients = arrays.labels(), split.num_clients
     width = max(arrays.num_classes, int(labels.max()) + 1)
     parts = (split.train, split.val, split.test)
-    cells = np.concatenate([part.owners() * width + labels[part.indices] for part in parts])  # client and class
+    # client * width + label: a number for each pair, by which bincount counts the samples
+    cells = np.concatenate([part.owners() * width + labels[part.indices] for part in parts])
     table = np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
     names = list(arrays.class_names or map(str, range(arrays.num_classes)))
     return table, names + ["none"] * (width - len(names))
@@ -125,7 +126,7 @@ def as_object(arrays: Arrays, split: Split) -> dict[str, Any]:
         }
         for i in range(split.num_clients)
     ]
-    left_out = len(arrays) - int(table.sum())
+    left_out = len(arrays) - int(table.sum())  # samples of the data set that no client has
     return {"hash": split.hash, "samples": table.sum(), "left_out": left_out, "class_names": names, "clients": clients}
 
 

@@ -353,7 +353,7 @@ def own_models(overrides: list[str], training: Training, seed: int, config_dir: 
         samples = split.train[client]
         return train_generator(images[samples], arrays.targets[samples], arrays.num_classes, training, seed, client)
 
-    # is_shared=False: a model depends on the images of its client only
+    # is_shared=False: the model of a client depends on no other client's images
     return Source(cfg.data_dir, arrays, split, split.num_clients, model_of, is_shared=False)
 
 
@@ -509,13 +509,14 @@ def parser() -> Arguments:
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
     p.add_argument("--out", type=typed_path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
-    p.add_argument("--run", type=typed_path, metavar="FOLDER", help="a run of task=denoising, instead of training")
+    p.add_argument("--run", type=typed_path, metavar="FOLDER",
+                   help="sample from the models of this run of task=denoising, instead of training some")  # fmt: skip
     p.add_argument("--client", type=int, action="append", metavar="N", help="only this client; may be repeated")
     for name, what in TRAINING.items():
         default = getattr(Training, name)
         p.add_argument(f"--{name}", type=type(default), help=f"{what} (default: {default})")
     p.add_argument("--ddim", type=int, default=25, help="DDIM steps of sampling (default: %(default)s)")
-    p.add_argument("--share", type=float, default=1.0, help="synthesized per real image (default: %(default)s)")
+    p.add_argument("--share", type=float, default=1.0, help="number of images per real one (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of training and sampling (default: %(default)s)")
     p.add_argument("--network", default="random", help="of Frechet distances: inception, random or a run folder")
     p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="weights of inception")

@@ -130,6 +130,7 @@ class Adapter:
         reached = [name for name in names if any(name == a or name.startswith(f"{a}.") for a in adapted)]
         for entry, entry_patterns in patterns.items():
             require(
+                # entries with the prefix "optional:" need not match
                 entry.startswith(OPTIONAL) or any(_matches(name, entry_patterns) for name in reached),
                 f"adapter.places={self.places}: the model has no layer {entry!r} that this adapter can adapt; its "
                 f"layers are {listed(layers)}. Replace {entry!r} by a pattern of these names, or write "
@@ -151,6 +152,7 @@ class Adapter:
         Returns:
             Lists of patterns (fnmatch) by entry, such as {"optional:mlp": ["mlp", "*.mlp"]}.
         """
+        # SUBLAYERS: the default patterns of these words, for models that do not define them
         sublayers = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
         names = {entry: entry.removeprefix(OPTIONAL) for entry in self.places}
         return {entry: [name, *sublayers.get(name, ())] for entry, name in names.items()}

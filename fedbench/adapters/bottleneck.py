@@ -70,6 +70,7 @@ class Bottleneck(Adapter):
         Returns:
             The module.  None: the layer has no linear layer, and is no layer norm or `Stream` at the end of a block.
         """
+        # tap: whether the bottleneck reads the layer's output or its input; Stream: marks the end of a block
         linear = [m for m in layer.modules() if isinstance(m, nn.Linear)]
         if self.tap == "output" and isinstance(layer, nn.LayerNorm | Stream):
             read = written = layer.width if isinstance(layer, Stream) else layer.normalized_shape[-1]
@@ -106,7 +107,7 @@ class Bottleneck(Adapter):
         down, up = nn.Linear(read, self.width), nn.Linear(self.width, written)
         if self.init == "normal":
             for layer in (down, up):
-                nn.init.normal_(layer.weight, std=INITIAL)
+                nn.init.normal_(layer.weight, std=INITIAL)  # 0.02
                 nn.init.zeros_(layer.bias)
         else:
             for p in up.parameters():

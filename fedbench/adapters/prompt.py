@@ -64,6 +64,7 @@ class Prompt(Adapter):
         # The last parameter is a bias or weight whose last axis has the width of the tokens.
         width, network = parameters[-1].shape[-1], nn.Sequential()  # an empty network is the identity
         if self.reparam:  # prompts are the outputs of a small network for trained inputs
+            # HIDDEN: number of hidden units
             network = nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width))
         # tap: the option that says whether prompts are inserted into the output or the input
         return (PromptBehind if self.tap == "output" else PromptBefore)(layer, self.tokens, width, network)

@@ -37,7 +37,7 @@ def sorted_columns(rows: Tensor) -> Iterator[Tensor]:
 
 
 def sorted_with_weights(rows: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield blocks of columns, sorted as by `sorted_columns`, and the weight of each value.
+    """Yield blocks of columns, each column sorted in ascending order, and the weight of each value.
 
     Args:
         rows: The rows.  # [m, p]
@@ -95,6 +95,7 @@ def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
     medians = []
     for values, w in sorted_with_weights(rows, weights.double()):
         cumulative = w.cumsum(1)  # [b, m]
+        # ROUNDING: weights that sum to half but for rounding errors
         lower = (cumulative < 0.5 - ROUNDING).sum(1, keepdim=True)  # position of the lower median  [b, 1]
         upper = (cumulative < 0.5 + ROUNDING).sum(1, keepdim=True).clamp_max(last)
         medians.append((values.gather(1, lower) + values.gather(1, upper))[:, 0] / 2)

@@ -21,7 +21,7 @@ def squared_distances(rows: Tensor) -> Tensor:
         The squared distances, with zeros on the diagonal.  # [n, n] float64
     """
     products = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
-    for block in rows.split(COLUMNS, 1):
+    for block in rows.split(COLUMNS, 1):  # some columns at a time, to limit memory
         block = block.double()
         products += block @ block.T
     squares = products.diagonal()  # [n]

@@ -44,7 +44,7 @@ def log_probabilities(logits: Tensor, batch: Batch) -> Tensor:
     """
     if batch.class_mask is not None:
         shape = (len(logits), 1, -1, *[1] * (logits.dim() - 3))  # [k, 1, C, 1 ...]: for all samples and pixels
-        logits = logits.masked_fill(~batch.class_mask.view(shape), ABSENT)
+        logits = logits.masked_fill(~batch.class_mask.view(shape), ABSENT)  # -1e9
     return logits.float().log_softmax(2)
 
 

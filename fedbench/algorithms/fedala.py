@@ -117,7 +117,7 @@ class FedALA(Algorithm):
         differs = (theta != w).any(1).cpu().numpy()  # [K]; a client whose model is w has nothing to learn
         is_first = ~self.A.has(cohort.ids).cpu().numpy()  # clients that never learned A  [K]
         A = self.learn(cohort, w, A, D, differs & ~is_first, passes=1)
-        A = self.learn(cohort, w, A, D, differs & is_first, passes=MOST_PASSES)
+        A = self.learn(cohort, w, A, D, differs & is_first, passes=MOST_PASSES)  # the first time until it converges
         return self.h.put(w.expand(len(cohort), -1), self.h.take(theta) + D * A), A, differs
 
     def learn(self, cohort: Cohort, w: Tensor, A: Tensor, D: Tensor, learns: np.ndarray, passes: int) -> Tensor:

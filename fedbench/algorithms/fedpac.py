@@ -189,7 +189,7 @@ class FedPAC(Algorithm):
         v = V.double().clamp_min(0).cpu().numpy()  # privacy noise may make V negative  [K]
         H_flat = H.flatten(1).double().cpu().numpy()  # [K, C F]
         a = np.stack([minimize_on_simplex((H_i - H_flat) @ (H_i - H_flat).T + np.diag(v)) for H_i in H_flat])
-        a[a < SMALLEST_WEIGHT] = 0
+        a[a < SMALLEST_WEIGHT] = 0  # as in the released code
         return torch.from_numpy(self.normalized(a)).to(H)  # rows sum to 1 again
 
     def normalized(self, a: np.ndarray) -> np.ndarray:

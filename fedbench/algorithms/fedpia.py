@@ -105,7 +105,7 @@ class FedPIA(Algorithm):
             "adapter=houlsby, pfeiffer, parallel or compacter",
         )
         require(
-            self.combine != "output_sum" or bool(columns_of_pairs(model)[1]),
+            self.combine != "output_sum" or bool(columns_of_pairs(model)[1]),  # columns of second bottlenecks
             "algorithm.combine=output_sum needs two adapters in each layer, and this model has one: set "
             "adapter.twin=true, or algorithm.combine=weight_frozen",
         )

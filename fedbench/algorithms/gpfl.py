@@ -67,6 +67,7 @@ class GPFL(Algorithm):
         The valve is a small network that scales and shifts features, given a condition.
         """
         size = num_features(model)
+        # new columns of each row; "gpfl" and the name are the key of the random initial values
         model.extend(
             embeddings=model.seeded(lambda: torch.randn(federation.num_classes, size), "gpfl", "embeddings"),
             valve=model.seeded(lambda: valve(size), "gpfl", "valve"),

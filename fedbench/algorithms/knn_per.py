@@ -105,7 +105,7 @@ class KNNPer(FedAvg):
 
         # validation samples; the GRID values of lam to try
         split, grid = cohort.federation.splits["val"], torch.linspace(0, 1, GRID, device=cohort.device)
-        lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)
+        lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)  # 0.5
         for position, p in enumerate(cohort.forward(rows, both, split="val")):
             if len(p):  # p: both probabilities of the client's n validation samples  [n, 2, C]
                 y = cohort.federation.targets[torch.from_numpy(split[cohort.ids[position]]).to(p.device)]  # [n]

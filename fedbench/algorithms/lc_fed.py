@@ -285,7 +285,7 @@ def pcs_layers(clients: int, channels: int) -> nn.Module:
 
     E has layers clients -> channels -> channels, F has 2 channels -> channels / 16 -> channels, without biases.
     """
-    hidden = max(1, channels // REDUCTION)
+    hidden = max(1, channels // REDUCTION)  # REDUCTION is 16
     return nn.ModuleDict({
         "embed1": nn.Linear(clients, channels, bias=False), "embed2": nn.Linear(channels, channels, bias=False),
         "squeeze": nn.Linear(2 * channels, hidden, bias=False), "excite": nn.Linear(hidden, channels, bias=False),

@@ -60,4 +60,4 @@ class LCFedLCRepNet(LCFed):
         kernel = row["hc.kernel.weight"]
         smooth = F.conv2d(a.flatten(0, 1)[:, None], kernel, padding=KERNEL // 2)[:, 0].unflatten(0, a.shape[:2])
         low, high = smooth.amin((-1, -2), keepdim=True), smooth.amax((-1, -2), keepdim=True)
-        return torch.maximum((smooth - low) / (high - low + EPSILON), a)
+        return torch.maximum((smooth - low) / (high - low + EPSILON), a)  # EPSILON: a constant image becomes 0

@@ -280,6 +280,7 @@ class PFedMoAP(Algorithm):
             One feature for each class; of width D with gating="linear".  # [K, C, d]
         """
         contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))  # [K, l, d]
+        # a few prompts at a time, to limit memory
         return torch.cat([self.expert_form(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
 
     # -- the client: logits --------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class PGFedExact(FedAvg):
             counts = np.full(k, len(index))  # every client gets all n training samples
             expanded_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies
             # all training samples as one batch of each client; others: their weights in its loss, mu and 0 for its own
+            # shared=True: all clients have the same samples
             everybody = Batch(expanded_x, y.expand(k, *y.shape), s.state.others, counts, shared=True)
             g = s.grad(batch)  # [k, P]
             s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy, so theta's BatchNorm buffers stay

@@ -82,7 +82,11 @@ class Backdoor(Attack):
         return Poisoned(changed, replace(split, train=train), triggered)
 
     def _images(self, arrays: Arrays) -> np.ndarray:
-        """Return the image of each sample, or raise ConfigError.  # [n, channels, height, width]"""
+        """Return the image of each sample.  # [n, channels, height, width]
+
+        Raises:
+            ConfigError: The data are not images with classes, or an option does not fit them.
+        """
         require_classes(arrays, "backdoor")
         images = arrays.expanded().images
         require(
@@ -102,8 +106,16 @@ class Backdoor(Attack):
         )
         return images
 
-    def with_trigger(self, some: np.ndarray, images: np.ndarray) -> np.ndarray:
-        """Return images [k, channels, height, width] with the trigger; its value is the largest of all images."""
-        some = some.copy()
-        some[:, :, -self.size :, -self.size :] = 255 if images.dtype == np.uint8 else images.max()
-        return some
+    def with_trigger(self, images: np.ndarray, all_images: np.ndarray) -> np.ndarray:
+        """Return a copy of images with the trigger, a white square in the lower right corner.
+
+        Args:
+            images: The images to change.  # [k, channels, height, width]
+            all_images: All images of the data set.  White is their largest value, or 255 for bytes.
+
+        Returns:
+            The changed copies.  # [k, channels, height, width]
+        """
+        images = images.copy()
+        images[:, :, -self.size :, -self.size :] = 255 if all_images.dtype == np.uint8 else all_images.max()
+        return images

@@ -77,7 +77,14 @@ class Observed:
     state: AttackState
 
     def uploads_known_by(self, knows: Knows) -> Tensor:
-        """Return the uploads that the attackers know: all honest ones, or their own honest ones.  # [h, p] or [f, p]"""
+        """Return the uploads that the attackers know.
+
+        Args:
+            knows: "all", those of the h honest clients; "own", those that the f attackers would upload if honest.
+
+        Returns:
+            The uploads.  # [h, p] or [f, p]
+        """
         return self.honest if knows == "all" else self.truthful
 
 

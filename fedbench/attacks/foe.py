@@ -69,5 +69,5 @@ def line_search(function: Callable[[float], float], evaluations: int, largest: f
         is_growing = is_growing and value > highest
         if value > highest:
             best, highest = candidate, value
-        step *= 2 if is_growing else SHRINKING
+        step *= 2 if is_growing else SHRINKING  # SHRINKING < 1
     return best

@@ -67,7 +67,11 @@ def library() -> Any:
 
 
 def event(s: Setting) -> Any:
-    """Return the dp-accounting event of one round."""
+    """Return the description of one round's releases for dp-accounting, an event.
+
+    Args:
+        s: The sampling, the noise and the number of releases of a round.
+    """
     dp = library()
     # the m releases of a round together move by up to sqrt(m) clipping norms, against the noise of one
     joint = s.noise_multiplier / math.sqrt(s.releases)
@@ -91,7 +95,7 @@ def accountant(s: Setting) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(s: Setting, rounds: int) -> float:
-    """Return epsilon of a number of rounds at s.delta; 0 without rounds, infinity without noise."""
+    """Return epsilon of a number of rounds at delta, s.delta; 0 without rounds, infinity without noise."""
     if rounds == 0:
         return 0.0
     if s.noise_multiplier == 0:

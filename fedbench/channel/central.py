@@ -115,7 +115,7 @@ class CentralPrivacy:
 
     @property
     def noise_multiplier(self) -> float:
-        """z of one release, that of the count of adaptive clipping included."""
+        """The noise multiplier z of one release: of the sum, and with adaptive clipping of the count, together."""
         return self.setting.noise_multiplier
 
     def _sum_multiplier(self) -> float:
@@ -137,7 +137,7 @@ class CentralPrivacy:
         return (z**-2 - (2 * self.count_noise) ** -2) ** -0.5
 
     def clip(self, release: int = 0) -> float:
-        """Return C of a release of the round, counted from 0."""
+        """Return the clipping norm C of a release of the round; releases are counted from 0."""
         return float(self.clips[np.array([release])][0, 0])
 
     # -- sampling ----------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class CentralPrivacy:
 
     # -- report ------------------------------------------------------------------------------------------
     def epsilon(self, rounds: int) -> float:
-        """Return the epsilon of a number of finished rounds, at delta."""
+        """Return the epsilon that a number of finished rounds have spent, at the option privacy.delta."""
         return accounting.epsilon(self.setting, rounds)
 
     def metrics(self, rounds: int) -> dict[str, float]:

@@ -297,7 +297,8 @@ class Compression:
             layout = MessageLayout({}, size)
         ids = NO_CLIENTS if context is None else context.ids  # a broadcast has no clients of its own
         weights = None if context is None or not weighted else context.mean_weights
-        message = Message(path, layout.parameters, ids, layout.spans, weights, weights)
+        # ids and weights of the rows; cohort: weights of all clients of the round
+        message = Message(path, layout.parameters, ids, layout.spans, weights=weights, cohort=weights)
         if path not in self._is_set_up:  # the first message of this name creates the compressor's states
             self.compressor.setup(self.rows, message.of(0, 0))
             self._is_set_up.add(path)

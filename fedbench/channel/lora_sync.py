@@ -128,8 +128,8 @@ class LoraSync:
             The mean, in which the factors of all adapted layers are replaced by those of the rule.  # [n]
         """
         layout = self.model.message_layout(len(mean))
-        if self.personal is not None:
-            return self.without_personal(mean[None])[0]  # also without noise
+        if self.personal is not None:  # columns of the factors that stay with the clients
+            return self.without_personal(mean[None])[0]  # 0 there, where privacy may have added noise
         if layout is None or not self._factors_in(len(mean)).size:
             return mean
         new, added, num_sent = mean.clone(), {}, 0
@@ -144,6 +144,7 @@ class LoraSync:
             new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:
                 added[name] = layer.added
+                # numbers by which clients receive the change: all factors, stacked, or the dense product
                 stacked = int(self._count(context.ids, len(mean), Columns([(start, stop), (first, last)])).sum())
                 num_sent += stacked if self.name == "flora" else min(stacked, layer.added.numel())
         if self.backbone is not None and context.changes_state:
@@ -181,7 +182,15 @@ class LoraSync:
         return {name: numbers for name, numbers in counts.items() if numbers is not None}
 
     def _numbers(self, context: RoundContext, value: Tensor) -> Tensor | None:
-        """Return the numbers of a tensor [n] or [K, n] for `numbers`  [K], or None if it is sent as it is."""
+        """Return how many numbers each client sends or receives for one tensor.
+
+        Args:
+            context: The clients.
+            value: A tensor that the server sends to all clients [n], or that they upload [K, n].
+
+        Returns:
+            The numbers [K]; None if the tensor is sent as it is.
+        """
         is_download, n = value.dim() == 1, value.shape[-1]
         if value.dim() > 2 or not value.is_floating_point() or not self._factors_in(n).size:
             return None
@@ -310,6 +319,7 @@ class Backbone:
         """
         shared = () if layout is None else layout.spans.keys() & self.weights.keys()
         dense = sum(self.weights[name].numel() for name in shared)
+        # num_sent: numbers of all rounds so far; received: that number at each client's last download
         missing = (self.num_sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(dense)
         if context.changes_state:
             self.received[context.ids] = self.num_sent[SERVER].expand(len(context), 1)
@@ -364,7 +374,7 @@ def het(factors: Factors) -> Combined:
 
 
 def fedex(factors: Factors) -> Combined:
-    """Return the means of the factors, and what the product of these lacks of the mean product."""
+    """Return the means of the factors, and the mean product minus their product, for the frozen weight."""
     A, B = factors.means(factors.weights)
     return Combined(A, B, factors.mean_product - B.double() @ A.double())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ def server_step(
     state = {key: store[SERVER][0] for key, store in stores.items()}  # [p] each
     # the step without running statistics
     uploads = step.uploads[:, :p] if isinstance(step.uploads, Tensor) else step.uploads  # sealed by privacy=central
-    parameters = ServerStep(step.w[:p], step.mean[:p], uploads, step.weights, step.round)
+    parameters = replace(step, w=step.w[:p], mean=step.mean[:p], uploads=uploads)
     new = rule.step(parameters, state)  # [p]
     if changes_state:
         for key, store in stores.items():

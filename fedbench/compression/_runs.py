@@ -29,7 +29,7 @@ def omega_lengths(values: Tensor) -> Tensor:
     # int64, in the shape of values
     """
     exponents = torch.frexp(values.double()).exponent - 1  # floor(log2 value)
-    return torch.tensor(LENGTHS, device=values.device)[exponents.long()]
+    return torch.tensor(LENGTHS, device=values.device)[exponents.long()]  # LENGTHS: bits by floor(log2 value)
 
 
 def count(levels: Tensor) -> Tensor:

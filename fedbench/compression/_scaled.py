@@ -50,7 +50,7 @@ class Scaled(Compressor):
         along, square = total(received * x.double()), total(received.square())  # <x, C(x)> and <C(x), C(x)>  [k] each
         # 0 if C(x) = 0
         a = (along / torch.where(square > 0, square, 1)).float()[:, None]
-        return Encoded(encoded.values, {**encoded.codes, FACTOR: a})
+        return Encoded(encoded.values, {**encoded.codes, FACTOR: a})  # FACTOR: name of the code a
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the rows as they are received, the factor a times those of the inner compressor.  # [k, n]"""

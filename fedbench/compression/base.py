@@ -240,7 +240,7 @@ class Compressor:
         is_valid = (x.abs() < LIMIT).all(1)  # False for NaN  # [k]
         encoded = self.compress(torch.where(is_valid[:, None], x, 0), draws, message)
         received = self.decompress(encoded, message)
-        bits = self.count(encoded, message) + FLOAT * self.num_values(message)
+        bits = self.count(encoded, message) + FLOAT * self.num_values(message)  # codes, and values of 32 bits
         if changes_state:
             self.update_state(encoded, message)
         return torch.where(is_valid[:, None], received, torch.nan), torch.where(is_valid, bits, 0)

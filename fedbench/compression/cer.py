@@ -85,7 +85,10 @@ class CER(Compressor):
         return np.concatenate([self._block_of(row[a : a + size]) for a in range(0, len(row), size)])
 
     def _block_of(self, g: np.ndarray) -> np.ndarray:
-        """Return a block g [d] of a row after total variation denoising (gamma, gamma_rel, solver).  # [d] float64"""
+        """Return a block g [d] of a row after total variation denoising.  # [d] float64
+
+        The options gamma or gamma_rel set the weight of the total variation.
+        """
         # weight of the penalty, absolute or relative
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
         assert gamma is not None

@@ -209,7 +209,7 @@ def _orthonormal(columns: Tensor) -> Tensor:
         for _ in range(2):  # the second pass removes what rounding left
             for other in basis:
                 remainder = remainder - total(other * remainder)[:, None] * other
-        size = l2_norm(remainder)  # of which a dependent column has only rounding errors  [k, 1]
+        size = l2_norm(remainder)  # at most DEPENDENT times |column| if it is only rounding errors  [k, 1]
         basis.append(torch.where(size > DEPENDENT * l2_norm(column), remainder / size, 0))
     return torch.stack(basis, 2)
 

@@ -53,6 +53,7 @@ class Ternary(Compressor):
         `message` is unused.
         """
         out.floats(encoded.codes["scale"][0])
+        # TRITS is 5, and BYTE is 8 bits
         digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]  # 0, 1 or 2
         digits += [1] * (-len(digits) % TRITS)  # zeros, whose digit is 1, fill the last byte
         for a in range(0, len(digits), TRITS):

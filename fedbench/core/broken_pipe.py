@@ -25,7 +25,7 @@ class _Descriptor(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in DISCONNECTED:
+            if error.errno not in DISCONNECTED:  # codes that say that nobody reads the stream
                 raise
             _redirect_to_devnull(self.fileno())
             return len(data)

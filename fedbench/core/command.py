@@ -72,12 +72,12 @@ def arguments(name: str, description: str, examples: str = "") -> Arguments:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--json``."""
+    """Add the flag ``--json``, with which a command prints one JSON object instead of text."""
     parser.add_argument(FLAG, action="store_true", help="print one JSON object, for programs (docs/json.md)")
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--config-dir``, whose default is None."""
+    """Add the flag ``--config-dir``, a folder with options of the user; None if it is not given."""
     parser.add_argument("--config-dir", type=_folder, metavar="FOLDER", help="folder with your own options")
 
 

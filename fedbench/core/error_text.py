@@ -68,7 +68,7 @@ def is_raised_outside_layers(error: BaseException) -> bool:
 def _line_of(error: BaseException) -> str:
     """Return the line of the user's code that was running, as in "model.py, line 3"; "" if there is none.
 
-    It is the innermost line of the traceback outside of torch, Hydra and fedbench.
+    It is the innermost line of the traceback outside of PACKAGES: torch, Hydra and fedbench.
     """
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     outside = [(name, line) for name, line in frames if not name.startswith((*PACKAGES, "<"))]

@@ -48,7 +48,7 @@ def products(rows: Tensor, others: Tensor) -> Tensor:
         [k, m] float32.
     """
     total = rows.new_zeros(len(rows), len(others), dtype=torch.float64)
-    for a, b in zip(rows.split(COLUMNS, 1), others.split(COLUMNS, 1)):
+    for a, b in zip(rows.split(COLUMNS, 1), others.split(COLUMNS, 1)):  # some columns at a time, to limit memory
         total += a.double() @ b.double().T
     return total.to(rows.dtype)
 

@@ -100,6 +100,7 @@ def _acquire(folder: Path) -> BaseFileLock:
         raise
     except (OSError, NotImplementedError) as error:  # the file system has no locks
         path.unlink(missing_ok=True)
+        # SECONDS: time to find out that the process that wrote MARK has ended
         lock = SoftFileLock(folder / MARK, timeout=SECONDS, thread_local=False)
         lock.acquire(poll_interval=SECONDS / 10)
         log.warning(

@@ -41,7 +41,7 @@ def rename_options(values: MutableMapping[Any, Any]) -> list[str]:
         The old dotted keys that were found and renamed.
     """
     found = []
-    for old, new in RENAMED.items():
+    for old, new in RENAMED.items():  # dotted keys
         group, _, name = old.rpartition(".")
         options = values.get(group) if group else values
         if not isinstance(options, MutableMapping) or name not in options:

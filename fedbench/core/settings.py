@@ -136,7 +136,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     privacy = values.get("privacy") or {}
     if privacy.get("epsilon") is None and "_target_" not in privacy:
         values.pop("privacy", None)
-    for group, (_, neutral) in LATER_GROUPS.items():
+    for group, (_, neutral) in LATER_GROUPS.items():  # neutral: the values without effect
         if values.get(group) == neutral:
             del values[group]
     root = str(values["data_dir"]).rstrip("/\\")
@@ -169,7 +169,7 @@ def _canonical(key: str, value: Any, root: str) -> Any:
         return [_canonical(key, item, root) for item in value]
     if key == "adapter.places":
         layer = str(value).removeprefix("optional:")
-        return FORMER_PLACES.get(layer, layer)
+        return FORMER_PLACES.get(layer, layer)  # such as "*.attn" for attention
     if isinstance(value, str) and value.startswith((f"{root}/", f"{root}\\")):
         return f"<data_dir>{value[len(root) :]}"
     return moved.original(value) if key.endswith("_target_") and isinstance(value, str) else value

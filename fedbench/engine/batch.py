@@ -88,7 +88,14 @@ class Batch:
         total = weight.sum(1, keepdim=True)
         x = map_inputs(lambda t: t[client, position], self.x)
         index = None if self.index is None else self.index[client, position]
-        return Batch(x, self.y[client, position], weight / total.clamp_min(1e-30), counts, self.class_mask, index)
+        return Batch(
+            x=x,
+            y=self.y[client, position],
+            weight=weight / total.clamp_min(1e-30),
+            counts=counts,
+            class_mask=self.class_mask,
+            index=index,
+        )
 
     def take_clients(self, positions: np.ndarray, device_positions: Tensor, width: int) -> Batch:
         """Return the first samples of some clients.

@@ -549,6 +549,7 @@ class Cohort:
         self.cost.samples += round(throughput_weight * int(schedule.num_samples.sum()))
         trained = torch.from_numpy(np.flatnonzero(schedule.num_steps)).to(out.loss.device)
         if len(trained):
+            # a loss of MAX_LOSS has diverged
             is_finite = (out.loss.abs() < MAX_LOSS) & torch.isfinite(out.theta.sum(1))
             if not bool(is_finite.all()):
                 self._raise_divergence(int(torch.nonzero(~is_finite)[0].item()), out.loss)

@@ -72,14 +72,15 @@ def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
     Returns:
         Numbers of steps, 0 for a client without samples.  # [K]
     """
-    return rng.lengths(
+    steps, _ = rng.lengths(  # _: numbers of samples
         context.num_samples,
         batch_size_of(engine, context),
         epochs=None if engine.steps else epochs_of(engine, context),
         steps=engine.steps,
         drop_last=engine.drop_last,
         step_fraction=step_fraction(engine, context),
-    )[0]
+    )
+    return steps
 
 
 def first_rate(engine: Engine, context: RoundContext, optimizer: Optimizer) -> Rate:

@@ -214,7 +214,7 @@ class Ranks:
             what: Description of the value, the same on all ranks.
             value: The value of this rank, small and picklable.  Those of other ranks than 0 are ignored.
         """
-        return self.gather(what, value if self.is_first else None)[0]
+        return self.gather(what, value if self.is_first else None)[0]  # the value of rank 0
 
     def require_equal(self, what: str, value: str) -> None:
         """Check that a value is the same on all ranks.

@@ -497,6 +497,7 @@ class Step:
         if rows.shape[1] != self.model.size:
             columns = Columns([(0, rows.shape[1])])
         rate = self.lr if lr is None else lr
+        # with LoRA ranks that differ, only some columns of the row are the client's
         if self._has_column is not None and rows.shape[1] == self.model.size:
             grad = torch.where(self._has_column[: self.k], grad, 0)
         if optimizer.clip is not None:

@@ -137,8 +137,8 @@ class BatchSchedule:
         sizes, options = _schedule_options(engine, context, how)
         num_steps, num_samples = rng.lengths(sizes, **options)  # [K] each
         ranks = engine.executor.ranks
-        positions_by_rank = ranks.assign(num_steps)
-        positions = positions_by_rank[ranks.rank]
+        positions_by_rank = ranks.assign(num_steps)  # positions of each rank's clients in the cohort
+        positions = positions_by_rank[ranks.rank]  # [k]
         ids = context.ids[positions]
         rank_options: dict[str, Any] = {
             name: value[positions] if isinstance(value, np.ndarray) else value for name, value in options.items()

@@ -84,7 +84,7 @@ class Backbone(nn.Module):
         Returns:
             Names of modules for the keys "attention", "mlp" and "block", the words that `adapter.places` accepts.
         """
-        names = [name.rpartition(".") for name, _ in self.named_modules()]
+        names = [name.rpartition(".") for name, _ in self.named_modules()]  # (parent, ".", last part)
         return {
             "attention": [".".join((parent, name)) for parent, _, name in names if name in ATTENTION_LAYERS],
             "mlp": [f"{parent}.mlp" for parent, _, name in names if name == "mlp"],

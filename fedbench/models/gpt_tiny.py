@@ -100,10 +100,10 @@ class GPTTiny(nn.Module):
     def _initialize(self) -> None:
         """Draw GPT-2's initial weights: N(0, 0.02^2), smaller for layers that add to the residual stream."""
         nn.init.normal_(self.position, std=INITIAL_STD)
-        residual_std = INITIAL_STD / math.sqrt(2 * len(self.blocks))
+        residual_std = INITIAL_STD / math.sqrt(2 * len(self.blocks))  # each block adds to the stream twice
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Linear):
-                is_residual = name.endswith(("attn.proj", "mlp.2"))
+                is_residual = name.endswith(("attn.proj", "mlp.2"))  # the last layers of attention and mlp
                 nn.init.normal_(layer.weight, std=residual_std if is_residual else INITIAL_STD)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)

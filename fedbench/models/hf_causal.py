@@ -86,6 +86,7 @@ class HFCausal(nn.Module):
             Names of modules for the keys "attention" (projections of queries, keys, values and outputs), "mlp" (whole
             mlps and their linear layers) and "block".
         """
+        # from name to (name of the parent, ".", last part of the name, module)
         modules = {name: (*name.rpartition("."), module) for name, module in self.named_modules()}
         mlps = [name for name, (_, _, last, _) in modules.items() if last == "mlp"]
         linear = {

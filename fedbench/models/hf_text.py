@@ -83,7 +83,7 @@ class HFText(nn.Module):
 
         transformers expands a mask [B, T] in a way that torch.vmap does not support.
         """
-        if self.body.config.model_type in READS_FLAT_MASKS:
+        if self.body.config.model_type in READS_FLAT_MASKS:  # these expand it in a way that torch.vmap supports
             return mask
         added = torch.where(mask[:, None, None] == 0, torch.finfo(torch.float32).min, 0.0)
         return added.expand(-1, 1, mask.shape[1], -1)

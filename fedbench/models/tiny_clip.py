@@ -40,7 +40,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     Returns:
         The model, frozen and in evaluation mode, and its tokenizer.
     """
-    _, tokenize = towers.load(TINY, None)
+    _, tokenize = towers.load(TINY, pretrained=None)
     config = Path(towers.__file__).with_name("tiny-clip.json").read_text()
     # The name of the file has a hash of all that determines the weights, so that a change of them pre-trains again.
     recipe = (config, STEPS, BATCH, PEAK_LR, WEIGHT_DECAY, WARM_UP, digits_clip.PRETRAINING, digits_clip.NOISE, seed)
@@ -105,7 +105,7 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
         optimizer.step()
         cycle.step()
         with torch.no_grad():
-            clip.logit_scale.clamp_(max=LARGEST_SCALE)
+            clip.logit_scale.clamp_(max=LARGEST_SCALE)  # log(100), as CLIP
 
 
 def caption(style: str, colour: str, digit: str, rng: np.random.Generator) -> str:

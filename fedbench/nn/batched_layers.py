@@ -40,7 +40,7 @@ class BatchedLayers:
             ConfigError: The layer cannot be computed for several clients.
         """
         layer = self.module.get_submodule(name)
-        if type(layer) in OPERATORS:
+        if type(layer) in OPERATORS:  # batched forward passes by class of layer
             y = OPERATORS[type(layer)](layer, name, params, x, batched, context)
         else:
             if name not in self._graphs:

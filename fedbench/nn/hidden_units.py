@@ -113,7 +113,14 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
             return down.incoming_weights(named, f"{module_prefix}{prefix}.down.")
         return named[f"{module_prefix}{prefix}.down.weight"]
 
-    return HiddenUnits(size, axes, tuple(parameter_names), f"{prefix}.down", incoming_weights, num_blocks)
+    return HiddenUnits(
+        size=size,
+        axes=axes,
+        parameter_names=tuple(parameter_names),
+        layer=f"{prefix}.down",
+        incoming_weights=incoming_weights,
+        num_blocks=num_blocks,
+    )
 
 
 def _output_units(layer: nn.Module) -> tuple[int, int, UnitAxes] | None:

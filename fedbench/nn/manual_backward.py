@@ -38,6 +38,7 @@ def weight_goes_first(w: Tensor, x: Tensor) -> bool:
         w: The weight.  # [out, in]
         x: The input.  # [B, in]
     """
+    # from these sizes of weights, and for these numbers of samples, it is faster
     is_large = w.numel() >= LARGE_WEIGHT and min(w.shape) >= MIN_WEIGHT_SIDE
     return is_large and len(x) in FEW_SAMPLES and x.dtype != AUTOCAST_DTYPE and x.device.type == "cpu"
 

@@ -295,7 +295,7 @@ def _is_supported(node: fx.Node, graph: TracedGraph) -> bool:
         return is_elementwise and str(node.target) in graph.shapes
     if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
         return False
-    if node.target in AXES:
+    if node.target in AXES:  # functions with arguments that are axes
         return _has_constant_axes(node)
     if node.target is operator.getitem:
         return _is_supported_index(node)

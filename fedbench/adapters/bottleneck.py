@@ -109,7 +109,7 @@ class Bottleneck(Adapter):
             for layer in (down, up):
                 nn.init.normal_(layer.weight, std=INITIAL)  # 0.02
                 nn.init.zeros_(layer.bias)
-        else:
+        else:  # a new bottleneck returns 0
             for p in up.parameters():
                 nn.init.zeros_(p)
         return named_network(down, ACTIVATIONS[self.activation](), up)

@@ -62,7 +62,7 @@ class LoRA(Adapter):
         Args:
             num_clients: Number of training clients, N.
         """
-        check_each("adapter.rank", self.ranks, num_clients, "ranks")
+        check_each("adapter.rank", self.ranks, num_clients, what="ranks")  # what: the word in the message
 
     def add(self, model: nn.Module) -> list[str]:
         """Adapt the layers, with frozen factors A if sync=ffa.

@@ -78,7 +78,10 @@ class APFL(Algorithm):
             s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models: mixtures a_i v_i + (1 - a_i) w of personal and server model.  # [K, P]"""
+        """Return the deployed models: mixtures a_i v_i + (1 - a_i) w of personal and server model.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         a = self.a[cohort.ids]
         return a * self.v[cohort.ids] + (1 - a) * cohort.broadcast(w=self.w).w
 

@@ -128,7 +128,10 @@ class APPLE(Algorithm):
         pull = self.mu * (2 * self.strength(cohort.round, cohort.rounds))
 
         def step(s: Step, batch: Batch) -> None:
-            """Take one local step of c_i (s.theta) and of d_i (s.state.d), and mix w_i (s.state.personal) again."""
+            """Take one local step of c_i (s.theta) and of d_i (s.state.d), and mix w_i (s.state.personal) again.
+
+            eta2 is the learning rate of d, and pull the weight of its penalty.
+            """
             g = s.grad(batch, s.state.personal)  # G, the gradient at w_i  [k, P]
             # cores [V, P]: all stored versions of cores; versions [k, N]: which one is the c_j of client i
             grad_d = (g @ cores.T).gather(1, s.state.versions)  # <G, c_j>  [k, N]
@@ -173,6 +176,8 @@ class APPLE(Algorithm):
     def strength(self, round: int, rounds: int) -> float:
         """Return the weight lambda(r) of the penalty in round r = `round`, which falls from 1 in round 0 to 0.
 
+        It falls exponentially to 1e-3, or as a cosine (option scheduler), and is 0 after a fraction of the rounds.
+
         Args:
             round: Number of the round, from 0.
             rounds: Number of rounds of the run.
@@ -183,7 +188,10 @@ class APPLE(Algorithm):
         return 1e-3 ** (round / L) if self.scheduler == "exponential" else (1 + math.cos(math.pi * round / L)) / 2
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the mixtures w_i at the end of their last training.  # [K, P]"""
+        """Return the deployed models of the cohort, the mixtures w_i at the end of their last training.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def matrices(self) -> dict[str, Tensor]:

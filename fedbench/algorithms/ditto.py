@@ -55,5 +55,8 @@ class Ditto(FedAvg):
         self.v[cohort.ids] = v  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the personal models v_i as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the personal models v_i as last trained.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.v[cohort.ids]

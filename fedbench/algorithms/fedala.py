@@ -76,7 +76,7 @@ class FedALA(Algorithm):
 
         A_i are weights in [0, 1], by which client i mixes the server's model w into the last layers h of its own.
         """
-        if self.who == "all":
+        if self.who == "all":  # all clients learn A_i in each round, not only those of the cohort
             everybody = cohort.all_clients()
             self.theta[everybody.ids] = self.start(everybody)
             out = cohort.train(self.theta[cohort.ids])
@@ -183,7 +183,10 @@ class FedALA(Algorithm):
         s.state.last_loss.copy_(s.summed_loss - loss_before)  # loss of this batch
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: those from which the clients would train next.  # [K, P]"""
+        """Return the deployed models of the cohort: those from which the clients would train next.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.initialize(cohort, cohort.broadcast(w=self.w).w)[0]
 
     def global_row(self) -> Tensor:

@@ -159,12 +159,16 @@ class FedAMP(Algorithm):
         Returns:
             X_ij, and 0 where j = i.  # [K, M]
         """
+        # "auto": the median distance of this round
         sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)
         X = torch.where(is_other, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
 

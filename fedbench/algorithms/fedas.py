@@ -109,7 +109,11 @@ class FedAS(Algorithm):
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-            """Return the sum over classes of the mean squared distance of features to the class mean mu_c.  # [k]"""
+            """Return the sum over classes of the mean squared distance of features to the class mean mu_c.  # [k]
+
+            rows have the trained base u.  s.state.mu are the means under the client's last model, of the classes in
+            s.state.has_mean.
+            """
             z = s.features(rows, batch)  # features under the base u  [k, B, F]
             client = torch.arange(s.k, device=z.device)[:, None]
             distance = (z - s.state.mu[client, batch.y]).square().mean(2)  # [k, B]
@@ -160,7 +164,10 @@ class FedAS(Algorithm):
         return cohort.train(theta, step=step, how=how, t=theta.new_zeros(len(cohort))).t
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

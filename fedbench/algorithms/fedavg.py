@@ -45,7 +45,10 @@ class FedAvg(Algorithm):
             self.theta[cohort.ids] = out.theta
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return what the cohort deploys: w [P], or with deploy="local" each client's last trained model [K, P]."""
+        """Return what the cohort deploys: w [P], or with deploy="local" each client's last trained model [K, P].
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return cohort.broadcast(w=self.w).w if self.theta is None else self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

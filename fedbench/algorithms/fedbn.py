@@ -61,5 +61,8 @@ class FedBN(Algorithm):
         return self.personal.put(self.shared.put(rows, w), self.b[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: shared columns w with each client's normalization.  # [K, P]"""
+        """Return the deployed models of the cohort: shared columns w with each client's normalization.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.with_norms(cohort, cohort.broadcast(w=self.w).w)

@@ -112,7 +112,10 @@ class FedCAC(Algorithm):
         return (overlap >= threshold) & (t <= self.beta) | itself
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, b_i with the newest server model w.  # [K, P]"""
+        """Return the deployed models of the cohort, b_i with the newest server model w.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return cohort.download(b=self.start(cohort)).b
 
     def global_row(self) -> Tensor:

@@ -153,7 +153,10 @@ class FedCP(Algorithm):
         return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, with base u, heads h_i and g, and policy r.  # [K, P]"""
+        """Return the deployed models of the cohort, with base u, heads h_i and g, and policy r.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         server = cohort.broadcast(w=self.w, g=self.g)
         return self.rows_of(cohort, server.w, server.g)
 

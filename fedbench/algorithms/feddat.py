@@ -149,7 +149,7 @@ class FedDAT(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: head, A0 and A2.  Before a client's first round A0 = A2 = A1.
 
-        They do not depend on `final`.  # [K, P]
+        `final`, whether the last round is over, changes nothing.  # [K, P]
         """
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         took_part = self.A0.has(cohort.ids)[:, None]  # [K, 1]

@@ -152,7 +152,10 @@ class FedDBE(Algorithm):
         return self.shift.put(self.shared.put(self.w, w), self.c[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: w with each client's shift c_i.  # [K, P]"""
+        """Return the deployed models of the cohort: w with each client's shift c_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.with_shifts(cohort, cohort.broadcast(w=self.shared.take(self.w)).w)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

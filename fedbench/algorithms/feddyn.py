@@ -57,7 +57,10 @@ class FedDyn(Algorithm):
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return what the cohort deploys, the server model w for every client.  # [P]"""
+        """Return what the cohort deploys, the server model w for every client.  # [P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return cohort.broadcast(w=self.w).w
 
     def global_row(self) -> Tensor:

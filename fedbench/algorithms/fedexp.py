@@ -52,7 +52,10 @@ class FedExP(Algorithm):
         self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)  # the new w, by self.rule
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return what the cohort deploys, `global_row` for every client.  # [P]"""
+        """Return what the cohort deploys, `global_row` for every client.  # [P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return cohort.broadcast(w=self.global_row()).w
 
     def global_row(self) -> Tensor:

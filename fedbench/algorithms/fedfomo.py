@@ -146,7 +146,10 @@ class FedFomo(Algorithm):
         return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
 

@@ -118,5 +118,8 @@ class FedGH(Algorithm):
         return cohort.random("class means").uniform(self.num_classes)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: each client's base with the newest server head h.  # [K, P]"""
+        """Return the deployed models of the cohort: each client's base with the newest server head h.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

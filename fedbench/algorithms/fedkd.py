@@ -175,7 +175,10 @@ class FedKD(Algorithm):
         return (values * batch.weight).sum(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the teachers theta_i.  # [K, P]"""
+        """Return the deployed models of the cohort, the teachers theta_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

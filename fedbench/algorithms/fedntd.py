@@ -47,7 +47,10 @@ class FedNTD(FedAvg):
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
 
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
-            """Return the task's loss plus the divergence from w's predictions without the true class.  # [k, B]"""
+            """Return the task's loss plus the divergence from w's predictions without the true class.  # [k, B]
+
+            w is the received server model, and theta are the trained models.
+            """
             logits = s.forward(theta, batch)  # [k, B, C]
             # log probabilities without the true class, of the received w and of theta
             with torch.no_grad():
@@ -56,7 +59,7 @@ class FedNTD(FedAvg):
             kl = (log_q_w.exp() * (log_q_w - log_q)).sum(2)  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl
 
-        out = cohort.train(w, loss=loss if self.beta else None)
+        out = cohort.train(w, loss=loss if self.beta else None)  # None: the task's loss
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 

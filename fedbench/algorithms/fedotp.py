@@ -111,7 +111,10 @@ class FedOTP(Algorithm):
         return (plan * sim).sum((1, 4)).transpose(1, 2)  # over prompts and tokens
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: averaged prompt p_g and personal prompts p_l.  # [K, P]"""
+        """Return the deployed models of the cohort: averaged prompt p_g and personal prompts p_l.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g
         return self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])
 

@@ -197,5 +197,8 @@ class FedPAC(Algorithm):
         return a / a.sum(1, keepdims=True)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: shared base u with each client's mixed head h_i.  # [K, P]"""
+        """Return the deployed models of the cohort: shared base u with each client's mixed head h_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

@@ -45,5 +45,8 @@ class FedPer(Algorithm):
         return self.head.put(self.base.put(rows, u), self.v[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: shared base u with each client's head v_i.  # [K, P]"""
+        """Return the deployed models of the cohort: shared base u with each client's head v_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

@@ -79,5 +79,8 @@ class FedPHP(FedAvg):
         return (1 - lam) * s.task_loss(logits, batch) + lam * discrepancy[:, None]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the moving averages theta_p.  # [K, P]"""
+        """Return the deployed models of the cohort, the moving averages theta_p.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta_p[cohort.ids]

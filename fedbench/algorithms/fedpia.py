@@ -179,7 +179,7 @@ class FedPIA(Algorithm):
         rows = self.shared.put(personal, G)  # G as the client's adapter  [K, P]
         if self.client == "identity":  # no alignment
             return self.shared.take(rows)
-        if self.cost == "weight":
+        if self.cost == "weight":  # units are compared by their incoming weights, else by activations on samples
             cost = [self._weight_cost(cohort.model, rows, personal, b) for b in self.bottlenecks]
         else:
             activations = [self.unit_activations(cohort, self.in_both(r)) for r in (rows, personal)]
@@ -354,7 +354,8 @@ class FedPIA(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: adapter w_k and personal head.
 
-        G replaces w_k with client="none", and for clients that never took part.  `final` changes nothing.
+        G replaces w_k with client="none", and for clients that never took part.
+        `final`, whether the last round is over, changes nothing.
 
         Returns:
             The models.  # [K, P]

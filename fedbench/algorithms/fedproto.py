@@ -88,7 +88,8 @@ class FedProto(Algorithm):
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
             """Return the task's loss plus lam times the squared distance of features to the prototype.  # [k, B]
 
-            It also adds the features to the sums by class.
+            It also adds the features to the sums by class.  server.G are the received prototypes of the classes in
+            server.has_prototype.
             """
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding
@@ -120,7 +121,9 @@ class FedProto(Algorithm):
         return ((batch.y[..., None] == classes) & batch.real[..., None]).to(self.G)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return what the cohort deploys: the models, and the prototypes for prediction.  `final` changes nothing.
+        """Return what the cohort deploys: the models, and the prototypes for prediction.
+
+        `final`, whether the last round is over, changes nothing.
 
         Returns:
             A dict of theta [K, P].  With predict_by="prototypes", once there are prototypes, also G [K, C, F] and

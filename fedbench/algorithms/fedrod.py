@@ -83,7 +83,10 @@ class FedRoD(Algorithm):
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: shared base u and head h with personal heads g_i.  # [K, P]"""
+        """Return the deployed models of the cohort: shared base u and head h with personal heads g_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         w = cohort.broadcast(w=self.shared.take(self.w)).w
         return self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])
 

@@ -116,7 +116,10 @@ class FML(Algorithm):
         return loss + (1 - b) * kl(log_p, log_p_others, self.kl) if self.targets == "live" else loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the personal models theta_i.  # [K, P]"""
+        """Return the deployed models of the cohort, the personal models theta_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

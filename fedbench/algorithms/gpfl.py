@@ -107,7 +107,7 @@ class GPFL(Algorithm):
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             """Return the losses of the head and of the cosines to class embeddings, plus lam times a distance.
 
-            The distance is that of the global features z_g to the received embedding of their class.  # [k, B]
+            The distance is that of the global features z_g to M0, the received embedding of their class.  # [k, B]
             """
             z, named = s.features(rows, batch), s.model.named(rows)  # [k, B, F]
             personal = s.model.head(rows, conditioned(named, z, s.state.q_p))  # [k, B, C]
@@ -142,7 +142,10 @@ class GPFL(Algorithm):
         return self.head.put(self.shared.put(rows, w), self.h[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """Return what the cohort deploys: theta, rows of w and head h_i [K, P], and the conditions q_p [K, F]."""
+        """Return what the cohort deploys: theta, rows of w and head h_i [K, P], and the conditions q_p [K, F].
+
+        `final`, whether the last round is over, changes nothing.
+        """
         theta = self.with_heads(cohort, cohort.broadcast(w=self.w).w)
         return {"theta": theta, "q_p": self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])[1]}
 

@@ -67,7 +67,7 @@ class IFCA(Algorithm):
         change = cohort.upload(change=change, relative_to={"change": None}).change  # change is already a difference
         # `groups`: which clients belong to each cluster
         step = cohort.mean(change, groups=one_hot(received, self.clusters).T)  # [M, P], 0 for a cluster without clients
-        if self.shared_body:
+        if self.shared_body:  # all clusters have the same columns outside the head
             step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))
         self.theta = self.theta + step
 
@@ -86,7 +86,10 @@ class IFCA(Algorithm):
         return cohort.loss(theta.expand(len(cohort), -1, -1)).argmin(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: for each client, the cluster model that now fits best.  # [K, P]"""
+        """Return the deployed models of the cohort: for each client, the cluster model that now fits best.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         theta = cohort.broadcast(theta=self.theta).theta
         return theta[self.nearest(cohort, theta)]
 

@@ -68,7 +68,8 @@ class KNNPer(FedAvg):
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Return what the cohort deploys: the server's model, and each client's stored features and classes.
 
-        A client stores the fraction `capacity` of its training samples.  `final` changes nothing.
+        A client stores the fraction `capacity` of its training samples.
+        `final`, whether the last round is over, changes nothing.
 
         Returns:
             theta, the server's model [P]; z [K, m, F] and y [K, m], features and classes of the stored samples, where

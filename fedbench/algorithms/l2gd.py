@@ -91,5 +91,8 @@ class L2GD(Algorithm):
         return min(num_steps, cohort.max_local_steps)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the client models x_i.  # [K, P]"""
+        """Return the deployed models of the cohort, the client models x_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.x[cohort.ids]

@@ -192,7 +192,7 @@ class LCFed(Algorithm):
         all_heads = {name: t.view(-1, *shape) for name, t, shape in zip(names, flat_heads, shapes, strict=True)}
 
         def of_one_client(row: dict[str, Tensor], z: Tensor) -> Tensor:
-            """Return HC's logits of one client.
+            """Return HC's logits of one client; all_heads has the parameters of all clients' heads by name.
 
             Args:
                 row: Its parameters of the head and HC by name, and "client", its index.
@@ -254,7 +254,9 @@ class LCFed(Algorithm):
         return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return what the cohort deploys: the models, and all heads, which HC compares.  `final` changes nothing.
+        """Return what the cohort deploys: the models, and all heads, which HC compares.
+
+        `final`, whether the last round is over, changes nothing.
 
         Returns:
             theta [K, P], the averaged body with each client's head and HC, and heads [K, N, |head|].

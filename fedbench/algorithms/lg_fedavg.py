@@ -47,7 +47,7 @@ class LGFedAvg(Algorithm):
         start = self.head.put(self.theta[cohort.ids], h)  # [K, P]
         out = cohort.train(
             start,
-            step=self.alternate if self.update == "alternate" else None,
+            step=self.alternate if self.update == "alternate" else None,  # base and head in turn, or (None) together
             # uploaded: the columns that leave the client, whose gradients privacy clips
             how=LocalTraining(uploaded=self.head),
         )
@@ -62,5 +62,8 @@ class LGFedAvg(Algorithm):
             s.descend(s.grad(batch, columns=columns), columns=None if self.drift else columns)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: each client's base with the averaged head h.  # [K, P]"""
+        """Return the deployed models of the cohort: each client's base with the averaged head h.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

@@ -32,7 +32,10 @@ class Local(Algorithm):
         self.theta[cohort.ids] = cohort.train(self.theta[cohort.ids], how=LocalTraining(uploaded=False)).theta  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, theta_i as last trained.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:

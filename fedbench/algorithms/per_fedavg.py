@@ -95,7 +95,10 @@ class PerFedAvg(Algorithm):
         s.descend(g)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: w after one step on a training batch of each client.  # [K, P]"""
+        """Return the deployed models of the cohort: w after one step on a training batch of each client.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         # plain SGD, whatever optimizer trains w; its rate 1.0 is replaced by lr
         how = LocalTraining(steps=1, key="adapt", lr=self.adaptation_rate(cohort), optimizer=SGD(1.0))
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta

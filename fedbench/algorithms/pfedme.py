@@ -84,7 +84,10 @@ class PFedMe(Algorithm):
         s.state.w.sub_((s.state.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort as last trained: theta_i, or with deploy="w" w_i.  # [K, P]"""
+        """Return the deployed models of the cohort as last trained: theta_i, or with deploy="w" w_i.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

@@ -131,14 +131,15 @@ class PFedMoAP(Algorithm):
         self.clip: Any = model.module
         n = federation.num_clients
         self.d = self.width(self.clip.dim)  # width of the gate's inputs
-        self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1  # K_e
+        # K_e; with num_experts=null, there are MOST_EXPERTS or as many as clients
+        self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1
         model.extend(gate=model.seeded(self.new_gate, "gate"))  # new columns "gate" in every row
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]
         self.w = model.init_row()  # [P]
         P_g, gate = self.prompt_columns.take(self.w), self.gate_columns.take(self.w)
         self.prompt, self.pool = rows("prompt", default=P_g), rows("pool", default=P_g)  # [N, l d]
         self.gate = rows("gate", default=gate)  # [N, |gate|]; a row equals the default until it is set
-        width = self.d if self.gating == "attention" else self.clip.dim
+        width = self.d if self.gating == "attention" else self.clip.dim  # of text features as the gate reads them
         self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))  # [N, C, d]
 
     def new_gate(self) -> nn.Module:
@@ -160,7 +161,7 @@ class PFedMoAP(Algorithm):
         experts, count = self.download_experts(cohort, has_entry)
         gated = uses_gate(count)[:, 0]  # [K] bool
         mixing = cohort.subset(gated.cpu().numpy())  # the clients that use their gate
-        if self.aggregate_gate:
+        if self.aggregate_gate:  # the server averages gates, too; else they are personal
             gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate  # [|gate|]
         else:
             gate = self.gate[cohort.ids]  # [K, |gate|]
@@ -385,7 +386,7 @@ class PFedMoAP(Algorithm):
         """Return what the cohort deploys: prompts, gates and the experts that the gates mix.
 
         Clients of the last round use the experts that they trained with; others with a gate download experts now.
-        `final` changes nothing.
+        `final`, whether the last round is over, changes nothing.
 
         Returns:
             theta [K, P], experts [K, K_e, C, d] and count [K, 1]: how many experts exist, NO_GATE (-1) if the client

@@ -354,7 +354,10 @@ class PFedNet(Algorithm):
 
     # -- deployed models and new clients ---------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort: x with each client's z_i from the last z-step.  # [K, P]"""
+        """Return the deployed models of the cohort: x with each client's z_i from the last z-step.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 

@@ -67,7 +67,10 @@ class PFedPrompt(Algorithm):
         return {"keys": pad_sequence(keys, batch_first=True), "labels": targets[number.clamp_min(0)], "number": number}
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Return what the cohort deploys: theta, the prompt as a row [P], and the clients' training features."""
+        """Return what the cohort deploys: theta, the prompt as a row [P], and the clients' training features.
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return {"theta": cohort.broadcast(w=self.w).w, **self.training_features(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

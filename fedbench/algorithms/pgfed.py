@@ -183,7 +183,10 @@ class PGFed(Algorithm):
         self.A[cohort.ids] = A
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]"""
+        """Return the deployed models of the cohort, the clients' own models as last trained.  # [K, P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:

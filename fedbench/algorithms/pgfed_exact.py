@@ -90,7 +90,10 @@ class PGFedExact(FedAvg):
         others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)
 
         def step(s: Step, batch: Batch) -> None:
-            """Take one local step along the gradient of the client's batch plus that of all other clients' samples."""
+            """Take one local step along the gradient of the client's batch plus that of all other clients' samples.
+
+            x and y are the training samples of all clients, and index their positions in the data set.
+            """
             k = len(s.theta)
             counts = np.full(k, len(index))  # every client gets all n training samples
             expanded_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies

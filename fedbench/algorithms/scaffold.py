@@ -71,7 +71,10 @@ class Scaffold(Algorithm):
         self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # mean over all N clients
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return what the cohort deploys, the server model x for every client.  # [P]"""
+        """Return what the cohort deploys, the server model x for every client.  # [P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return cohort.broadcast(x=self.x).x
 
     def global_row(self) -> Tensor:

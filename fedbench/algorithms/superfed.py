@@ -139,7 +139,7 @@ class SuPerFed(Algorithm):
         """Return the deployed models of the cohort: (1 - lambda) w + lambda w_l.
 
         lambda is the option mixture, or with "held" each client's best of 0, 0.1 .. 1 on its held-out samples.
-        `final` changes nothing.
+        `final`, whether the last round is over, changes nothing.
 
         Returns:
             The models [K, P]; before w_l trains, w [P] for all clients.

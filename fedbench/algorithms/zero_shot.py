@@ -38,7 +38,10 @@ class ZeroShot(Algorithm):
         """Do nothing, because nothing is trained."""
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """Return a row for all clients, which does not affect the logits.  # [P]"""
+        """Return a row for all clients, which does not affect the logits.  # [P]
+
+        `final`, whether the last round is over, changes nothing.
+        """
         return self.w
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

@@ -67,7 +67,12 @@ def robust_mean(
     keys = rng.client_keys(rng.key(context.seed, "bucketing", context.round), context.ids)
 
     def estimate(w: Tensor, total: Tensor | None) -> Tensor:
-        """Combine the clients with positive weights w [K].  Their sum `total` is None if it is 1.  # [p]"""
+        """Combine the rows of the clients with positive weights w [K] by the rule; 0 if there are none.  # [p]
+
+        Args:
+            w: The weights.  # [K]
+            total: Their sum, by which the result is multiplied, because the rule gets weights of sum 1.  None: 1.
+        """
         members = torch.nonzero(w)[:, 0]
         if not len(members):
             return torch.zeros_like(rows[0])

@@ -226,7 +226,7 @@ class Compression:
         """Return True if rows [K, ...] are sent uncompressed.
 
         These are integers, rows of fewer than TINY values, and all rows if the compressor is exact.  Larger float32
-        rows set `acted`.
+        rows set `acted`: some message was large enough for the compressor.
         """
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
             return True
@@ -300,7 +300,7 @@ class Compression:
         # ids and weights of the rows; cohort: weights of all clients of the round
         message = Message(path, layout.parameters, ids, layout.spans, weights=weights, cohort=weights)
         if path not in self._is_set_up:  # the first message of this name creates the compressor's states
-            self.compressor.setup(self.rows, message.of(0, 0))
+            self.compressor.setup(self.rows, message.of(0, 0))  # without clients
             self._is_set_up.add(path)
         return message
 

@@ -144,7 +144,7 @@ class LoraSync:
             new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:
                 added[name] = layer.added
-                # numbers by which clients receive the change: all factors, stacked, or the dense product
+                # numbers by which clients receive the change: all factors, stacked, or fewer of the dense product
                 stacked = int(self._count(context.ids, len(mean), Columns([(start, stop), (first, last)])).sum())
                 num_sent += stacked if self.name == "flora" else min(stacked, layer.added.numel())
         if self.backbone is not None and context.changes_state:

@@ -135,7 +135,7 @@ class Privacy:
             f"{str(value.dtype).removeprefix('torch.')}; upload it as float32, choose another algorithm, or set "
             "privacy.epsilon=null",
         )
-        if self.calibration == "analytic" and self.clip is not None:
+        if self.calibration == "analytic" and self.clip is not None:  # calibration="paper" clips gradients instead
             value = clipped_towards(value, reference, self.clip)
         ids = context.ids[context.ids < self.releases.num_clients]  # new clients are not in the table
         self.releases[ids] = self.releases[ids] + 1  # counts one release of each client

@@ -278,7 +278,7 @@ class Compressor:
         if not stream:
             return torch.full((message.size,), torch.nan)
         reader = Reader(stream)
-        if self.exact:
+        if self.exact:  # rows are sent as float32
             return reader.floats(message.size)
         codes = self.read(reader, message)
         return self.decompress(Encoded(reader.floats(self.num_values(message))[None], codes), message)[0]

@@ -92,7 +92,8 @@ class CER(Compressor):
         # weight of the penalty, absolute or relative
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
         assert gamma is not None
-        return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, 20)
+        # the other solver is that of pFedNet's released code, 20 smoothing steps of size ETA
+        return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, times=20)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the denoised rows of an encoding.  # [k, n]"""

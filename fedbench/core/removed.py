@@ -253,7 +253,8 @@ def refuse_removed(key: str, values: Any) -> None:
     """
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if name in (options := _options_of(values.get("_target_"))):
-            raise ConfigError(f"{key}.{name} is no longer an option: remove it. {options[name][1]}")
+            _, sentence = options[name]  # what replaces the option
+            raise ConfigError(f"{key}.{name} is no longer an option: remove it. {sentence}")
         refuse_removed(f"{key}.{name}", value)
 
 

@@ -219,6 +219,7 @@ def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The updated values by dotted key.
     """
+    # LATER_CHOICES, LATER_KEYS: what older versions lacked, with values of no effect
     choices = {f"choices.{group}": option for group, option in LATER_CHOICES.items()}
     flat = {**LATER_KEYS, **choices, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)

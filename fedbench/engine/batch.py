@@ -187,7 +187,7 @@ class BatchLoader:
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
         self.x, self.y = self.federation.gather(self.index[t:stop, :num_active], self.is_stochastic, fetched)
-        if self.is_stochastic:
+        if self.is_stochastic:  # augmented images, or inputs that the task generates, drawn step by step
             x, y = zip(*(self._stochastic_inputs(t, i, num_active) for i in range(stop - t)))
             self.x, self.y = map_inputs(lambda *steps: torch.stack(steps), *x), torch.stack(y)
         self.first, self.stop = t, stop

@@ -313,7 +313,7 @@ class Federation:
         def take(values: Any, entries: Tensor) -> Tensor:
             return values.index_select(0, entries).view(*index.shape, *values.shape[1:])
 
-        if self.on_host:
+        if self.on_host:  # inputs stay in host memory or in files
             fetched = self.fetch(index.cpu().numpy()) if fetched is None else fetched
             assert fetched is not None
             inputs = {name: x.to(self.device, non_blocking=True) for name, x in fetched.items()}

@@ -52,7 +52,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
     losses = torch.zeros(len(context), device=context.device)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
-        """Compute the gradients and losses of a chunk.
+        """Compute the gradients and losses of a chunk, and write them to `gradients` and `losses` of all clients.
 
         Args:
             index: Positions of its clients in the cohort.  # [k]
@@ -125,7 +125,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
     losses = torch.zeros(len(context), device=context.device)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
-        """Compute the losses of a chunk.
+        """Compute the losses of a chunk, and write them to `losses` of all clients.
 
         Args:
             index: Positions of its clients in the cohort.  # [k]
@@ -166,7 +166,7 @@ def map_samples(
     sizes = samples.sizes_of(context.ids)
 
     def compute_chunk(index: Tensor, blocks: Iterator[Batch]) -> None:
-        """Apply the function to the samples of a chunk.
+        """Apply the function `fn` to the samples of a chunk, and write its results to `results` of all clients.
 
         Args:
             index: Positions of its clients in the cohort.  # [k]
@@ -253,7 +253,7 @@ def _map_samples_with_shared_row(
     outputs: SampleStatistics = {}  # for all samples, because small tensors would fragment memory
 
     def compute_block(start: int, stop: int) -> None:
-        """Apply the function to one block, a slice of the samples of all clients, and store its results in `outputs`.
+        """Apply the function `fn` to one block, a slice of the samples of all clients, and write to `outputs`.
 
         Args:
             start: Index of the block among those of this rank.

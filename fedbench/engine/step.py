@@ -562,7 +562,7 @@ def default_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:
     """
 
     def step(s: Step, batch: Batch) -> None:
-        """Take one local step of the clients of s with one batch of each."""
+        """Take one local step of the clients of s with one batch of each; extra_grad(s) is added, if it is not None."""
         gradient = s.grad(batch)
         if extra_grad is not None:
             extra = extra_grad(s)  # [k, P]

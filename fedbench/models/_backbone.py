@@ -168,7 +168,7 @@ def load_file(weights: str | None, with_head: bool = False) -> Callable[[nn.Modu
     """
 
     def load(network: nn.Module) -> None:
-        """Load the file into a network, in place."""
+        """Load the file `weights` into a network, in place, with_head also its head; do nothing if it is None."""
         if weights is None:
             return
         path = Path(weights)

@@ -107,7 +107,9 @@ class TextTower:
         return self._layers[name](x)
 
     def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Compute block i of the text tower.  Its layers scale1 and scale2 are CLIP's, usually the identity.
+        """Compute block i of the text tower for A contexts and C classes.
+
+        The layers scale1 and scale2 are CLIP's, usually the identity.
 
         Args:
             i: Number of the block.
@@ -128,7 +130,7 @@ class TextTower:
         """Compute causal self-attention over p common positions followed by S positions of each class.
 
         Common positions attend to each other only, because the others are later.  The positions of a class attend to
-        the common ones and to their own; one softmax covers both.
+        the common ones and to their own; one softmax covers both.  A is the number of contexts, C that of classes.
 
         Args:
             i: Number of the block.

@@ -73,7 +73,7 @@ class HFText(nn.Module):
         """Return logits [B, C] for {"text": int64 [B, T], "mask": int64 [B, T]}."""
         text, mask = inputs["text"], inputs["mask"]
         z = self.body(input_ids=text, attention_mask=self._attention_mask(mask)).last_hidden_state  # [B, T, F]
-        if self.pooling == "first":
+        if self.pooling == "first":  # the head reads the first token, else the mean over tokens
             return self.head(z[:, 0])
         is_token = mask[..., None].to(z.dtype)
         return self.head((z * is_token).sum(1) / is_token.sum(1).clamp_min(1))

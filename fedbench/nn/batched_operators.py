@@ -248,7 +248,7 @@ def conv_memory_format(weight: Tensor, stride: Any) -> torch.memory_format:
         channels_last, or contiguous_format where it is unsafe.
     """
     is_strided_pointwise = weight.shape[2:] == (1, 1) and max(stride) > 1
-    has_few_channels = weight.shape[1] < ONEDNN_BLOCK
+    has_few_channels = weight.shape[1] < ONEDNN_BLOCK  # 16
     return torch.contiguous_format if is_strided_pointwise and has_few_channels else torch.channels_last
 
 

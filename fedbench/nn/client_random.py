@@ -465,7 +465,10 @@ def _random_tensor(distribution: str) -> Replacement:
     def random_tensor(
         mode: ClientRandom, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
     ) -> Tensor:
-        """Return random numbers of the client, of the shape `size`: several integers, or one tuple of them."""
+        """Return random numbers of the client, "uniform" or "normal" by `distribution`.
+
+        size is the shape: several integers, or one tuple of them.  func and the other options are unused.
+        """
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
         if device is None and mode.client_key is not None:
             device = mode.client_key.device

@@ -57,7 +57,7 @@ class VmappedModule:
         def run_client(
             client_params: Params, x: Tensor | dict[str, Tensor], key: Tensor | None
         ) -> tuple[Any, dict[str, Tensor]]:
-            """Compute the forward pass of one client.
+            """Compute the forward pass of one client with this thread's copy of the module.
 
             Args:
                 client_params: Its parameters by name.

@@ -59,7 +59,7 @@ class FineTuned(Wrapper):
 
     def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):
         self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, per_client(lr), when, part
-        self.bypasses_upload = inner.bypasses_upload
+        self.bypasses_upload, self.reads_all_samples = inner.bypasses_upload, inner.reads_all_samples
         self.fine_tunes_after_training = inner.fine_tunes_after_training or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

@@ -69,6 +69,8 @@ class Algorithm:
         reads: Outputs of a model's frozen encoder that are computed only on request, such as "tokens".
         bypasses_upload: Reason why client data reach others without `cohort.upload`, or None.  Privacy refuses such a
             method.
+        reads_all_samples: Reason why the work of a client reads samples of other clients, or None.  Such a method
+            is refused if processes divide the samples.
         depends_on_client_order: Reason why results depend on the order of clients, or None.
         fine_tunes_after_training: Whether `personalized` fine-tunes or merges models after the last round only.  The
             last value is then reported separately.
@@ -87,6 +89,7 @@ class Algorithm:
     reads: tuple[str, ...] = ()
     fine_tunes_after_training: bool = False
     bypasses_upload: str | None = None
+    reads_all_samples: str | None = None
     depends_on_client_order: str | None = None
     supports_client_ranks: bool = False
     averages_one_model: bool = False

@@ -35,6 +35,7 @@ class PGFedExact(FedAvg):
     """
 
     bypasses_upload = "algorithm=pgfed_exact lets clients compute with each other's samples"
+    reads_all_samples = bypasses_upload
 
     def __init__(self, mu: NonNegative | list[NonNegative] = 0.1):
         super().__init__(deploy="local")

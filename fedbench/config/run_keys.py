@@ -169,6 +169,7 @@ class HardwareConfig:
         graphs: Whether to use CUDA graphs.
         data: Where samples are stored; auto: on the device if they fit.
         ddp: Whether the processes that torchrun started share the run.
+        samples: Whether each process stores all samples (replicated), or those of its clients only (sharded).
     """
 
     device: Device
@@ -179,6 +180,7 @@ class HardwareConfig:
     graphs: bool | Literal["auto"] = "auto"
     data: Literal["auto", "device", "host"] = "auto"
     ddp: bool = False
+    samples: Literal["replicated", "sharded"] = "replicated"
 
 
 @dataclass

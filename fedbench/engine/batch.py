@@ -146,6 +146,7 @@ class BatchLoader:
         counts: np.ndarray,
         random_key: int | None = None,
     ):
+        federation.require_samples(ids)
         self.federation, self.counts = federation, counts
         device = federation.device
         self.host_index, self.index = index, torch.from_numpy(index).to(device)

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from fedbench.core.inputs import map_inputs, unwrap_inputs, wrap_inputs
+from fedbench.core.mapped import can_read_entries, take
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, generator, key
 from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
 from fedbench.engine.host_inputs import Fetched, HostInput, on_device, run_in_background, sample_size
+from fedbench.engine.shard import Shard, positions_in
 from fedbench.tasks.base import Task, task_for
 
 Inputs = Tensor | dict[str, Tensor]
@@ -127,6 +129,11 @@ class Federation:
         template: Template of texts for class names, "a photo of a {}.".
         shared: For inputs that several samples share, the entry of each sample.  The key is the name of the input,
             or "inputs" if there is only one.  # [n] each
+        shard: The clients and samples of this process.  None: all.
+        stored: For inputs of which this process stores some entries only, these entries, ascending.  # [m] each
+        stored_targets: The samples whose targets this process stores, ascending.  None: all.  # [m]
+        known_counts: Results of `counts` from before targets were dropped.  # [N, C] each
+        known_totals: `class_totals` from before targets were dropped.  # [C]
         cohort_size: Number of clients of a round, K.
         on_host: Whether inputs are in host memory.
         num_clients: Number of clients, N.
@@ -148,6 +155,11 @@ class Federation:
     evaluation_view: Callable[[Any], Any] | None = None
     template: str = "a photo of a {}."
     shared: dict[str, Tensor] = field(default_factory=dict)
+    shard: Shard | None = None
+    stored: dict[str, Tensor] = field(default_factory=dict)
+    stored_targets: Tensor | None = None
+    known_counts: dict[str, np.ndarray] = field(default_factory=dict)
+    known_totals: np.ndarray | None = None
     cohort_size: int = 1
     on_host: bool = field(init=False)
     num_clients: int = field(init=False)
@@ -168,6 +180,7 @@ class Federation:
         augment: dict | None = None,
         task: Task | None = None,
         on_host: bool = False,
+        shard: Shard | None = None,
     ) -> Federation:
         """Build a federation from a data set and a partition.
 
@@ -178,7 +191,9 @@ class Federation:
             normalize: Whether to normalize uint8 images by the data set's mean and standard deviation.
             augment: dataset.augment: the options flip and crop, or None.
             task: The task.  Default: the one of arrays.task.
-            on_host: Whether inputs stay in host memory.
+            on_host: Whether inputs stay in host memory, or in their files.
+            shard: The clients and samples of this process.  Inputs of other samples are not stored, and not read from
+                files.  None: all.
 
         Raises:
             ConfigError: An option of augment is unknown, or inputs are not images.
@@ -187,11 +202,20 @@ class Federation:
         def store(values: np.ndarray) -> Any:
             return HostInput(values, torch.device(device)) if on_host else on_device(values, device)
 
+        entries, stored = arrays.shared or {}, {}
+        parts = arrays.parts()
+        for name, values in parts.items():
+            # inputs that stay in a file take no memory
+            if shard is not None and not (on_host and can_read_entries(values)):
+                stored[name] = shard.entries(entries.get(name))
         domains = _client_domains(arrays, split)
         has_mask = arrays.class_mask is not None and domains is not None
         scale, shift = _scaling(arrays, normalize, device)
         return cls(
-            inputs=map_inputs(store, arrays.inputs),
+            inputs=unwrap_inputs(
+                {name: store(take(x, stored[name]) if name in stored else x) for name, x in parts.items()},
+                arrays.inputs,
+            ),
             targets=on_device(_compact_masks(arrays.targets), device),
             splits={"train": split.train, "val": split.val, "test": split.test},
             task=task or task_for(arrays.task)(),
@@ -204,10 +228,9 @@ class Federation:
             shift=shift,
             augment=_augment(augment, arrays),
             template=arrays.template,
-            shared={
-                name: torch.from_numpy(entry).to("cpu" if on_host else device)
-                for name, entry in (arrays.shared or {}).items()
-            },
+            shared={name: torch.from_numpy(x).to("cpu" if on_host else device) for name, x in entries.items()},
+            shard=shard,
+            stored={name: torch.from_numpy(x).to("cpu" if on_host else device) for name, x in stored.items()},
         )
 
     @property
@@ -222,9 +245,8 @@ class Federation:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the stored inputs and targets of this process."""
-        inputs = sum(math.prod(x.shape) * x.dtype.itemsize for x in self.named_inputs().values())
-        return inputs + self.targets.nbytes
+        """Bytes of inputs and targets in the memory of this process.  Inputs in files count 0."""
+        return sum(x.nbytes for x in self.named_inputs().values()) + self.targets.nbytes
 
     @property
     def outputs_per_sample(self) -> int:
@@ -251,16 +273,38 @@ class Federation:
         Returns:
             The counts, 0 if the task has no classes.  # [N, C]
         """
+        if split in self.known_counts:
+            return self.known_counts[split]
         out = torch.zeros(self.num_clients, self.num_classes, dtype=torch.int64, device=self.device)
         samples = self.splits[split]
         owners = torch.from_numpy(np.asarray(samples.owners())).to(self.device)
         index = torch.from_numpy(np.asarray(samples.indices)).to(self.device)
         block_size = max(1, MAX_ELEMENTS // (self.num_classes * math.prod(self.targets.shape[1:])))  # limits memory
         for block_owners, block_index in zip(owners.split(block_size), index.split(block_size)):
-            class_counts = self.task.class_counts(self.targets[block_index], self.num_classes)
+            class_counts = self.task.class_counts(self.targets_of(block_index), self.num_classes)
             if class_counts is not None:
                 out.index_add_(0, block_owners, class_counts)
         return out.cpu().numpy()
+
+    @property
+    def class_totals(self) -> np.ndarray | None:
+        """Number of training samples (or pixels) of each class; None if a target is not a single class.  # [C]"""
+        if self.stored_targets is not None:
+            return self.known_totals
+        index = torch.from_numpy(self.splits["train"].indices).to(self.device)
+        totals = self.task.class_totals(self.targets_of(index), self.num_classes)
+        return None if totals is None else totals.cpu().numpy()
+
+    def drop_other_targets(self) -> None:
+        """Drop the targets of samples that this process does not store, such as masks.  Labels [n] stay.
+
+        Call it after the task has been set up, which may read all targets.
+        """
+        if self.shard is None or self.targets.dim() == 1:
+            return
+        self.known_counts, self.known_totals = {"train": self.counts("train")}, self.class_totals
+        self.stored_targets = torch.from_numpy(self.shard.samples).to(self.device)
+        self.targets = self.targets[self.stored_targets]
 
     def hold_out(
         self, fraction: float, remaining: str = "remaining", held_out: str = "held_out", seed: int = 0
@@ -294,7 +338,15 @@ class Federation:
             splits={name: samples.select(ids) for name, samples in self.splits.items()},
             class_mask=None if self.class_mask is None else self.class_mask[rows],
             domains=None if self.domains is None else self.domains[ids],
+            shard=None if self.shard is None else self.shard.select_clients(ids),
+            known_counts={name: counts[ids] for name, counts in self.known_counts.items()},
+            known_totals=None,
         )
+
+    def require_samples(self, ids: np.ndarray) -> None:
+        """Raise RuntimeError unless this process stores the samples of the clients ids [k]."""
+        if self.shard is not None:
+            self.shard.require_owned(ids)
 
     def gather(self, index: Tensor, training: bool = False, fetched: Fetched | None = None) -> tuple[Inputs, Tensor]:
         """Gather samples.
@@ -310,7 +362,7 @@ class Federation:
         """
         flat_index = index.reshape(-1)
 
-        def take(values: Any, entries: Tensor) -> Tensor:
+        def entries_of(values: Any, entries: Tensor) -> Tensor:
             return values.index_select(0, entries).view(*index.shape, *values.shape[1:])
 
         if self.on_host:  # inputs stay in host memory or in files
@@ -318,13 +370,26 @@ class Federation:
             assert fetched is not None
             inputs = {name: x.to(self.device, non_blocking=True) for name, x in fetched.items()}
         else:
-            inputs = {name: take(x, self._entries(name, flat_index)) for name, x in self.named_inputs().items()}
+            inputs = {name: entries_of(x, self._entries(name, flat_index)) for name, x in self.named_inputs().items()}
         x = unwrap_inputs({name: self.normalized(values) for name, values in inputs.items()}, self.inputs)
-        y = take(self.targets, flat_index)
+        y = self.targets_of(flat_index)
+        y = y.view(*index.shape, *y.shape[1:])
         y = y.long() if y.dtype == torch.uint8 else y
         if training:
             return x, y
         return self._evaluation_inputs(x if self.evaluation_view is None else self.evaluation_view(x), y, index)
+
+    def targets_of(self, samples: Tensor) -> Tensor:
+        """Return the stored targets of samples.
+
+        Args:
+            samples: Indices of samples, on the device.  # [b] int64
+
+        Returns:
+            The targets.  # [b, ...]
+        """
+        stored = self.stored_targets
+        return self.targets.index_select(0, samples if stored is None else positions_in(stored, samples))
 
     @property
     def has_stochastic_inputs(self) -> bool:
@@ -409,17 +474,19 @@ class Federation:
         return wrap_inputs(self.inputs)
 
     def _entries(self, name: str, samples: Tensor) -> Tensor:
-        """Return which entry of an input each sample has.
+        """Return which stored entry of an input each sample has.
 
         Args:
             name: Name of the input.
             samples: Indices of samples.  # [b]
 
         Returns:
-            Indices of entries.  They differ from samples if several samples share an entry.  # [b]
+            Positions of entries among the stored ones.  They differ from samples if several samples share an entry, or
+            if this process stores some entries only.  # [b]
         """
-        entry = self.shared.get(name)
-        return samples if entry is None else entry.index_select(0, samples)
+        shared, stored = self.shared.get(name), self.stored.get(name)
+        entries = samples if shared is None else shared.index_select(0, samples)
+        return entries if stored is None else positions_in(stored, entries)
 
     def normalized(self, x: Tensor) -> Tensor:
         """Return images x [..., C, H, W] of type uint8 as normalized float32; inputs of other types unchanged."""

@@ -160,7 +160,9 @@ def map_samples(
     Returns:
         For each name one tensor per client, in the order of its samples.  # [n_i, ...] each
     """
-    if isinstance(rows, Tensor) and rows.dim() == 1 and engine.federation.class_mask is None:
+    ranks = engine.executor.ranks
+    may_join_clients = engine.federation.class_mask is None and not (ranks.is_distributed and ranks.by_owner)
+    if isinstance(rows, Tensor) and rows.dim() == 1 and may_join_clients:
         return _map_samples_with_shared_row(engine, context, rows, fn, samples.select(context.ids), of_none)
     results = {name: [values] * len(context) for name, values in of_none.items()}
     sizes = samples.sizes_of(context.ids)
@@ -192,7 +194,7 @@ def map_samples(
 
     positions_by_rank = _run_chunks(engine, context, compute_chunk, samples)
     for tensors in results.values():
-        engine.executor.ranks.exchange_lists(positions_by_rank, tensors, context.device)
+        ranks.exchange_lists(positions_by_rank, tensors, context.device)
     return results
 
 
@@ -245,6 +247,7 @@ def _map_samples_with_shared_row(
     Returns:
         For each name one tensor per client, in the order of its samples.  # [n_i, ...] each
     """
+    engine.federation.require_samples(context.ids)
     index = torch.from_numpy(samples.indices).to(context.device)
     size, ranks = engine.shared_batch or engine.eval_batch, engine.executor.ranks
     blocks = [slice(start, start + size) for start in range(0, len(index), size)]
@@ -353,7 +356,7 @@ def _run_chunks(
     if drop_last:
         batch_sizes = np.maximum(np.minimum(batch_size_of(engine, context), sizes), 1)
         sizes = sizes // batch_sizes * batch_sizes
-    positions_by_rank = ranks.assign(sizes)
+    positions_by_rank = ranks.assign(sizes, context.ids)
     my_positions = positions_by_rank[ranks.rank]
 
     def job(start: int, stop: int) -> None:

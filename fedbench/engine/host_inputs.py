@@ -46,6 +46,11 @@ class HostInput:
         self.shape = tuple(values.shape)
         self.dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the input in memory; 0 if it is in a file."""
+        return 0 if self.values is None else self.values.nbytes
+
     def take(self, index: np.ndarray) -> Tensor:
         """Return copies of entries, in pinned memory if the device is a GPU.
 

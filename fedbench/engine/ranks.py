@@ -7,6 +7,8 @@ replicated.  They are equal because all random numbers are keyed.  Computations 
 scores) are divided between ranks, balanced by their work, and their results are exchanged.  Methods therefore do not
 depend on ranks, and results are those of one process.
 
+With hardware.samples=sharded, a rank stores the samples of the clients that it owns (shard.py), and computes for these.
+
 Rank 0 reads the command, writes files and logs.  The others receive the configuration from it
 (`simulation/processes.py`).  Before each exchange, all ranks synchronize over gloo (`Ranks.synchronize`).  If a rank
 failed, or if ranks compute different things, this raises an error.  Otherwise, a collective operation would never
@@ -55,11 +57,13 @@ class Ranks:
         local_world_size: Number of processes on this machine.
 
     Attributes:
+        by_owner: Whether computations for a client run on the rank that owns it, which alone stores its data.
         received_bytes: Bytes of tensors that this rank has received from others, messages of `gather` not counted.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, local_world_size: int = 1):
         self.rank, self.world_size = rank, world_size
+        self.by_owner = False
         self.received_bytes = 0
         self.local_rank, self.local_world_size = local_rank, local_world_size
         self._undistributed_depth = 0  # number of active `undistributed` context managers
@@ -85,11 +89,24 @@ class Ranks:
             self._undistributed_depth -= 1
 
     # -- division of work --------------------------------------------------------------------------------
-    def assign(self, work: np.ndarray) -> list[np.ndarray]:
+    def owner(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rank that owns each client.
+
+        Args:
+            ids: Clients, new clients included.  # [k]
+
+        Returns:
+            Ranks.  # [k]
+        """
+        return ids % self.world_size
+
+    def assign(self, work: np.ndarray, ids: np.ndarray | None = None) -> list[np.ndarray]:
         """Assign items to ranks.  The next largest item goes to the rank with the least work.
 
         Args:
             work: Amount of work of each item.  # [n]
+            ids: The client of each item, which goes to the client's owner if `by_owner` is True.  None: items belong
+                to no client.  # [n]
 
         Returns:
             For each rank, the positions of its items, those with more work first.  Without distribution, each rank
@@ -98,6 +115,9 @@ class Ranks:
         order = np.argsort(-work, kind="stable")
         if not self.is_distributed:
             return [order] * self.world_size
+        if self.by_owner and ids is not None:
+            owners = self.owner(ids)[order]
+            return [order[owners == rank] for rank in range(self.world_size)]
         assigned: list[list[int]] = [[] for _ in range(self.world_size)]
         loads = [(0, rank) for rank in range(self.world_size)]
         for position, cost in zip(order.tolist(), work[order].tolist()):
@@ -107,20 +127,24 @@ class Ranks:
         return [np.array(positions, np.int64) for positions in assigned]
 
     def compute_distributed(
-        self, work: np.ndarray, compute: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+        self,
+        work: np.ndarray,
+        compute: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+        ids: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Compute arrays of n items, divided between ranks.
 
         Args:
             work: Amount of work of each item.  # [n]
             compute: compute(positions [k], ascending) returns arrays [k] by name.
+            ids: The client of each item (`assign`).  # [n]
 
         Returns:
             The arrays of all items, by name, on every rank.  # [n] each
         """
         if not self.is_distributed:
             return dict(compute(np.arange(len(work))))
-        mine = np.sort(self.assign(work)[self.rank])  # positions of the items of this rank
+        mine = np.sort(self.assign(work, ids)[self.rank])  # positions of the items of this rank
         with self.undistributed():
             computed = dict(compute(mine)) if len(mine) else {}
         joined: dict[str, np.ndarray] = {}

@@ -137,7 +137,7 @@ class BatchSchedule:
         sizes, options = _schedule_options(engine, context, how)
         num_steps, num_samples = rng.lengths(sizes, **options)  # [K] each
         ranks = engine.executor.ranks
-        positions_by_rank = ranks.assign(num_steps)  # positions of each rank's clients in the cohort
+        positions_by_rank = ranks.assign(num_steps, context.ids)  # positions of each rank's clients in the cohort
         positions = positions_by_rank[ranks.rank]  # [k]
         ids = context.ids[positions]
         rank_options: dict[str, Any] = {

@@ -139,12 +139,17 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
 def _small(engine: Engine, chunk: int) -> Engine:
     """Return an engine with the two largest clients only, with two samples of each split.
 
+    If this process stores the samples of some clients only, these are two of them, or one client twice.
+
     Args:
         engine: The engine.
         chunk: The number of clients that are computed at once.
     """
     federation = engine.federation
-    ids = np.sort(np.argsort(-federation.num_samples, kind="stable")[:2])
+    by_size = np.argsort(-federation.num_samples, kind="stable")
+    if federation.shard is not None:
+        by_size = np.resize(by_size[federation.shard.owned[by_size]], 2)
+    ids = np.sort(by_size[:2])
     few = federation.select_clients(ids)
     splits = {name: Ragged.from_lists([part[i][:2] for i in range(len(ids))]) for name, part in few.splits.items()}
     return replace(

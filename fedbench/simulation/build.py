@@ -38,6 +38,7 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
+from fedbench.engine.shard import Shard
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.client_ranks import ClientRanks
 from fedbench.nn.flat import FlatModel
@@ -216,9 +217,10 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     warn_of_scales(arrays, split)
     poisoned = poison(cfg, arrays, split)
     arrays, split = poisoned.arrays, poisoned.split
-    where, normalize = cfg.hardware.get("data", "auto"), cfg.dataset.normalize
+    where, normalize, shard = cfg.hardware.get("data", "auto"), cfg.dataset.normalize, _shard(cfg, poisoned)
     if not reads_inputs(cfg):
-        built = Federation.build(arrays, split, device, normalize, augment, on_host=stay_on_host(arrays, where, device))
+        on_host = stay_on_host(arrays, where, device)
+        built = Federation.build(arrays, split, device, normalize, augment, on_host=on_host, shard=shard)
         return with_triggered(built, poisoned)
     require(
         not augment,
@@ -228,10 +230,30 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     arrays = arrays.expanded()
     reader: FrozenEncoder = build_module(cfg, arrays)
     arrays = reader.prepare(arrays, poisoned.used, device)
-    built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device))
+    built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device), shard=shard)
     built.augment = lambda x, y, random: (reader.training_view(x, random), y)
     built.evaluation_view = reader.evaluation_view
     return with_triggered(built, poisoned)
+
+
+def divides_samples(cfg: DictConfig) -> bool:
+    """Return whether each of several processes stores the samples of its clients only (hardware.samples=sharded)."""
+    return processes.current().world_size > 1 and cfg.hardware.get("samples") == "sharded"
+
+
+def _shard(cfg: DictConfig, poisoned: Poisoned) -> Shard | None:
+    """Return the clients and samples of this process; None if it stores those of all clients.
+
+    Args:
+        cfg: The checked configuration.
+        poisoned: The samples of all clients, new clients included.
+    """
+    if not divides_samples(cfg):
+        return None
+    ranks, split = processes.current(), poisoned.split
+    owned = ranks.owner(np.arange(split.num_clients)) == ranks.rank
+    triggered = () if poisoned.triggered is None else (poisoned.triggered,)
+    return Shard.of(owned, (split.train, split.val, split.test, *triggered))
 
 
 def poison(cfg: DictConfig, arrays: Arrays, split: Split) -> Poisoned:
@@ -282,6 +304,7 @@ def engine(
         ConfigError: The components do not fit each other.
     """
     device, ranks = _device(cfg), processes.current()
+    ranks.by_owner = divides_samples(cfg)
     clients = _clients(cfg, arrays, split, device)
     training = _training(cfg, clients)
     component(cfg, "adapter").check(training.num_clients)
@@ -323,6 +346,8 @@ def _clients(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device
 def _training(cfg: DictConfig, clients: Federation) -> Federation:
     """Return the federation of the training clients, with the number of clients per round, and set up its task.
 
+    Then, drop the targets that this process does not store.
+
     Args:
         cfg: The checked configuration.
         clients: The federation of all clients, new clients included.
@@ -336,6 +361,8 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
     )
     register_directions(training.task.directions())
     training.cohort_size = cohort_size(cfg, training.num_clients)
+    training.drop_other_targets()
+    clients.targets, clients.stored_targets = training.targets, training.stored_targets
     return training
 
 
@@ -585,6 +612,11 @@ def check_method(engine: Engine, method: Algorithm) -> None:
         _check_client_ranks(engine, method)
     if engine.lora_sync is not None:
         _check_lora_sync(engine, engine.lora_sync, method)
+    require(
+        engine.federation.shard is None or method.reads_all_samples is None,
+        f"hardware.samples=sharded does not work with this method: {method.reads_all_samples}; use "
+        "hardware.samples=replicated, or another algorithm",
+    )
     privacy, parts = engine.privacy, (engine.federation, engine.model)
     if engine.central is not None:
         check_central(engine, method)
@@ -752,6 +784,8 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine
     """
     ranks = engine.executor.ranks
     ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)
+    if engine.federation.shard is not None:  # as many of the clients whose samples this process stores
+        ids = np.flatnonzero(engine.federation.shard.owned)[: len(ids)]
     ids = ids[: 8 if engine.device.type == "cpu" else 64]  # enough clients to compare plans
     best = autotune.fastest(engine, ids, plans, steps) if ranks.is_first else plans[0]
     return use(engine, ranks.broadcast_object("choice of the executor", best), ranks)

@@ -175,7 +175,7 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
         return _score(subset, subset_rows, predict, split)
 
     sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
-    return cohort.engine.executor.ranks.compute_distributed(sizes, score_positions)
+    return cohort.engine.executor.ranks.compute_distributed(sizes, score_positions, cohort.ids)
 
 
 def _rows_at(rows: Any, positions: np.ndarray, device: torch.device) -> Any:

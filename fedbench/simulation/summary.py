@@ -95,7 +95,8 @@ def log_components(sim: Simulation) -> None:
         log.info("privacy: %s", "\n  ".join(clauses(engine.central.guarantee())))
     ranks = engine.executor.ranks
     if ranks.world_size > 1:
-        log.info("%d processes share the clients of every round; each stores all data and all state", ranks.world_size)
+        data = "all data" if federation.shard is None else "the samples of its own clients"
+        log.info("%d processes share the clients of every round; each stores %s and all state", ranks.world_size, data)
     for line in engine.rows.plan():
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
@@ -123,8 +124,7 @@ def task_line(federation: Federation) -> str:
     """
     task, count = federation.task, federation.num_classes
     text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
-    index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)
-    totals = task.class_totals(federation.targets[index], count)
+    totals = federation.class_totals
     if totals is None:
         return text
     names = [name[:LONGEST_NAME] for name in federation.class_names or map(str, range(count))]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from by_hand import COHORTS, six_clients
 from conftest import ROOT
-from tiny import close, deployed, play
+from omegaconf import OmegaConf
+from tiny import close, compose, deployed, play
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
@@ -101,3 +102,18 @@ def test_the_overview_for_language_models_names_pages_and_commands_that_exist() 
     assert len(pages) > 8 and all((ROOT / f"{page}.md").is_file() for page in pages)
     named = re.findall(r"`python -m fedbench ([a-z]+)(?= |`)", text)
     assert {"report", "options", "check"} <= set(named) <= set(SUBCOMMANDS)
+
+
+def sections_of_equations() -> dict[str, str]:
+    """The sections of docs/equations.md by the method that their heading names first."""
+    sections = (ROOT / "docs" / "equations.md").read_text().split("\n## ")[1:]
+    return {m[1]: text for text in sections if (m := re.match(r".*\(`(\w+)`", text))}
+
+
+@pytest.mark.parametrize("method", sections_of_equations())
+def test_equations_name_options_first_with_their_defaults(method: str) -> None:
+    options, text = compose([f"algorithm={method}"]).algorithm, sections_of_equations()[method].partition("**Options**")
+    stated: dict[str, Any] = {}
+    for key, value in re.findall(r"`algorithm\.(\w+)=([^`]+)`", text[2]):
+        stated.setdefault(key, OmegaConf.create(f"value: {value}").value)
+    assert stated == {key: options[key] for key in stated}

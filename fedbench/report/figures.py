@@ -278,8 +278,8 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         mean, std = ([scale * function(line[x]) for x in xs] for function in (np.mean, np.std))
         series.append(Series(f"{name} (n={n})", xs, mean, std))
     magnitudes = [abs(x) for line in series for x in line.x if x]  # of the key's values except 0
-    form = "bars" if max(magnitudes) > 100 * min(magnitudes) else "points"
-    data = Drawing(form, "", key_title(key), metric_axis_label(options.metric), series)
+    kind_of_marks = "bars" if max(magnitudes) > 100 * min(magnitudes) else "points"
+    data = Drawing(kind_of_marks, "", key_title(key), metric_axis_label(options.metric), series)
     return drawing.save(drawing.draw_axes(data, figsize=(7, 4.5)), path)
 
 

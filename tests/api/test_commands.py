@@ -282,6 +282,7 @@ def test_a_sweep_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str])
         runs.table(metric="personal/acc")
 
 
+@pytest.mark.slow
 def test_a_strangers_classes_give_one_table_in_python_and_on_the_command_line() -> None:
     """Method, model and data from a file outside of the repository; the command line in a process of its own."""
     import mine  # type: ignore[import-not-found]

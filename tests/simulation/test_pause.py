@@ -24,7 +24,14 @@ def status(folder: Path) -> tuple[str, str, int]:
     return json.loads((folder / "status.json").read_text())["status"], summary["status"], summary["rounds_done"]
 
 
-@pytest.mark.parametrize("words", [("algorithm=pgfed",), ("algorithm=ditto", "stop.patience=9"), ("algorithm=apfl",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algorithm=pgfed", "stop.patience=9"),
+        pytest.param(("algorithm=ditto",), marks=pytest.mark.slow),
+        pytest.param(("algorithm=apfl",), marks=pytest.mark.slow),
+    ],
+)
 def test_a_paused_run_goes_on_to_equal_bytes(words: tuple[str, ...], tmp_path: Path) -> None:
     whole, paused = tmp_path / "whole", tmp_path / "paused"
     assert main([*OPTIONS, *words, f"hydra.run.dir={whole}"]) == 0

@@ -31,7 +31,11 @@ def total_rounds(rows: list[dict[str, str]], algorithm: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "values, search", [("optimizer.lr=0.00001,0.1,1000", "grid"), ("optimizer.lr=choice(0.00001,0.1,1000)", "tpe")]
+    "values, search",
+    [
+        ("optimizer.lr=0.00001,0.1,1000", "grid"),
+        pytest.param("optimizer.lr=choice(0.00001,0.1,1000)", "tpe", marks=pytest.mark.slow),
+    ],
 )
 def test_a_planted_learning_rate_is_chosen(
     values: str, search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -64,6 +68,7 @@ def test_budgets_are_equal(tmp_path: Path) -> None:
     assert {row["seeds"] for row in rows} == {"0"}
 
 
+@pytest.mark.slow
 def test_promoted_trials_have_the_bytes_of_uninterrupted_ones(tmp_path: Path) -> None:
     arguments = ("algorithm=fedper", "seed=0,1", "--trials=3", "--search=random", "--test-seeds=none")
     assert tune(tmp_path / "whole", *arguments) == 0

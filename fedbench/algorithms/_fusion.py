@@ -242,7 +242,7 @@ def fuse(
         was needed.
     """
     if tau == 0 or len(network) == 0 or V.shape[1] == 0:  # len(network): number of edges
-        return Fused(V, None, 0)
+        return Fused(V, U=None, iterations=0)
     mean = network.means(V.double())
     X = (V - mean).to(V)  # centered: the step does not change the means
     basis = None  # orthonormal basis of the span of X's rows, if N < d
@@ -250,7 +250,7 @@ def fuse(
         basis, R = torch.linalg.qr(X.T)  # [d, N], [N, N]
         X = R.T.contiguous()  # X @ basis is R'
     if (dual_norm(network.flows(X), norm) <= tau).all():  # a dual solution of Z = mean
-        return Fused(mean.to(V), None, 0)
+        return Fused(mean.to(V), U=None, iterations=0)
     Z, U, count = _admm(X, network, tau, norm, iterations, tolerance)
     if basis is not None:
         Z, U = Z @ basis.T, U @ basis.T if keep_dual else U

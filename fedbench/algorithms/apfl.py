@@ -70,7 +70,7 @@ class APFL(Algorithm):
         vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # the mixture  [k, P]
         g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)  # gradients at w and at the mixture  [k, P] each
         if self.adaptive and s.t == 0:
-            slope = dot(g_vbar, s.state.v - s.theta)[:, None]  # [k, 1]
+            slope = dot(g_vbar, s.state.v - s.theta)[:, None]  # derivative of the loss in a_i  [k, 1]
         s.descend(g_w)  # optimizer step of s.theta, which is w
         s.descend(g_vbar.mul_(s.state.a), name="v", uploaded=False)  # v stays with the client
         self.statistics.view(s.state.v).copy_(self.statistics.take(vbar))  # v gets the mixture's running statistics

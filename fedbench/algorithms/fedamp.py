@@ -86,7 +86,7 @@ class FedAMP(Algorithm):
         """Create the state: each client's model as last trained, and as last uploaded, with the same initial values."""
         # rows.most: how many clients can ever upload
         read = 8 * rows.most * model.size  # bytes; models of 4 bytes per number are read twice, to compare and to mix
-        if read >= 1 << 30:
+        if read >= 1 << 30:  # 1 GiB
             log.info(
                 "algorithm=%s: every round compares its %d clients with all earlier participants (up to %s) and "
                 "reads up to %.1f GiB of models",

@@ -74,7 +74,7 @@ class FedCP(Algorithm):
         The state is w, the shared columns (base u and policy r), the global head g, and the personal heads h_i.
         """
         size = num_features(model)
-        # new columns: a copy of the head, and a random policy
+        # new columns: a copy of the head, and a random policy, whose random numbers have the key "fedcp"
         model.extend(head_g="copy:head", policy=model.seeded(lambda: policy(size), "fedcp"))
         self.head, self.head_g = model.columns["head"], model.columns["head_g"]
         self.shared = (self.head | self.head_g).rest(model.size)  # all columns outside both heads: base and policy
@@ -145,7 +145,7 @@ class FedCP(Algorithm):
             Logits.  # [k, B, C]
         """
         s = split(model.named(rows), z, v, noise)  # [k, B, 2, F]
-        return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], "head_g")
+        return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], name="head_g")
 
     def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
         """Join shared columns w [|w|], global head g [|head|] and each client's head to full rows.  # [K, P]"""
@@ -162,7 +162,7 @@ class FedCP(Algorithm):
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits of inputs [k, b, ...] under deployed rows [k, P], without Gumbel noise.  # [k, b, C]"""
-        return self.logits(model, rows, model.features(rows, inputs), context(model, rows), 0.0)
+        return self.logits(model, rows, model.features(rows, inputs), context(model, rows), noise=0.0)
 
 
 def policy(size: int) -> nn.Module:

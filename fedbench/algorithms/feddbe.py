@@ -127,7 +127,7 @@ class FedDBE(Algorithm):
         return s.task_loss(self.shifted_logits(s.model, rows, z), batch) + s.value(self.kappa) * distance
 
     def move_mean(self, s: Step, z: Tensor, batch: Batch) -> Tensor:
-        """Update the running mean r of each client's features with a batch.
+        """Update the running mean r of each client's features with a batch, whose weight is the option m.
 
         Args:
             s: The step of k clients; s.state.r is r [k, F].

@@ -52,7 +52,8 @@ class FedDyn(Algorithm):
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
         self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # mean over all N clients
-        mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort.context))  # [P]
+        # weights proportional to alpha, if clients have different ones  [P]
+        mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort.context))
         # running statistics get the plain mean
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 

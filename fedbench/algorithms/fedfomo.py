@@ -74,7 +74,7 @@ class FedFomo(Algorithm):
         up = cohort.upload(theta=out.theta, previous={"theta": self.on_server(cohort)})
         if self.uploaded is not None:  # None: uploads are not changed by privacy or compression, so theta_i suffices
             self.uploaded[cohort.ids] = up.theta
-        self.last, self.prev = up.theta, cohort.index
+        self.last, self.prev = up.theta, cohort.index  # prev: the clients of the last cohort  [K']
 
     def on_server(self, cohort: Cohort) -> Tensor:
         """Return theta_i as the server has it: as last uploaded, or the initial model before that.  # [K, P]"""
@@ -121,7 +121,7 @@ class FedFomo(Algorithm):
         Returns:
             Weights.  # [K, M]
         """
-        gain = cohort.loss(ref, "held_out")[:, None] - cohort.loss(others, "held_out")  # [K, M]
+        gain = cohort.loss(ref, split="held_out")[:, None] - cohort.loss(others, split="held_out")  # [K, M]
         trained = cohort.model.trained  # columns without running statistics
         ref = trained.take(ref)
         distance = torch.stack([(trained.take(theta_j) - ref).norm(dim=1) for theta_j in others.unbind(1)], 1)

@@ -161,7 +161,8 @@ class FedKD(Algorithm):
         W = s.state.W.unflatten(1, (z_g.shape[2], -1))  # [k, F, F]
         error = z_theta - z_g @ W.mT  # [k, B, F]
         log_theta, log_g = log_probabilities(logits_theta, batch), log_probabilities(logits_g, batch)
-        divergence = kl(log_g, log_theta, "mean") + kl(log_theta, log_g, "mean")  # [k, B]
+        # "mean": over classes, as the released code
+        divergence = kl(log_g, log_theta, over_classes="mean") + kl(log_theta, log_g, over_classes="mean")  # [k, B]
         # self.mean: over the samples of the batch
         c = self.mean(s.task_loss(logits_theta, batch) + s.task_loss(logits_g, batch), batch)  # [k]
         if stores_slope:  # d/dW of 2 mean of error^2 / c, by hand, because W_i is not part of the differentiated rows

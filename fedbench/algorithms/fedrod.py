@@ -77,7 +77,7 @@ class FedRoD(Algorithm):
         """
         z = s.features(rows, batch)  # [k, B, F]
         generic = s.model.head(rows, z)  # [k, B, C, ...]
-        personal = generic.detach() + s.model.head(rows, z.detach(), "head2")  # "head2": the parameters of g_i
+        personal = generic.detach() + s.model.head(rows, z.detach(), name="head2")  # "head2": the parameters of g_i
         # equal for all samples and pixels
         log_pi = s.state.log_pi.view(len(generic), 1, -1, *[1] * (generic.dim() - 3))  # [k, 1, C, ...]
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
@@ -93,7 +93,7 @@ class FedRoD(Algorithm):
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits h(z) + g_i(z) of inputs [k, b, ...] under rows [k, P].  # [k, b, C, ...]"""
         z = model.features(rows, inputs)
-        return model.head(rows, z) + model.head(rows, z, "head2")
+        return model.head(rows, z) + model.head(rows, z, name="head2")
 
     def global_row(self) -> Tensor:
         """Return the server model: base u and generic head h, with the initial personal head.  # [P]"""

@@ -84,10 +84,10 @@ class FML(Algorithm):
         """Take one local step of both models of each client: s.theta is g, s.state.personal is theta_i."""
 
         def L(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # loss of theta_i, which g teaches  [k, B]
-            return self.loss(s, theta, s.theta, batch, s.value(self.alpha), s.value(self.beta))
+            return self.loss(s, theta, s.theta, batch, a=s.value(self.alpha), b=s.value(self.beta))
 
         def L_g(s: Step, g: Tensor, batch: Batch) -> Tensor:  # loss of g, which theta_i teaches  [k, B]
-            return self.loss(s, g, s.state.personal, batch, s.value(self.beta), s.value(self.alpha))
+            return self.loss(s, g, s.state.personal, batch, a=s.value(self.beta), b=s.value(self.alpha))
 
         at_theta = s.grad(batch, rows=s.state.personal, loss=L)
         at_g = s.grad(batch, loss=L_g)

@@ -74,8 +74,9 @@ class L2GD(Algorithm):
         xbar = cohort.sum(uploaded) / cohort.mean_size  # [P]
         if needs_download:
             received = cohort.broadcast(xbar=xbar).xbar  # differs from xbar if the download is lossy
-            self.knows = members & torch.equal(received, xbar)
+            self.knows = members & torch.equal(received, xbar)  # nobody, if it is lossy
             xbar = received
+        # the averaging step of the clients, and the same of the server for its versions of their models
         self.x[cohort.ids], self.uploaded[cohort.ids] = x.lerp(xbar, self.mix), uploaded.lerp(xbar, self.mix)
 
     def run_length(self, cohort: Cohort) -> int:

@@ -99,6 +99,7 @@ class LCFed(Algorithm):
         channels = outputs[place].shape[1]
         head: Any = model.module.head
         classes, features = head.weight.shape[:2]
+        # new columns of each row; "lc_fed" and "lc_fed hc" are keys of the random initial values
         model.extend(
             pcs=model.seeded(lambda: pcs_layers(n, channels), "lc_fed"),
             hc=model.seeded(lambda: self.hc_layers(classes, features), "lc_fed hc"),
@@ -137,7 +138,7 @@ class LCFed(Algorithm):
             relative_to={"body": "body"},  # the change of the received body is sent
             previous={"head": self.heads[cohort.index]},  # the change since the last uploaded head is sent
         )
-        self.w = self.body.put(self.w, cohort.sum(up.body) / cohort.mean_size)
+        self.w = self.body.put(self.w, cohort.sum(up.body) / cohort.mean_size)  # the mean with equal weights
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:

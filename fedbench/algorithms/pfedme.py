@@ -71,7 +71,7 @@ class PFedMe(Algorithm):
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
         # parameters of w_i with the running statistics of theta_i
         w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
-        self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
+        self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i  # what the client deploys
         up = cohort.upload(w=w_i, relative_to={"w": "w"})  # w_i - w is sent
         self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)  # a step of size beta towards the mean
 

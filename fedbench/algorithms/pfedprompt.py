@@ -63,7 +63,7 @@ class PFedPrompt(Algorithm):
         # positions of the samples in the data set
         indices = [torch.from_numpy(train[i]) for i in cohort.ids]  # [n_i] each
         number = pad_sequence(indices, batch_first=True, padding_value=-1).to(cohort.device)  # [K, n]
-        keys = cohort.forward(self.w, image_features, "train")  # [n_i, D] each
+        keys = cohort.forward(self.w, image_features, split="train")  # [n_i, D] each
         return {"keys": pad_sequence(keys, batch_first=True), "labels": targets[number.clamp_min(0)], "number": number}
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:

@@ -150,7 +150,7 @@ class SuPerFed(Algorithm):
         w, wl = w.expand(len(cohort), -1), self.local_models(cohort)
         if self.mixture != "held":
             return w.lerp(wl, self.mixture)
-        losses = torch.stack([cohort.loss(w.lerp(wl, lam), "held_out") for lam in GRID], 1)  # [K, 11]
+        losses = torch.stack([cohort.loss(w.lerp(wl, lam), split="held_out") for lam in GRID], 1)  # [K, 11]
         best = losses.nan_to_num(float("inf")).argmin(1)  # lambda = 0 for a client without held-out samples
         return w.lerp(wl, (best / 10)[:, None])  # GRID: 0, 0.1 ... 1
 

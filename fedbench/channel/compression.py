@@ -140,7 +140,7 @@ class Compression:
             # the first broadcast is sent whole
             received, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
         if not context.changes_state:  # an evaluation, whose bytes are not counted
-            return Received(received.view(value.shape), 0)
+            return Received(received.view(value.shape), num_bytes=0)
         last[SERVER] = received
         return Received(received.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
 

@@ -270,9 +270,9 @@ class Backbone:
         self.transposed = {name for name, layer in zip(names, layers) if is_transposed_linear(layer.base_layer)}  # type: ignore
         self.scales = {name: float(layer.scale) for name, layer in zip(names, layers)}  # type: ignore[arg-type]
         self.initial = torch.cat([weight.detach().flatten().clone() for weight in self.weights.values()])  # [D]
-        self.change = rows("lora_sync/backbone", torch.zeros_like(self.initial), 1)
+        self.change = rows("lora_sync/backbone", torch.zeros_like(self.initial), count=1)
         count = torch.zeros(1, dtype=torch.float64, device=self.initial.device)
-        self.num_sent, self.received = rows("lora_sync/sent", count, 1), rows("lora_sync/received", count)
+        self.num_sent, self.received = rows("lora_sync/sent", count, count=1), rows("lora_sync/received", count)
         self._applied: Tensor | None = None  # the store of `change` when the weights were set
 
     def restore(self) -> None:

@@ -37,11 +37,11 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
                 sentence = refused(mistake) if isinstance(mistake, OSError) else str(mistake)
                 print(f"fedbench: {sentence}", file=sys.stderr)
                 if FLAG in typed:  # --json
-                    print_error(mistake, sentence, 2)
+                    print_error(mistake, sentence, exit_code=2)
                 return 2
             except KeyboardInterrupt as interrupt:
                 if FLAG in typed:
-                    print_error(interrupt, str(interrupt) or "interrupted", 130)
+                    print_error(interrupt, str(interrupt) or "interrupted", exit_code=130)
                 return 130
 
     return entry

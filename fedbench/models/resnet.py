@@ -49,8 +49,8 @@ class ResNet(nn.Module):
         norm: Literal["batch", "group"] = "batch",
     ):
         super().__init__()
-        blocks = [Block(widths[0], widths[0], 1, norm)]
-        blocks += [Block(a, b, 2, norm) for a, b in itertools.pairwise(widths)]
+        blocks = [Block(widths[0], widths[0], stride=1, norm=norm)]
+        blocks += [Block(a, b, stride=2, norm=norm) for a, b in itertools.pairwise(widths)]
         self.body = nn.Sequential(
             nn.Conv2d(input_shape[0], widths[0], 3, 1, 1, bias=False),
             norm_layer(norm, widths[0]),

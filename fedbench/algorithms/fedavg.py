@@ -41,7 +41,7 @@ class FedAvg(Algorithm):
         out = cohort.train(w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
-        if self.theta is not None:
+        if self.theta is not None:  # deploy="local"
             self.theta[cohort.ids] = out.theta
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

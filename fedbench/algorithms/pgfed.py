@@ -201,6 +201,9 @@ class PGFed(Algorithm):
 def coefficient_step(alpha: Tensor, eta2: Any, c: Tensor, gbar_theta: Tensor, alpha_max: Any) -> Tensor:
     """Descend on the coefficients by line 10 of ClientUpdate, and clamp them to [0, alpha_max].
 
+    The risk of client j is linearized as c_j + g_j . theta.  gbar is mu times the mean of all g_j, or with PGFed-CE
+    mu g_j of each j.
+
     Args:
         alpha: Coefficients a_ij.  # [K, K']
         eta2: Learning rate of the coefficients, a number or [K, 1].

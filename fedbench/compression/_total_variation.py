@@ -91,7 +91,7 @@ def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[
         position[first], slope[first], intercept[first] = low[k], left_slope, left_intercept + gamma
         last += 1
         position[last], slope[last], intercept[last] = high[k], -right_slope, gamma - right_intercept
-    b = 0.0
+    b = 0.0  # the value after the last one, then v_{k+1}
     for k in range(d - 1, -1, -1):
         b = min(max(b, low[k]), high[k])
         v[k] = b

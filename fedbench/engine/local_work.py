@@ -98,6 +98,7 @@ def first_rate(engine: Engine, context: RoundContext, optimizer: Optimizer) -> R
     rate = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=not scheduled_by_step)
     if scheduled_by_step:
         at_least_one_step = np.maximum(num_steps(engine, context), 1)
-        factors = optimizer.schedule.of_steps(context.round, engine.rounds, at_least_one_step)[0]  # [K]
+        # of the first step  [K]
+        factors = optimizer.schedule.of_steps(context.round, engine.rounds, at_least_one_step)[0]
         rate = rate * torch.from_numpy(factors).float()[:, None]
     return rate.to(context.device) if isinstance(rate, Tensor) else rate

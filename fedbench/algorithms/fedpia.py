@@ -223,7 +223,10 @@ class FedPIA(Algorithm):
         layers = [b.prefix + b.hidden_units.layer for b in bottlenecks]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-            """Return the outputs of the layers for each of b samples, D numbers of all layers.  # [k, b, D]"""
+            """Return the outputs of the bottlenecks' `layers` for each of b samples, D numbers of all layers.
+
+            # [k, b, D]
+            """
             _, captured = model.capture(rows, inputs, layers)
             if self._is_computed_once(model, bottlenecks[0]):  # the text of each class is the same for all samples
                 (of_text,) = (self._over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]

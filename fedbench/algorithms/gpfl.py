@@ -147,7 +147,8 @@ class GPFL(Algorithm):
         `final`, whether the last round is over, changes nothing.
         """
         theta = self.with_heads(cohort, cohort.broadcast(w=self.w).w)
-        return {"theta": theta, "q_p": self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])[1]}
+        _, q_p = self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])
+        return {"theta": theta, "q_p": q_p}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Return the logits h_i(valve(z, q_p)) of inputs [k, b, ...]; rows is the output of `personalized`.

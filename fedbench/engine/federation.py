@@ -289,7 +289,7 @@ class Federation:
     @property
     def class_totals(self) -> np.ndarray | None:
         """Number of training samples (or pixels) of each class; None if a target is not a single class.  # [C]"""
-        if self.stored_targets is not None:
+        if self.stored_targets is not None:  # this process has no longer all targets, and counted them before
             return self.known_totals
         index = torch.from_numpy(self.splits["train"].indices).to(self.device)
         totals = self.task.class_totals(self.targets_of(index), self.num_classes)

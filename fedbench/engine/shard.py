@@ -40,6 +40,7 @@ class Shard:
             owned: Whether this process owns each client.  # [N] bool
             parts: All samples of the clients: those for training first, and those for validation, test, and so on.
         """
+        # besides its clients' samples, every process stores sample 0 and the first EXAMPLES of the training samples
         parts = list(parts)
         samples = [part.indices[np.repeat(owned[: len(part)], part.sizes)] for part in parts]
         return cls(owned, np.unique(np.concatenate([np.zeros(1, np.int64), parts[0].indices[:EXAMPLES], *samples])))

@@ -194,7 +194,7 @@ def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     tensors = {name.removeprefix("vilt."): t for name, t in stored.items()}
     blocks = {name.split(".")[2] for name in tensors if name.startswith("encoder.layer.")}
-    names = dict(NAMES)
+    names = dict(NAMES)  # from the name here to that of transformers
     for i in blocks:
         names |= {f"blocks.{i}.{new}": f"encoder.layer.{i}.{old}" for new, old in IN_BLOCK.items()}
     renamed = {}

@@ -52,8 +52,13 @@ class FedDAT(Algorithm):
         self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless each adapted layer of the model has two bottlenecks (adapter.twin=true)."""
+        """Raise ConfigError unless each adapted layer has two bottlenecks, and samples are not texts of tokens."""
         super().check(federation, model, optimizer)
+        require(
+            federation.task.predicts != "tokens",
+            f"algorithm=feddat distills the classes of a sample, and with task={federation.task.kind} a sample has "
+            "many tokens: use algorithm=fedpia, fedper or ditto for texts",
+        )
         _, second = columns_of_pairs(model)  # columns of the second bottlenecks; empty if there are none
         require(
             bool(second),

@@ -48,7 +48,7 @@ class ParameterIndex:
         key = tuple(columns.slices)
         if key not in self._within:
             indices = [i for i, span in enumerate(self._spans) if columns.overlaps(*span)]
-            self._within[key] = torch.tensor(indices, device=self._device)
+            self._within[key] = torch.tensor(indices, dtype=torch.int64, device=self._device)
         return self._within[key]
 
 

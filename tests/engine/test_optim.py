@@ -65,6 +65,15 @@ def test_each_row_is_updated_as_by_torch_optim(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_no_columns_are_updated(name: str) -> None:
+    """As by a method that also trains what is outside of its adapters, with adapter.train=[]."""
+    optimizer, theta = CASES[name][0], START.clone()
+    state = {b: optimizer.new(b, theta) for b in optimizer.buffers}
+    optimizer.step(theta, GRADIENTS[0], Columns([]), state, 0.1, ParameterIndex([(0, theta.shape[1])], theta.device))
+    equal(theta, START)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_learning_rate_per_row(name: str) -> None:
     optimizer, _ = CASES[name]
     rates = torch.tensor([[0.1], [0.02], [0.3]])

@@ -18,6 +18,7 @@ from fedbench.tasks.scores import ATTACK_SUCCESS
 
 SLICE_BYTES = 256 << 20  # memory for the personalized rows of a slice
 TRIGGERED = "triggered"  # the split of test samples with the trigger of a backdoor, labelled as the attackers want
+MAX_CLIENTS = 1 << 14  # clients whose statistics are in memory at once; each has small tensors of about 3 KB
 STATISTICS_BYTES = 64 << 20  # memory for the sample statistics of a task
 
 
@@ -222,7 +223,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.
 def _groups(sizes: np.ndarray, max_samples: int) -> list[np.ndarray]:
     """Group the positions of consecutive clients.
 
-    A group has at most max_samples samples, or a single client with more.
+    A group has at most MAX_CLIENTS clients and max_samples samples, or a single client with more samples.
 
     Args:
         sizes: The number of samples of each client [K].
@@ -234,6 +235,7 @@ def _groups(sizes: np.ndarray, max_samples: int) -> list[np.ndarray]:
     before = np.append(0, np.cumsum(sizes)[:-1])  # samples of earlier clients [K]
     starts = [0]  # the position of the first client of each group
     for i in range(1, len(sizes)):
-        if before[i] + sizes[i] - before[starts[-1]] > max_samples:
+        is_full = i - starts[-1] == MAX_CLIENTS or before[i] + sizes[i] - before[starts[-1]] > max_samples
+        if is_full:
             starts.append(i)
     return np.split(np.arange(len(sizes)), starts[1:])

@@ -210,6 +210,29 @@ def test_samples_of_other_clients_are_an_error(two: list[dict[str, Any]]) -> Non
         )
 
 
+# -- many clients ----------------------------------------------------------------------------------------
+MILLION = [
+    *("algorithm=fedper", "model=mlp", "model.hidden=[8]", "partition=iid", "partition.num_clients=1000000"),
+    *("dataset=synthetic", "dataset.n=3000000", "dataset.shape=[8]", "clients_per_round=100", "rounds=3"),
+    *("eval.every=3", "hardware=ddp", "hardware.samples=sharded", "hardware.device=cpu", "hardware.executor=vmap"),
+    *("tracking=disabled", "hydra.run.dir=run"),
+]
+PEAK = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+PEAK += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"  # KiB, of the process with the most
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_million_clients_with_heads_in_3_gb_each(tmp_path: Path) -> None:
+    """All clients are evaluated after the last round."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "fedbench", *MILLION]
+    command = [sys.executable, "-c", PEAK, *torchrun]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 3e9
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        assert sum(1 for _ in file) == 1_000_001
+
+
 # -- one process of three, by hand -----------------------------------------------------------------------
 def divided(arrays: Arrays, on_host: bool = False) -> tuple[Federation, Federation, np.ndarray]:
     """Return a federation of six clients, and that of the process which owns clients 1 and 4, with their samples."""

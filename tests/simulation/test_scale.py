@@ -103,6 +103,24 @@ def test_a_round_among_millions_costs_what_it_costs_among_a_thousand(
         assert all(b < 1.5 * a for a, b in zip(few, many, strict=True)), (few, many)
 
 
+def test_statistics_of_few_clients_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of all clients computes the same scores for groups of clients as for all together."""
+    e, algorithm = crowd(1000), FedPer()
+    algorithm.setup(e.federation, e.model, e.rows)
+    algorithm.round(Cohort(e, np.arange(COHORT), 0))
+    together = evaluate.personal(algorithm, e, np.arange(1000), 0, False)
+    sizes: list[int] = []
+    of_cohort = Cohort.sample_statistics
+    monkeypatch.setattr(evaluate, "MAX_CLIENTS", 128)
+    monkeypatch.setattr(
+        Cohort, "sample_statistics", lambda self, *args: (sizes.append(len(self)), of_cohort(self, *args))[1]
+    )
+    found = evaluate.personal(algorithm, e, np.arange(1000), 0, False)
+    assert sizes == [128] * 7 + [104]
+    for name, values in together.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+
+
 N_BY_N = {
     "pgfed": PGFed,
     "pgfed_mo": partial(PGFed, beta=0.5),

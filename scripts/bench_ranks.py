@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_clock import row
-from bench_work import Workload, from_file, generated, split_of
+from bench_work import Workload, split_of
 
 from fedbench.app.compose import compose
 from fedbench.core.split import Ragged
@@ -44,21 +44,16 @@ class Setting:
 
     Attributes:
         overrides: Its options.
-        work: Returns the workload, given the folders of fixed workloads and of CIFAR-10 (None: generated data) and the
-            number of rounds.
+        work: Returns the workload, given the number of rounds.
         trainings: How many rows of a client a round trains, and hence exchanges.
         in_files: Whether rows are stored in files, whatever the free memory and disk space.  Only written rows take
             space.
     """
 
     overrides: tuple[str, ...]
-    work: Callable[[Path | None, Path | None, int], Workload]
+    work: Callable[[int], Workload]
     trainings: int = 1
     in_files: bool = False
-
-
-def cnn(files: Path | None, data: Path | None, rounds: int) -> Workload:
-    return from_file(files / "cnn.json", data) if files else generated("cnn")
 
 
 def own_samples(name: str, clients: int, cohort: int, rounds: int, x: np.ndarray, model: str) -> Workload:
@@ -82,12 +77,17 @@ def own_samples(name: str, clients: int, cohort: int, rounds: int, x: np.ndarray
     return Workload(name, arrays, split_of(train, test), schedule, {"batch_size": 10, "epochs": 1, "lr": 0.05}, model)
 
 
-def many(files: Path | None, data: Path | None, rounds: int) -> Workload:
+def cnn(rounds: int) -> Workload:
+    x = np.random.default_rng(0).integers(0, 256, (6000, 3, 32, 32), dtype=np.uint8)
+    return own_samples("cnn", 25, 6, rounds, x, "cnn")
+
+
+def many(rounds: int) -> Workload:
     x = np.random.default_rng(0).standard_normal((220_000, 64), np.float32)
     return own_samples("many10000", 10_000, 100, rounds, x, "mlp")
 
 
-def resnet18(files: Path | None, data: Path | None, rounds: int) -> Workload:
+def resnet18(rounds: int) -> Workload:
     x = np.random.default_rng(0).integers(0, 256, (12_000, 3, 32, 32), dtype=np.uint8)
     return own_samples("resnet18", 1000, 4, rounds, x, "cnn")
 
@@ -119,11 +119,11 @@ class Line:
 
 
 # -- one rank ------------------------------------------------------------------------------------------------
-def measure(line: Line, files: Path | None, data: Path | None) -> dict[str, Any]:
+def measure(line: Line) -> dict[str, Any]:
     """Run the rounds of a line on this rank, and return what it measured."""
     libraries = peak_memory(torch.device("cpu"))
     setting, together = SETTINGS[line.setting], ranks.current()
-    work = setting.work(files, data, line.rounds)
+    work = setting.work(line.rounds)
     shape = [f"partition.num_clients={work.clients}", f"clients_per_round={work.cohort}"]
     cfg = compose([*COMMON, *shape, *setting.overrides, *line.options])
     method = build.algorithm(cfg)
@@ -158,9 +158,9 @@ def measure(line: Line, files: Path | None, data: Path | None) -> dict[str, Any]
 
 def worker(argv: Sequence[str]) -> None:
     """Measure a line as one of the processes that torchrun started, and write the result to FOLDER/RANK.json."""
-    folder, line, files, data = json.loads(argv[0])
+    folder, line = json.loads(argv[0])
     together: Ranks = ranks.connect()
-    found = measure(Line(**line), *(None if path is None else Path(path) for path in (files, data)))
+    found = measure(Line(**line))
     (Path(folder) / f"{together.rank}.json").write_text(json.dumps(found))
     ranks.disconnect()
 
@@ -181,14 +181,14 @@ def modelled_bytes(numbers: int, cohort: int, processes: int, trainings: int) ->
     return trainings * cohort * 4 * (numbers + 1) * (processes - 1) / processes
 
 
-def measured(line: Line, files: Path | None, data: Path | None) -> list[dict[str, Any]]:
+def measured(line: Line) -> list[dict[str, Any]]:
     """Run a line under torchrun, and return what each rank measured.
 
     Raises:
         RuntimeError: A process failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        message = json.dumps([folder, vars(line), *(path and str(path.resolve()) for path in (files, data))])
+        message = json.dumps([folder, vars(line)])
         words = ["-m", "torch.distributed.run", f"--nproc-per-node={line.processes}", __file__, message]
         done = subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True)
         if done.returncode:
@@ -205,7 +205,7 @@ def variants(settings: Sequence[str], processes: Sequence[int], rounds: int, opt
                 yield Line(name, count, rounds, tuple(options))
 
 
-def table(lines: Iterator[Line], files: Path | None, data: Path | None) -> list[dict[str, Any]]:
+def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
     """Print every line as it is measured, and return its row.
 
     Images/s are those of rank 0, without the first round; memory and bytes are of the rank with the most.
@@ -216,7 +216,7 @@ def table(lines: Iterator[Line], files: Path | None, data: Path | None) -> list[
     )
     out, first = [], {}
     for line in lines:
-        found = measured(line, files, data)
+        found = measured(line)
         most = {key: max(rank[key] for rank in found) for key in found[0] if key.endswith("_mb")}
         rates = found[0]["images_per_s"][1:]
         base = first.setdefault(line.setting, statistics.median(rates))

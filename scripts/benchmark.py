@@ -154,8 +154,7 @@ def growth(bench: Bench) -> None:
 
 def ranks(bench: Bench) -> None:
     args = bench.args
-    shared = variants(args.settings, args.processes, args.rounds or 6, args.options)
-    bench.add(table(shared, args.files, args.data))
+    bench.add(table(variants(args.settings, args.processes, args.rounds or 6, args.options)))
 
 
 def all_shares(bench: Bench) -> None:

@@ -352,8 +352,8 @@ def test_lines_of_ranks_and_bytes_by_hand() -> None:
 
 
 def test_settings_of_ranks_are_workloads_with_samples_of_their_own() -> None:
-    for name, clients, cohort in (("many10000", 10_000, 100), ("resnet18", 1000, 4)):
-        work = bench_ranks.SETTINGS[name].work(None, None, 2)
+    for name, clients, cohort in (("cnn", 25, 6), ("many10000", 10_000, 100), ("resnet18", 1000, 4)):
+        work = bench_ranks.SETTINGS[name].work(2)
         assert (work.clients, work.cohort, len(work.schedule)) == (clients, cohort, 2)
         used = np.concatenate([work.split.train.indices, work.split.test.indices])
         assert len(np.unique(used)) == len(used) == len(work.arrays.targets)
@@ -361,7 +361,7 @@ def test_settings_of_ranks_are_workloads_with_samples_of_their_own() -> None:
 
 @pytest.mark.slow
 def test_two_processes_receive_the_bytes_of_the_model(capsys: pytest.CaptureFixture) -> None:
-    (found,) = bench_ranks.table(bench_ranks.variants(["many10000"], [2], 2, []), None, None)
+    (found,) = bench_ranks.table(bench_ranks.variants(["many10000"], [2], 2, []))
     assert found["received_mb"] == pytest.approx(found["modelled_mb"]) and found["modelled_mb"] > 0.9
     assert found["rows_mb"] == pytest.approx(198 * 650 * 4 / 2**20, rel=0.02)  # of about 200 clients, on each rank
     assert found["data_mb"] == pytest.approx(220_000 * (64 * 4 + 8) / 2**20)
@@ -371,7 +371,7 @@ def test_two_processes_receive_the_bytes_of_the_model(capsys: pytest.CaptureFixt
 def test_a_line_that_fails_says_why() -> None:
     line = bench_ranks.Line("many10000", 1, 2, ("algorithm.lam=1",))
     with pytest.raises(RuntimeError, match=r"^many10000 1 processes algorithm.lam=1 failed: .*") as caught:
-        bench_ranks.measured(line, None, None)
+        bench_ranks.measured(line)
     assert "TypeError: FedPer() takes no arguments" in str(caught.value)
 
 

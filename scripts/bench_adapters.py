@@ -44,7 +44,7 @@ MODELS: dict[str, tuple[tuple[int, int, int], dict[str, int]]] = {
 
 
 def adapted(name: str) -> tuple[nn.Module, tuple[int, int, int]]:
-    """The model with LoRA of rank 8 in all linear layers of its blocks."""
+    """Return a model of MODELS with LoRA of rank 8 in all linear layers of its blocks, and the shape of an image."""
     shape, options = MODELS[name]
     torch.manual_seed(0)
     module = ViTTiny(shape, 10, **options)  # type: ignore[arg-type]
@@ -53,7 +53,15 @@ def adapted(name: str) -> tuple[nn.Module, tuple[int, int, int]]:
 
 
 def ways(name: str, k: int) -> dict[str, Callable[[], Any]]:
-    """One gradient of k clients, on batches of B each, by every rival."""
+    """Return functions that compute one gradient of k clients, on a batch of B images each, by name.
+
+    "shared": all clients at once on one backbone.  "loop": one client after the other on this backbone.  "models": a
+    copy of the whole model for each client.  "one": one client on the images of all.
+
+    Args:
+        name: A key of MODELS.
+        k: The number of clients.
+    """
     module, shape = adapted(name)
     model = FlatModel(module, {}, DEVICE)
     assert model.traced_graph is not None
@@ -85,7 +93,7 @@ def ways(name: str, k: int) -> dict[str, Callable[[], Any]]:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Of one call, the device awaited."""
+    """Return the seconds of one call, until the device has finished."""
     start = time.perf_counter()
     work()
     if DEVICE.type == "cuda":
@@ -94,7 +102,11 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def in_turns(rivals: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds of each, TURNS times after one that does not count."""
+    """Return the seconds of TURNS calls of each function, which take turns after a call that is not timed.
+
+    Args:
+        rivals: The functions by name.
+    """
     for work in rivals.values():
         seconds(work)
     times: dict[str, list[float]] = {name: [] for name in rivals}
@@ -105,7 +117,7 @@ def in_turns(rivals: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
 
 
 def speed() -> None:
-    """images/s, and each rival's time as a multiple of `shared`'s (median of turns, smallest and largest)."""
+    """Print images/s of each way, and its time as a multiple of that of "shared": median, smallest and largest turn."""
     for name in MODELS:
         for k in (6, 32):
             times = in_turns(ways(name, k))
@@ -117,7 +129,13 @@ def speed() -> None:
 
 
 def memory(name: str | None = None, k: int = 0, rival: str = "") -> None:
-    """MiB of a process's peak above what it had before the gradient."""
+    """Print by how many MiB a gradient raises the peak memory of a process.
+
+    Args:
+        name: A key of MODELS, measured in this process.  None: all models and ways, each in a process of its own.
+        k: The number of clients.
+        rival: A way, a key of `ways`.
+    """
     if name is None:
         for model in MODELS:
             for clients in (6, 32):
@@ -145,8 +163,11 @@ model.depth=12 model.heads=6 model.mlp_ratio=4 adapter=lora hardware=cpu hardwar
 
 
 def chunks(size: int = 0) -> None:
-    """MiB of a process's peak above what it had before a round of 32 clients' LoRA in ViT-S/16, by clients computed at
-    once."""
+    """Print by how many MiB a round of LoRA in ViT-S/16 with 32 clients raises the peak memory of a process.
+
+    Args:
+        size: The number of clients computed at once, measured in this process.  0: several, each in its own process.
+    """
     if not size:
         for size in (2, 4, 8, 16, 32):
             command = [sys.executable, __file__, "chunks", str(size)]
@@ -214,7 +235,7 @@ class DenseNet(nn.Module):
 
 
 def programs(k: int = 5) -> None:
-    """Gradients of five clients by the program and by torch.vmap of the same module."""
+    """Compare gradients of k clients by the traced graph of a module and by torch.vmap of the same module."""
     for kind, size, batch in ((UNet, 64, 4), (DenseNet, 32, 10)):
         torch.manual_seed(0)
         module = kind()

@@ -88,7 +88,12 @@ class Turns:
         self.rates: dict[str, list[float]] = {name: [] for name in makers}
 
     def play(self, rounds: int, warmup: int = 1) -> Turns:
-        """So many rounds, the first `warmup` untimed: memory is first touched there, and graphs are captured."""
+        """Let the rivals take turns, and return this object with their images/s in `rates`.
+
+        Args:
+            rounds: The number of rounds of each rival.
+            warmup: The number of first rounds that are not timed, in which memory is touched and graphs are captured.
+        """
         for r in range(rounds):
             for name in self.rivals:
                 rate = self._turn(name, r)
@@ -105,7 +110,12 @@ class Turns:
         return seen / seconds
 
     def rows(self, workload: str, base: str) -> list[dict[str, Any]]:
-        """A row for each rival: its images/s as a ratio to those of `base` in the same round."""
+        """Return a row for each rival: its images/s as a ratio to those of another rival in the same round.
+
+        Args:
+            workload: The name of the workload.
+            base: The name of the other rival.
+        """
         return [
             row(
                 workload,
@@ -121,7 +131,14 @@ class Turns:
 
 
 def row(workload: str, rival: str, ratios: list[float], **more: Any) -> dict[str, Any]:
-    """Median, least and largest of some ratios, and what else is known."""
+    """Return a row of results: median, smallest and largest ratio, and further columns.
+
+    Args:
+        workload: The name of the workload.
+        rival: The name of the rival.
+        ratios: Its ratios, one for each round.
+        **more: Further columns.
+    """
     return {
         "workload": workload,
         "rival": rival,

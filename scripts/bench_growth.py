@@ -58,7 +58,14 @@ def over_clients(counts: Sequence[int], rounds: int = 32) -> Iterator[Line]:
 def over_cohorts(
     counts: Sequence[int], methods: Sequence[str] = ("fedavg",), models: Sequence[str] = ("mlp", "cnn"), rounds: int = 8
 ) -> Iterator[Line]:
-    """More and more of the same clients take part in a round."""
+    """Yield lines in which more and more of the same clients take part in a round.
+
+    Args:
+        counts: The numbers of clients per round.
+        methods: Keys of METHODS.
+        models: The models, "mlp" or "cnn".
+        rounds: The number of rounds of each line.
+    """
     for model in models:
         for method in methods:
             yield from (
@@ -74,7 +81,10 @@ def over_models(widths: dict[str, Sequence[int]], rounds: int = 8) -> Iterator[L
 
 
 def measured(line: Line, device: torch.device) -> dict[str, Any]:
-    """Round times and peak memory of a line; libraries_mb: of a CPU's process, before it made anything."""
+    """Return the times of the rounds of a line in ms, its peak memory, and facts about its model and states.
+
+    "libraries_mb" is the memory of the process before it made anything; 0 on a GPU.
+    """
     torch.set_num_threads(1)
     libraries = peak_memory(torch.device("cpu"))
     work = crowd(line.clients, line.cohort, line.rounds, line.model, line.width).doing(momentum=line.momentum)
@@ -93,7 +103,7 @@ def measured(line: Line, device: torch.device) -> dict[str, Any]:
 
 
 def apart(line: Line, device: torch.device) -> dict[str, Any]:
-    """The line measured in a fresh process on a CPU; on a GPU here, once what was before is gone."""
+    """Return the measurements of a line: on a CPU in a new process, on a GPU in this one after freeing its memory."""
     if device.type == "cpu":
         with multiprocessing.get_context("spawn").Pool(1) as process:
             return process.apply(measured, (line, device))
@@ -103,8 +113,13 @@ def apart(line: Line, device: torch.device) -> dict[str, Any]:
 
 
 def curves(lines: Iterator[Line], device: torch.device, most: int | None = None) -> list[dict[str, Any]]:
-    """Print every line as it is measured, and return its row: ms a round as a ratio to the first line of its curve.
-    most: rounds at most."""
+    """Measure and print lines, and return a row for each: ms per round as a ratio to the first line of its curve.
+
+    Args:
+        lines: The lines.  Those of one curve differ in one number, such as that of the clients.
+        device: The device.
+        most: The largest number of rounds of a line; None for no limit.
+    """
     print(
         "\nms a round, evaluation apart, median (min to max); ratio to the first line of its curve; peak memory "
         "(of it what libraries took); rows of clients"

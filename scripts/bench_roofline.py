@@ -54,7 +54,13 @@ class Machine:
 
 @functools.cache
 def machine(device: torch.device, megabytes: int | None = None, side: int | None = None) -> Machine:
-    """Measured on tensors of so many megabytes (1,024; CPU: 256) and matrices of that side (8,192; CPU: 2,048)."""
+    """Return the measured speed of a machine: of copies in memory, and of matrix products in each precision.
+
+    Args:
+        device: The device.
+        megabytes: The size of a copied tensor; None for 1,024, or 256 on a CPU.
+        side: The side of the square matrices; None for 8,192, or 2,048 on a CPU.
+    """
     gpu = device.type == "cuda"
     names = ["float32", *(["tf32", "bf16"] if gpu else [])]
     side = side or (8192 if gpu else 2048)
@@ -83,7 +89,13 @@ def copy_rate(device: torch.device, numbers: int) -> float:
 
 
 def product_rate(device: torch.device, precision: str, side: int) -> float:
-    """FLOP/s."""
+    """Return the FLOP/s of the product of two square matrices.
+
+    Args:
+        device: The device.
+        precision: "float32", "tf32" or "bf16".
+        side: The side of the matrices.
+    """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # ones would be multiplied at a higher clock: a GPU's power depends on the bits that change
     a = torch.rand(side, side, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
@@ -108,7 +120,7 @@ def step_bytes(size: int, clients: int, momentum: bool, own: int = 0, shared: in
 
 
 def image_flops(module: nn.Module, shape: tuple[int, ...], batch: int) -> float:
-    """FLOPs of the forward and backward pass of a batch of images of this shape, per image."""
+    """Return the FLOPs of the forward and backward pass per image, for a batch of images of this shape."""
     from torch.utils.flop_counter import FlopCounterMode  # imports much, which processes of growth need not
 
     x, y = torch.zeros(batch, *shape), torch.zeros(batch, dtype=torch.int64)
@@ -144,7 +156,15 @@ class Step:
 
 
 def roofline(turns: Turns, work: Workload, found: Machine) -> list[dict[str, Any]]:
-    """A row for every rival and bound: its images/s as a share of those that the bound allows."""
+    """Return a row for each rival and bound: its images/s as a fraction of those that the bound allows.
+
+    The bounds are the memory and the arithmetic of the machine.
+
+    Args:
+        turns: The measured rivals.
+        work: The workload.
+        found: The speed of the machine.
+    """
     steps = {m: Step.of(m, work) for m in dict.fromkeys(rival.method for rival in turns.rivals.values())}
     return [
         row(

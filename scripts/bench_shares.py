@@ -67,7 +67,7 @@ class Run:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by what they went to; they sum to the whole."""
+        """The seconds of each part of the run, which sum to the whole."""
         train, evaluation = sum(self.train), sum(self.evaluation)
         return {
             "start-up": self.before,
@@ -79,8 +79,11 @@ class Run:
 
 
 def played(overrides: Sequence[str]) -> Run:
-    """Run the command line interface in a folder that is thrown away.  Raises RuntimeError, with what it said, if it
-    fails."""
+    """Run the command line interface in a temporary folder, and return the times of the run.
+
+    Raises:
+        RuntimeError: The command failed; with its messages.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, spent = Path(name) / "run", used()
         began = time.time()
@@ -114,10 +117,15 @@ def used() -> float:
 
 
 def shares(settings: Sequence[str], name: str, rounds: int, tracking: str) -> list[dict[str, Any]]:
-    """Run a setting, print what became of its time, and return a row for each part.
+    """Run a setting, print how its time is divided, and return a row for each part.
 
-    The ratio is the part's share of the run; for evaluation round by round, its share of that round's training and
-    evaluation; for all but training, its share of the rounds; for one round less that round, of that run.
+    The ratio of a row is the part's fraction of the time that its column "of" names, such as the whole run.
+
+    Args:
+        settings: The overrides of the run.
+        name: The name of the setting.
+        rounds: The number of rounds.  A run of one round is measured too.
+        tracking: The option of the group tracking.
     """
     told = [*settings, f"tracking={tracking}"]
     one, run = played([*told, "rounds=1"]), played([*told, f"rounds={rounds}"])

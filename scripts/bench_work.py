@@ -76,7 +76,12 @@ class Workload:
         return candidate_plans(executor, None, None, device, self.cohort)
 
     def engine(self, candidates: Sequence[Plan], device: torch.device) -> Engine:
-        """Everything a cohort needs; of several plans the fastest is chosen as a run does."""
+        """Return the engine of the workload.
+
+        Args:
+            candidates: Executor plans.  Of several ones, the fastest is chosen as in a run.
+            device: The device.
+        """
         federation = Federation.build(self.arrays, self.split, device)
         federation.cohort_size = self.cohort
         model, work = self.flat(device), self.work
@@ -96,7 +101,7 @@ class Workload:
         return build.use(engine, candidates[0])
 
     def cut(self, samples: int) -> Workload:
-        """This workload with at most so many training samples a client."""
+        """Return this workload with at most `samples` training samples for each client."""
         train = Ragged.from_lists([own[:samples] for own in map(self.split.train.__getitem__, range(self.clients))])
         return Workload(
             self.name,
@@ -145,7 +150,13 @@ class Bare:
         return seen
 
     def train(self, model: nn.Module, own: np.ndarray, generator: np.random.Generator) -> int:
-        """The local epochs of a client, in place; returns the images trained on."""
+        """Train a client's model in place for its local epochs, and return the number of images trained on.
+
+        Args:
+            model: The model.
+            own: The indices of the client's samples.
+            generator: The generator that shuffles them.
+        """
         work, seen = self.work.work, 0
         size = work["batch_size"]
         last = len(own) - len(own) % size if work["drop_last"] and len(own) > size else len(own)  # as fedbench does
@@ -192,7 +203,14 @@ class Ours:
 def ours(
     work: Workload, executors: Sequence[str], device: torch.device, method: Callable[[], Algorithm] = FedAvg
 ) -> dict[str, Callable[[], Rival]]:
-    """How to make a method on each of some executors, by the executor's name."""
+    """Return functions that make a method with an executor, by the name of the executor.
+
+    Args:
+        work: The workload.
+        executors: The names of the executors.
+        device: The device.
+        method: The class of the method.
+    """
     return {
         name: partial(lambda name: Ours(work, work.plans(name, device), device, method()), name) for name in executors
     }
@@ -211,7 +229,12 @@ def digits() -> Arrays:
 
 
 def images(data: Path | None, count: int = 15_000) -> Arrays:
-    """CIFAR-10 where a folder with cifar10_jpeg.npz is given, else random images of its shape (equally fast)."""
+    """Return CIFAR-10 from a folder with cifar10_jpeg.npz; without a folder, random images, which are equally fast.
+
+    Args:
+        data: The folder; None for random images.
+        count: The number of random images.
+    """
     if data is not None:
         from fedbench.data.images.cifar import CIFAR10
 
@@ -248,7 +271,7 @@ def from_file(path: Path, data: Path | None) -> Workload:
 
 
 def generated(name: str) -> Workload:
-    """A workload of the same kind as the fixed ones: sizes drawn once, multiples of the batch."""
+    """Return a generated workload, "cnn", "mlp" or "many", whose clients' sizes are multiples of the batch size."""
     rng = np.random.default_rng(SEED)
     arrays = images(None) if name == "cnn" else digits()
     n, k = {"cnn": (25, 6), "mlp": (20, 20), "many": (1000, 100)}[name]
@@ -262,7 +285,7 @@ def generated(name: str) -> Workload:
 
 
 def paper(clients: int, data: Path | None, rounds: int) -> Workload:
-    """PGFed's setting on CIFAR-10 (its partition, its cohorts of a quarter, 5 epochs), with momentum 0.9 for all."""
+    """Return PGFed's setting on CIFAR-10: its partition, a quarter of the clients per round, 5 epochs; momentum 0.9."""
     cfg = compose(["+experiment=setting/pgfed_cifar", f"partition.num_clients={clients}"])
     arrays = images(data, 60_000)
     split, size = build.partition(cfg, arrays), build.cohort_size(cfg, clients)
@@ -273,7 +296,15 @@ def paper(clients: int, data: Path | None, rounds: int) -> Workload:
 
 
 def crowd(clients: int, cohort: int, rounds: int, model: str = "mlp", width: int | None = None) -> Workload:
-    """Many clients, made at once: 20 samples each, so many of them a round."""
+    """Return a workload of many clients with 20 samples each.
+
+    Args:
+        clients: The number of clients.
+        cohort: The number of clients per round.
+        rounds: The number of rounds.
+        model: "mlp" or "cnn".
+        width: The width of the model; None for the model's own.
+    """
     rng, arrays = np.random.default_rng(SEED), digits() if model == "mlp" else images(None, 2000)
     own = rng.integers(0, len(arrays.targets), (clients, 20))
     schedule = [build.draw_cohort(0, r, clients, min(cohort, clients)).tolist() for r in range(rounds)]

@@ -82,7 +82,16 @@ class Bench:
         rounds: int,
         warmup: int = 1,
     ) -> None:
-        """Let rivals take turns and print them beside each other and beside the roofline."""
+        """Let rivals take turns, and print their images/s, their ratios and their fractions of the roofline.
+
+        Args:
+            title: The title of the table.
+            work: The workload.
+            makers: Functions that make the rivals, by name.
+            base: The rival to which ratios are computed.
+            rounds: The number of rounds.
+            warmup: The number of first rounds that are not timed.
+        """
         rounds = min(self.args.rounds or rounds, rounds, len(work.schedule))
         turns = Turns(makers, self.device).play(rounds, min(warmup, rounds - 1))
         found = machine(self.device)
@@ -131,7 +140,7 @@ def executors(bench: Bench, name: str) -> None:
 
 
 def pgfed(bench: Bench) -> None:
-    """PGFed against FedAvg at 5 local epochs; its first round is FedAvg's, so that two are for warm-up."""
+    """Compare PGFed with FedAvg at 5 local epochs.  Two rounds are for warm-up: PGFed's first round is FedAvg's."""
     for name, momentum in (("cnn", 0.9), ("mlp", 0.0)):
         work = bench.load(name).doing(epochs=5, momentum=momentum)
         candidates = work.plans("auto", bench.device)
@@ -163,8 +172,10 @@ def all_shares(bench: Bench) -> None:
 
 
 def modules(bench: Bench) -> None:
-    """Networks of all kinds, by what auto chooses beside the bare loop; without a roofline, since the FLOPs of fused
-    layers are not counted."""
+    """Compare the executor that auto chooses with the bare loop, for networks of all kinds.
+
+    There is no roofline, because the FLOPs of fused layers are not counted.
+    """
     for name in NETWORKS:
         work = bench.cut(Network(name))
         makers: dict[str, Callable[[], Rival]] = {"bare loop": partial(Bare, work, bench.device)}
@@ -182,7 +193,7 @@ def modules(bench: Bench) -> None:
 
 
 def gpu(bench: Bench) -> None:
-    """The checklist for a GPU: PGFed's CIFAR-10 setting at 25 and 100 clients, precisions, and a growing cohort."""
+    """Measure PGFed's setting with 25 and 100 clients in all executors and precisions, and then growing cohorts."""
     for clients in (25, 100):
         work = bench.cut(paper(clients, bench.args.data, GPU_ROUNDS))
         every_executor(bench, work)
@@ -192,7 +203,7 @@ def gpu(bench: Bench) -> None:
 
 
 def every_executor(bench: Bench, work: Workload) -> None:
-    """FedAvg and PGFed under every plan there is, and under the one that auto chose, beside the bare loop."""
+    """Compare FedAvg and PGFed in all executor plans, and in the one that auto chooses, with the bare loop."""
     rivals: dict[str, Callable[[], Rival]] = {"bare loop": partial(Bare, work, bench.device)}
     each = {name: [plan] for name, plan in every_plan(work, bench.device).items()}
     each["auto"] = work.plans("auto", bench.device)
@@ -205,7 +216,7 @@ def every_executor(bench: Bench, work: Workload) -> None:
 
 
 def precisions(bench: Bench, work: Workload) -> None:
-    """TF32 against float32 under auto; a CPU has float32 only."""
+    """Compare TF32 with float32 in the plan that auto chooses; on a CPU, measure float32 only."""
     names = ("float32", "tf32") if bench.device.type == "cuda" else ("float32",)
     candidates = work.plans("auto", bench.device)
     rivals = {

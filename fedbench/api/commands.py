@@ -49,6 +49,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         KeyboardInterrupt: The run was interrupted.  It is saved; resume it with ``run(resume=folder)``.
         Exception: Any exception of the method, the model or the data.
     """
+    # choices: overrides that choose options of groups; others: the other values by dotted key
     arguments, (choices, others) = split_overrides(overrides), choices_and_values(values)
     resumes = [argument for argument in arguments if argument.startswith("resume=")]
     require(len(resumes) < 2, f"resume is given twice, as {' and '.join(resumes)}: give one run folder per call")
@@ -151,6 +152,7 @@ def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any
         for key, value in values.items():
             if not key.startswith("hydra."):
                 OmegaConf.update(full, key, value, merge=True, force_add=True)
+        # Hydra lists the overrides of a run without those of hydra itself, as for the command line.
         full.hydra.overrides.task.extend(_as_overrides({k: v for k, v in values.items() if not k.startswith("hydra.")}))
     return full
 

@@ -153,8 +153,8 @@ class Runs(UserList[Run]):
 
         Args:
             metric: A column of metrics.csv; None for the primary metric of the runs.
-            select: The round by which rows are sorted, and of some columns: "last", "best" (by test score) or
-                "best_val" (by validation score).
+            select: The round whose score sorts the rows, and at which the columns worst tenth and global are taken:
+                "last", "best" (by test score) or "best_val" (by validation score).
             target: The score for the columns of rounds and seconds until a score is reached.
             group: Keys of the configuration by which runs are grouped; None for all keys but the seed.
             format: "text", "markdown", "csv", "latex", "json" or "html".

@@ -120,8 +120,8 @@ class Composer:
         if key != SWEEPER_PARAMS and not key.startswith(f"{SWEEPER_PARAMS}."):
             return [text]
         override, name = self.parse([text])[0], key.removeprefix(SWEEPER_PARAMS).lstrip(".")
-        params = value if override.is_sweep_override() else override.value()
-        params = {name: params} if name else params
+        params = value if override.is_sweep_override() else override.value()  # of one key, or a mapping of all
+        params = {name: params} if name else params  # name: the key after hydra.sweeper.params.
         if not isinstance(params, dict) or not params:
             return [text]
         return [f"{k}={v if isinstance(v, str) else show(v)}" for k, v in params.items()]
@@ -184,9 +184,9 @@ class Composer:
         try:
             with restore_hydra():
                 return _check_verbose(self._load(overrides, RunMode.MULTIRUN if multirun else RunMode.RUN))
-        except RecursionError as error:
+        except RecursionError as error:  # files of options that include each other
             raise ConfigError(_circular_defaults(self.folders)) from error
-        except COMPLAINTS as error:
+        except COMPLAINTS as error:  # of Hydra, OmegaConf and YAML
             raise ConfigError(explain(error)) from error
 
     def _load(self, overrides: list[str], mode: RunMode) -> DictConfig:

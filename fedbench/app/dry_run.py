@@ -51,18 +51,18 @@ def plan_of(folder: Path, name: str, config: Mapping[str, Any]) -> Planned:
     """
     method, rounds = config["choices"]["algorithm"], config["rounds"]
     if not (folder / "config.yaml").is_file():
-        return Planned(name, method, BEGIN, 0, rounds, None)
+        return Planned(name, method, BEGIN, done=0, rounds=rounds, round_s=None)
     if not is_same_run(load_config(folder / "config.yaml"), config):
         note = "the folder has a run with other options, whose files would be moved to a new folder"
-        return Planned(name, method, BEGIN, 0, rounds, None, note)
+        return Planned(name, method, BEGIN, done=0, rounds=rounds, round_s=None, note=note)
     done, round_s = _finished_rounds(folder)
-    if is_held(folder):
-        return Planned(name, method, ELSEWHERE, done, rounds, round_s, holder(folder))
+    if is_held(folder):  # by another process, which holder() describes
+        return Planned(name, method, ELSEWHERE, done, rounds, round_s, note=holder(folder))
     if read_json(folder / "summary.json").get("status") == "finished":
         return Planned(name, method, FINISHED, done, rounds, round_s)
     note = str(read_json(folder / "status.json").get("sentence") or "")
     if not is_resumable(folder):  # it ended before its first checkpoint
-        return Planned(name, method, BEGIN, 0, rounds, round_s, note)
+        return Planned(name, method, BEGIN, done=0, rounds=rounds, round_s=round_s, note=note)
     return Planned(name, method, RESUME, done, rounds, round_s, note)
 
 

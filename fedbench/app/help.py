@@ -175,6 +175,7 @@ def commented_keys(text: str) -> dict[str, tuple[str, str]]:
     root, lines = yaml.compose(text, yaml.SafeLoader), text.splitlines()
     pairs: list[Any] = root.value if isinstance(root, yaml.MappingNode) else []
     values = yaml.safe_load(text) or {}
+    # a key ends at the line of the next one
     ends = [*(key.start_mark.line for key, _ in pairs[1:]), len(lines)] if pairs else []
     keys = {}
     for (key, node), end in zip(pairs, ends, strict=True):

@@ -155,7 +155,7 @@ def run_single(full: DictConfig, command: Command) -> Attempt:
     check_processes(full, [*command.flags, *command.overrides])
     folder = new_folder(full, config)
     result = attempt(folder.path, lambda: start(config, folder.path, full.hydra, command.typed, _output(command)))
-    if result.status == MISTAKE:
+    if result.status == MISTAKE:  # an invalid option
         folder.remove_if_never_begun()
     if result.ended is not None and not result.ended.already:
         ending(result.ended.summary, folder.path)
@@ -243,7 +243,7 @@ def ask_hydra(command: Command) -> int:
     argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_paper_tables(command)]  # which Hydra reads
     try:
         with restore_hydra():
-            main(lambda config: None)()
+            main(lambda config: None)()  # a task that does nothing: Hydra prints what the flags ask for
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except COMPLAINTS as error:

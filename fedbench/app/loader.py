@@ -115,12 +115,20 @@ class Loader(ConfigLoader):
         sweep, and whether swept values are checked.  ``from_shell`` is ignored; it only matters for Hydra's messages.
         """
         try:
-            return self.hydra.load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
+            return self.hydra.load_configuration(
+                config_name,
+                overrides,
+                run_mode,
+                from_shell=False,
+                validate_sweep_overrides=validate_sweep_overrides,
+            )
         except COMPLAINTS:
             added = self.added(overrides)
             if added == overrides:
                 raise
-            return self.hydra.load_configuration(config_name, added, run_mode, False, validate_sweep_overrides)
+            return self.hydra.load_configuration(
+                config_name, added, run_mode, from_shell=False, validate_sweep_overrides=validate_sweep_overrides
+            )
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Return the configuration of one run of a sweep, from the cache of `compose_and_cache_run` if it is there."""

@@ -128,7 +128,7 @@ def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
 
 def _shared_defaults(group: str) -> dict[str, Any]:
     """Return a dict from key to default, for keys that all options of a group have and their files may leave out."""
-    shared = KEYS.get(group)
+    shared = KEYS.get(group)  # the class that declares these keys; None for a group without such keys
     declared = fields(shared) if shared and is_dataclass(shared) else ()
     immutable = {field.name: field.default for field in declared if field.default is not MISSING}
     mutable = {field.name: field.default_factory() for field in declared if field.default_factory is not MISSING}

@@ -143,8 +143,8 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         with open_dict(master.hydra):
             master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")  # with ~ expanded
             master.hydra.sweep.dir = str(folder)
-        before = stamps(folder)
-        task = RunTask(command, len(runs) or None, scored, quiet, _group(naming, folder))
+        before = stamps(folder)  # of the status files, by which outcomes() sees which runs were started
+        task = RunTask(command, total=len(runs) or None, scored=scored, quiet=quiet, group=_group(naming, folder))
         interrupted, stopped = _start_runs(composer, master, task)
     rows = outcomes(folder, before, planned)
     if isinstance(stopped, ConfigError) and all(row["status"] == "not started" for row in rows):
@@ -248,7 +248,7 @@ def name_run_folders(master: DictConfig, swept: list[str]) -> None:
         naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(excluded)}")
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
     subdir = str(sweep["subdir"])
-    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, not set by the user
+    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, which is given more arguments here
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
     with open_dict(master.hydra):
         master.hydra.overrides.hydra.extend(naming)  # the launcher composes each run with these

@@ -48,7 +48,7 @@ class RunLauncher:
                 self.master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(self.folder))}")
                 self.master.hydra.sweep.dir = str(self.folder)
         group = self.folder.parent.name if subfolder else self.folder.name  # one group of W&B for the whole search
-        self.task = RunTask(command, None, scored=False, quiet=True, group=group)
+        self.task = RunTask(command, total=None, scored=False, quiet=True, group=group)
 
     def compose(self, run: Sequence[str]) -> DictConfig:
         """Return the composed configuration of a run, with Hydra's node.

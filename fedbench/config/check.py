@@ -75,7 +75,7 @@ def _check_kind(group: str, target: Any) -> None:
         group: The group.
         target: Its value of ``_target_``.  Functions, and values that are no text, are not checked here.
     """
-    name, expected = KINDS[group]
+    name, expected = KINDS[group]  # the name of a method or base class that its classes have, and the kind in words
     cls = find_target(target, f"{group}._target_") if isinstance(target, str) else None
     if isinstance(cls, type):
         fits = hasattr(cls, name) or name in {base.__name__ for base in cls.__mro__}  # a method, or a base class
@@ -96,8 +96,8 @@ def _check_clients(values: Mapping[str, Any]) -> None:
         return
     num_trained = clients_to_train(num_clients, values["new_clients"]["count"])
     check_cohort(values["clients_per_round"], num_trained)
-    check_each("local.epochs", values["local"]["epochs"], num_trained, "numbers")
-    check_each("local.batch_size", values["local"]["batch_size"], num_trained, "numbers")
+    check_each("local.epochs", values["local"]["epochs"], num_trained, what="numbers")
+    check_each("local.batch_size", values["local"]["batch_size"], num_trained, what="numbers")
     check_each("optimizer.lr", values["optimizer"].get("lr"), num_trained)
     check_each("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, num_trained)
 
@@ -121,6 +121,7 @@ def _check_top(values: dict[str, Any]) -> None:
             isinstance(values.get(group), Mapping),
             f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
         )
+    # {}: the options of these groups are checked by themselves
     check_options("", {**values, **{group: {} for group in (*RESERVED, "privacy")}}, options_of(RunConfig), "a run")
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
     each = epochs if isinstance(epochs, list) else [epochs]  # of each client

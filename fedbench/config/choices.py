@@ -174,5 +174,5 @@ def named_classes(values: Mapping[str, Any]) -> dict[str, str]:
     Args:
         values: The checked configuration.
     """
-    targets = {group: values[group]["_target_"] for group in RESERVED}
+    targets = {group: values[group]["_target_"] for group in RESERVED}  # the groups whose options have a class
     return {group: t for group, t in targets.items() if is_class(group, values["choices"].get(group), t)}

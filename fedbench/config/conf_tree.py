@@ -64,8 +64,8 @@ def target_of(group: str, option: str, folders: Sequence[Path] | None = None) ->
     if match := re.search(r"^_target_:\s*['\"]?([\w.]+)['\"]?\s*(?:#|$)", text, re.MULTILINE):
         return match[1]  # much faster than parsing
     values = _mapping(text)
-    below = (name.removeprefix(f"{group}/") for name in _defaults(values, f"{group}/{option}"))
-    return values.get("_target_") or next((t for name in below if (t := target_of(group, name, folders))), None)
+    included = (name.removeprefix(f"{group}/") for name in _defaults(values, f"{group}/{option}"))  # other options
+    return values.get("_target_") or next((t for name in included if (t := target_of(group, name, folders))), None)
 
 
 def label_of(group: str, option: str | None, target: str | None, folders: Sequence[Path] | None = None) -> str | None:

@@ -127,8 +127,9 @@ def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
     row = find_row(option, folders)
     if row is None:
         return None
-    base = row.get("base") or []
+    base = row.get("base") or []  # the experiments that the row extends
     base = [base] if isinstance(base, str) else base
+    # the chosen options of groups, such as {"algorithm": "pgfed"}; all other entries are values of dotted keys
     chosen = {key: value for key, value in row.items() if isinstance(value, str) and _is_group(key, folders)}
     overrides = [{f"override /{group}": name} for group, name in chosen.items()]
     content: dict[str, Any] = {"defaults": [*(f"/{PREFIX}{name}" for name in base), "_self_", *overrides]}

@@ -341,7 +341,7 @@ def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
     else:
         kind, description = _kind(_evaluated(annotation, scope))
     kind: Any = Annotated[kind, WrapValidator(lambda value, check: value if _is_target(value) else check(value))]
-    default = ... if parameter.default is parameter.empty else None  # ...: required
+    default = ... if parameter.default is parameter.empty else None  # ...: required; None: any default, never used
     return FieldInfo.from_annotated_attribute(kind, Field(default, alias=parameter.name, description=description))
 
 

@@ -26,6 +26,7 @@ def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str
         config_dir: The user's --config-dir.
     """
     in_conf = _targets_of_conf(config_dir)
+    # current: paths of earlier releases become those of this one
     return [(key, target) for key, target in _targets(stored) if current(target) not in in_conf]
 
 

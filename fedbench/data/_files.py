@@ -167,7 +167,8 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
 def _check_sizes(path: Path) -> None:
     """Raise ValueError if the header of an array in an npz file announces another number of bytes than the file has.
 
-    NumPy would allocate the announced size, which may exceed the memory.  Nothing is checked if the file is no zip.
+    NumPy would allocate the announced size, which may exceed the memory.  Arrays of objects are not checked, as their
+    size is not announced, nor is a file that is no zip.
     """
     if not zipfile.is_zipfile(path):
         return

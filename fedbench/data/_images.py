@@ -254,7 +254,7 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
         n, start = len(files), time.monotonic()
         log.info("%s: decoding %s pictures once", name, f"{n:,}")
         interval = max(1, n // PROGRESS_LINES)
-        window = window_of(paths, None, name)  # None: black and white by the range of all pictures
+        window = window_of(paths, window=None, name=name)  # None: black and white by the range of all pictures
         for i, picture in enumerate(decode(paths, side, "rgb", window, crop=True)):
             if i and i % interval == 0:
                 left = (time.monotonic() - start) / i * (n - i)

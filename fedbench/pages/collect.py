@@ -252,6 +252,11 @@ def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options
 def _cell_row(table: str, cell: paper.Cell) -> Row:
     """Return the row of cells.csv for a cell of a paper's table, with our value if it was run.
 
+    Its columns are those that identify the cell, and "form": "full", "reduced" (a smaller setting) or "not run".  If it
+    was run, "run_with" (overrides), our mean and standard deviation, "ours_n" of "ours_of" runs with a defined value,
+    "sigma" (standard deviation over seeds), "tuned_at_end" (1 if our value is after fine-tuning) and "counted" (clients
+    in the mean, empty for all) follow.
+
     Args:
         table: The name of the paper's table.
         cell: The cell.

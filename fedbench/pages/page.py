@@ -152,7 +152,7 @@ class Group:
             key: A column of runs.csv.
         """
         if key not in self.rows:
-            return Spread(float("nan"), None, 0, self.n)
+            return Spread(float("nan"), std=None, count=0, total=self.n)
         std_key = "gain_last_clients" if key == "gain_last" else f"{key}_std"
         if self.is_summary:  # one row with means, and perhaps the columns KEY_std and KEY_n, instead of a row per run
             row = self.rows.iloc[0]

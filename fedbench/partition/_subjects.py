@@ -34,7 +34,7 @@ def split_by_subject(
     part = np.full(int(subject.max(initial=-1)) + 1, UNDECIDED, np.int8)  # [subjects]
     held_out, train = [], []
     for samples in lists:
-        _assign_parts(labels[samples], subject[samples], fraction, part, rng)
+        _assign_parts(labels[samples], subject[samples], fraction, part, rng)  # writes to part
         is_held_out = part[subject[samples]] == HELD_OUT  # [n_i]
         held_out.append(samples[is_held_out])
         train.append(samples[~is_held_out])

@@ -413,7 +413,7 @@ def _hold_out(
 
 def _advice(partition: Partition) -> str:
     """Return what the user can do about clients with too few samples, as the end of an error message."""
-    if not hasattr(partition, "default_num_clients"):
+    if not hasattr(partition, "default_num_clients"):  # the user chooses the number of clients
         return "lower partition.num_clients or make the partition more even"
     path = getattr(partition, "path", None)
     where = f" in partition.path={path}" if path is not None else ""

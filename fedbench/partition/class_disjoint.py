@@ -45,14 +45,16 @@ class ClassDisjoint:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign each class to one client, in every pool, a set of samples.
+        """Assign each class to one client, which gets its samples in every pool (set of samples).
+
+        With the option shots, only that many training samples of each class are assigned.
 
         Args:
             labels: Label of each sample of the data set, [n].
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.

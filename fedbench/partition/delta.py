@@ -56,14 +56,16 @@ class Delta:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign negatives and positives by their counts, in every pool, a set of samples.
+        """Assign each client its counts of negatives (class 0) and positives (other classes), in every pool.
+
+        Of a pool, a set of samples, as many negatives as positives are used.  The other samples have no client.
 
         Args:
             labels: Label of each sample of the data set, [n].
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.

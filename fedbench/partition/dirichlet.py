@@ -49,14 +49,16 @@ class Dirichlet:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Divide each class of each pool, a set of samples, by Dirichlet shares; repeat until all clients have enough.
+        """Divide the samples of each class by Dirichlet shares, the same in every pool (set of samples).
+
+        The shares are drawn again until every client has the minimum numbers of training and test samples.
 
         Args:
             labels: Label of each sample of the data set, [n].
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.

@@ -70,7 +70,7 @@ class Domain:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign samples by their client site, in every pool, a set of samples.
+        """Assign samples by their client site, in every pool (set of samples).
 
         Args:
             labels: Label of each sample of the data set, [n].

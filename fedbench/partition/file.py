@@ -84,7 +84,7 @@ class File:
         lists = self.content.lists
         for part, client_samples in lists.items():
             self._check_samples(part, client_samples, len(arrays))
-        if "" in lists:
+        if "" in lists:  # lists without parts, such as train and test, which `assign` divides
             return None
         self._check_run(arrays)
         empty = [np.empty(0, np.int64)] * len(lists["train"])
@@ -99,23 +99,26 @@ class File:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign each client the samples of its list in the file, as far as they are in a pool, a set of samples.
+        """Assign each client the samples of its list in the file that are in a pool; other samples have no client.
+
+        The file has one list for each client.  A file with training and test lists is not divided here: it is the split
+        itself (`predefined_split`).
 
         Args:
-            labels: Label of each sample of the data set, [n].
+            labels: Label of each sample of the data set, [n].  Only their number is used.
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
-            num_clients: N.
-            rng: The only source of random numbers.
-            domain: Not used.
+            num_clients: Not used: the file determines N.
+            rng: Not used: nothing is random.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
+        client_lists = self.content.lists[""]  # the content is a dict from part to lists; "": without parts
         assigned = []
         for pool in pools:
             in_pool = np.zeros(len(labels), bool)  # [n]
             in_pool[pool] = True
-            client_lists = self.content.lists[""]  # "": lists without parts, such as train and test
             assigned.append(Ragged.from_lists([samples[in_pool[samples]] for samples in client_lists]))
         return assigned
 

@@ -16,14 +16,14 @@ class IID:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Shuffle each pool, a set of samples, and divide it evenly among the clients.
+        """Shuffle each pool (set of samples), and divide it evenly among the clients.
 
         Args:
-            labels: Label of each sample of the data set, [n].
+            labels: Not used: samples are divided without regard to labels.
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
@@ -31,6 +31,6 @@ class IID:
         lists = []
         for pool in pools:
             sizes = np.full(num_clients, len(pool) // num_clients, np.int64)  # [N]
-            sizes[: len(pool) % num_clients] += 1
+            sizes[: len(pool) % num_clients] += 1  # the first clients get the remaining samples
             lists.append(Ragged.from_sizes(rng.permutation(pool), sizes))
         return lists

@@ -50,7 +50,7 @@ class Pachinko:
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
@@ -79,11 +79,17 @@ class Pachinko:
     def _superclasses(self, num_classes: int) -> np.ndarray:
         """Return the superclass of each of the C classes: ``coarse``, or CIFAR-100's if it is None.  # [C] int64"""
         coarse = CIFAR100 if self.coarse is None else self.coarse
-        found = "null means the 100 classes of CIFAR-100" if self.coarse is None else f"it has {len(coarse)} values"
+        if self.coarse is None:
+            require(
+                num_classes == len(CIFAR100),
+                f"partition.coarse=null stands for the superclasses of CIFAR-100, but the data set has {num_classes} "
+                "classes instead of 100: set partition.coarse to a list with the superclass of each class, as whole "
+                "numbers from 0",
+            )
         require(
             len(coarse) == num_classes,
-            f"partition.coarse must list the superclass of each of the {num_classes} classes, but {found}: "
-            "correct the list",
+            f"partition.coarse must list the superclass of each of the {num_classes} classes, but it has "
+            f"{len(coarse)} values: correct the list",
         )
         are_indices = all(type(c) is int and c >= 0 for c in coarse)
         require(are_indices, f"partition.coarse={coarse} must be a list of whole numbers >= 0: correct it")

@@ -35,14 +35,16 @@ class Pathological:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign each client a few classes, and divide each class randomly among its clients, in every pool.
+        """Assign each client a few classes, and divide each class by random shares among its clients.
+
+        The shares are the same in every pool (set of samples).
 
         Args:
             labels: Label of each sample of the data set, [n].
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
@@ -59,8 +61,8 @@ class Pathological:
         for row in shares:  # of one class
             clients = np.flatnonzero(row)
             if len(clients):
-                u = rng.random_sample(len(clients))
-                row[clients] = u / u.sum()
+                amounts = rng.random_sample(len(clients))
+                row[clients] = amounts / amounts.sum()
         return assign_by_shares(labels, pools, shares, rng)
 
     def _draw_classes(self, num_classes: int, num_clients: int, rng: np.random.RandomState) -> np.ndarray:

@@ -31,14 +31,16 @@ class Practical:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """Assign the shares of each class in random order, in every pool, a set of samples.
+        """Divide each class by the same shares, in another random order of the clients for each class.
+
+        The order is the same in every pool (set of samples).
 
         Args:
             labels: Label of each sample of the data set, [n].
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
             num_clients: N.
             rng: The only source of random numbers.
-            domain: Not used.
+            domain: Not used; partitions by client site need it.
 
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
@@ -62,7 +64,7 @@ class Practical:
                 f"partition.num_clients={num_clients} is too small for shares of 1%, 10% and 80%: use at least 3, "
                 "or set partition.shares",
             )
-            return np.array([0.1 / (num_clients - 2)] * (num_clients - 2) + [0.1, 0.8])
+            return np.array([0.1 / (num_clients - 2)] * (num_clients - 2) + [0.1, 0.8])  # 10% for all others together
         shares = np.array(self.shares, float)
         require(
             len(shares) == num_clients,

@@ -158,7 +158,7 @@ def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
         ConfigError: The metric is unknown or not personal/..., the runs differ in other keys or in their partition,
             or a run or its scores of clients are missing.
     """
-    scores.check_metric(metric, 0, runs)
+    scores.check_metric(metric, target=0, runs=runs)  # 0: a valid target, which is not used here
     require(
         metric.startswith("personal/"),
         f"--choose {key} compares validation scores of clients, which exist for personal metrics only: "

@@ -259,7 +259,7 @@ def client(
     """Return the score of one client over the rounds, with a column per group, and the path of its figure.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         name: The name or the number of the client.
         options: The metric.
         files: Where the figure is written; None for no figure.

@@ -128,7 +128,7 @@ def check_flags(args: argparse.Namespace) -> None:
         args.group is None or all(args.group.split(",")),
         f"--group {args.group} must be config keys separated by commas, such as algorithm,partition.alpha",
     )
-    if args.choose == EACH_METHOD:
+    if args.choose == EACH_METHOD:  # --choose without a key
         require(
             args.select != "best",
             "--select best chooses a round by its test score, and --choose must not read test scores: use last or "

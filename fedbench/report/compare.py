@@ -50,7 +50,7 @@ def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[T
     runs, damaged = runs_of(args)
     metric = args.metric or scores.primary_metric(runs)
     options = Options(metric, args.select, group=args.group.split(",") if args.group else None)
-    scores.check_metric(metric, 0, runs)
+    scores.check_metric(metric, target=0, runs=runs)  # 0: a valid target, which is not used here
     groups, repeated = group_runs(runs, options.group)  # repeated: the number of runs that later ones replace
     if options.group is not None:  # the settings are the values of the keys of --group that are not of the method
         set_settings(groups, options.group)

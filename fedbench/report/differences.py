@@ -41,7 +41,7 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
         Column("difference", "difference", digits, scale),
         Column("low", "95% low", digits, scale),
         Column("high", "95% high", digits, scale),
-        Column("p", "p", 5),
+        Column("p", "p", digits=5),
         Column("p_holm", "p (Holm)", 5),
         *(Column(key, key) for key in ("better", "equal", "worse")),
         Column("effect", "d_z"),  # Cohen's: mean difference / standard deviation of the differences

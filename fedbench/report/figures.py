@@ -56,7 +56,7 @@ def draw_settings(groups: list[Group], runs: list[Run], options: Options, files:
     A setting is a data set, a partition, a model and the other config values outside of the method.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: Metric, selected round, target and grouping of the report.
         files: The folder, prefix and format of the figures.
@@ -109,7 +109,7 @@ def _series(group: Group, name: str, x: Any, curve: DataFrame, scale: float = 1)
     """Return the line of a group, without deviations if it has only one run.
 
     Args:
-        group: The group.
+        group: Runs that differ only in the seed.
         name: The legend entry, to which the number of runs is added.
         x: The positions [R], such as rounds.
         curve: The columns mean and std [R, 2].
@@ -149,7 +149,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     """Draw the metric over communication, a line per group, and return the path.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         options: The metric.
         key: The directions of communication: "bytes" for both, "bytes_up" or "bytes_down".
         path: The file.
@@ -218,7 +218,7 @@ def _megabytes(group: Group, direction: str, kind: str) -> DataFrame:
     """Return the cumulative MB at the rounds that all runs of a group have [R, seeds].
 
     Args:
-        group: The group.
+        group: Runs that differ only in the seed.
         direction: "up" or "down".
         kind: "bytes" for sent bytes, "dense" for the bytes without compression.
     """
@@ -279,7 +279,8 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         series.append(Series(f"{name} (n={n})", xs, mean, std))
     magnitudes = [abs(x) for line in series for x in line.x if x]  # of the key's values except 0
     kind_of_marks = "bars" if max(magnitudes) > 100 * min(magnitudes) else "points"
-    data = Drawing(kind_of_marks, "", key_title(key), metric_axis_label(options.metric), series)
+    ylabel = metric_axis_label(options.metric)
+    data = Drawing(kind_of_marks, title="", xlabel=key_title(key), ylabel=ylabel, series=series)
     return drawing.save(drawing.draw_axes(data, figsize=(7, 4.5)), path)
 
 
@@ -326,9 +327,8 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
     heading = gains_title(options.metric, options.select, any(bars.std for bars in series))
     tuned = drawing.TUNED_LEGEND if any(DAGGER in name for name in gains) else ""
     heading = "\n".join(filter(None, (heading, drawing.escape_mathtext(title), tuned)))
-    return drawing.save(
-        drawing.draw_panels(Drawing("panels", "", "Client", gains_ylabel(scale), series), titles, heading), path
-    )
+    data = Drawing("panels", title="", xlabel="Client", ylabel=gains_ylabel(scale), series=series)
+    return drawing.save(drawing.draw_panels(data, titles, heading), path)
 
 
 def gains_title(metric: str, select: str, has_std: bool) -> str:

@@ -62,7 +62,7 @@ class Cell:
     runs: list[Run] = field(default_factory=list)
     overrides: str = ""
     reduced: bool = False
-    ours: Spread = field(default_factory=lambda: Spread(float("nan"), None, 0, 0))
+    ours: Spread = field(default_factory=lambda: Spread(float("nan"), std=None, count=0, total=0))
     std_over_seeds: float | None = None
     tuned: bool = False
     clients: str | None = None
@@ -222,7 +222,7 @@ def paper_of(run: Run) -> dict[str, Any]:
 
     def holds(override: str) -> bool:
         key, _, value = override.partition("=")
-        return str(config.get(f"choices.{key}", config.get(key))) == value
+        return str(config.get(f"choices.{key}", config.get(key))) == value  # choices: the option of each group
 
     paper = dict(run.config.get("paper") or {})
     for column, value in paper.items():
@@ -273,7 +273,12 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
         # no departures first, then the setting with the most seeds
         for setting in sorted(settings, key=lambda s: (any(s), -len(settings[s]), s)):
             reduced, _ = setting
-            cell = Cell(row, list(settings[setting].values()), " ".join(filter(None, setting)), bool(reduced))
+            cell = Cell(
+                row,
+                runs=list(settings[setting].values()),
+                overrides=" ".join(filter(None, setting)),
+                reduced=bool(reduced),
+            )
             if row["metric"] in METRICS:
                 _measure(cell, PrintedCell(name, row, tuple(runs), target))
             cells.append(cell)
@@ -374,7 +379,7 @@ def cell_table(
         Column("printed", "printed"),
         Column("ours", "ours", missing="not run"),
         Column("difference", "difference"),
-        Column("in_std", "in our std", 1),
+        Column("in_std", "in our std", digits=1),
         Column("n", "n"),
     ]
     if any(cell.clients for cell in cells):

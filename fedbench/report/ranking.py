@@ -65,9 +65,11 @@ def ranks_table(settings: list[Setting], ranks: DataFrame, names: dict[str, str]
         tuned = any(s.groups[name].tuned for s in settings if name in s.groups)
         rates = {f"wins_{other}": wins.loc[name, other] for other in ranks.columns if other != name}
         rows.append({"method": name, "tuned": tuned, "rank": float(average[name])} | rates)
-    columns = [Column("method", "method", display=names.__getitem__, dagger_key="tuned"),
-               Column("rank", "average rank"),
-               *(Column(f"wins_{other}", f"against {names[other]}", 1, 100) for other in ranks.columns)]  # fmt: skip
+    columns = [
+        Column("method", "method", display=names.__getitem__, dagger_key="tuned"),
+        Column("rank", "average rank"),
+        *(Column(f"wins_{other}", f"against {names[other]}", digits=1, scale=100) for other in ranks.columns),
+    ]
     notes = [
         "average rank: 1 is best. Methods are ranked in each setting by their means over the seeds that all have. "
         "against: the part of settings and seeds in which the method is better than that one (%); ties count half.",

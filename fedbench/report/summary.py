@@ -187,7 +187,7 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
     """Return the scores of each group over seeds.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: Metric, selected round, target and grouping of the report.
 
@@ -225,9 +225,9 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
         Column("n", "n"),
         Column("counted", "over clients", missing="all"),
         *(Column(key, title, digits, scale) for key, title in titles.items()),
-        Column("rounds_to_target", f"rounds to {goal}", 1, missing="never"),
-        Column("seconds_to_target", f"s to {goal}", 1, missing="never"),
-        Column("images_per_s", "images/s", 0),
+        Column("rounds_to_target", f"rounds to {goal}", digits=1, missing="never"),
+        Column("seconds_to_target", f"s to {goal}", digits=1, missing="never"),
+        Column("images_per_s", "images/s", digits=0),
         *(Column(f"mb_{d}", f"MB {d}") for d in ("up", "down")),
         *(Column(f"part_{d}", f"{d} (% of dense)", scale=100) for d in ("up", "down")),
         Column("mb_to_target", f"MB to {goal}", missing="never"),
@@ -289,7 +289,7 @@ def sent_table(groups: list[Group], table: Table, options: Options) -> Table | N
     """Return the table of communication; None if no run was compressed.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         table: The table of results, whose rows are used.
         options: Metric, selected round, target and grouping of the report.
     """
@@ -305,7 +305,7 @@ def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[
     """Return the explanations below the tables.
 
     Args:
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         repeated: The number of runs that are left out because a later run has the same configuration and seed.
         options: Metric, selected round, target and grouping of the report.
         shown: The keys of the columns to explain; None for all.

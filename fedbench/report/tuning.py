@@ -101,7 +101,7 @@ def choice_table(runs: list[Run], metric: str, select: str) -> Table:
     Raises:
         ConfigError: No run is finished, the metric does not begin with personal/, or there are no validation scores.
     """
-    scores.check_metric(metric, 0, runs)
+    scores.check_metric(metric, target=0, runs=runs)  # 0: a valid target, which is not used here
     require(
         metric.startswith("personal/"),
         f"--choose compares validation scores, which exist for personal metrics only: --metric is {metric}, and must "

@@ -73,17 +73,18 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
     Raises:
         ConfigError: No plan supports the model.
     """
-    if not engine.model.uses_vmap:
+    if not engine.model.uses_vmap:  # its operations are known to support several clients at once
         return list(plans)
     fault, gradient = try_training(engine, many=False)
     if fault is not None:
         raise ConfigError(
             f"{fault.layer} cannot be trained: {fault.reason}; correct the model, or choose another one by model=..."
         )
-    one_by_one = [plan for plan in plans if plan.chunk == 1]
+    one_by_one = [plan for plan in plans if plan.chunk == 1]  # chunk: the number of clients computed at once
     if len(one_by_one) == len(plans):
         return one_by_one
     fault, batched_gradient = try_training(engine, many=True)  # both clients at once; gradients [2, P]
+    # AGREE: the largest relative difference that counts as rounding error
     if fault is None and (gradient - batched_gradient).norm() > AGREE * gradient.norm():
         fault = Fault("the model", "its gradients then differ from those of single clients")
     if fault is None:
@@ -95,6 +96,7 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
             f"({fault.reason}): use hardware.executor=auto, or hardware.chunk=1"
         )
     names = ", ".join(dict.fromkeys(plan.name for plan in plans if plan.chunk != 1))
+    # fault: the layer and the reason
     log.info("executor %s is not used: %s cannot be computed for several clients at once (%s)", names, *fault)
     return one_by_one
 
@@ -112,13 +114,13 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
         The reason of a failure (None: none), and the gradients of both clients [2, P].
     """
     small, before = _small(engine, chunk=2 if many else 1), _generators(engine.device)
-    cohort = Cohort(small, np.arange(small.federation.num_clients), 0, "trial")
+    cohort = Cohort(small, np.arange(small.federation.num_clients), round=0, mode="trial")
     rows = engine.model.init_row().repeat(len(cohort), 1)
     gradient = torch.zeros_like(rows)
     try:
         with contextlib.suppress(RunError):  # a loss that is not finite is reported elsewhere
             cohort.train(rows, how=LocalTraining(steps=1, batch_size=2))
-        gradient = cohort.gradient(rows)[0]
+        gradient = cohort.gradient(rows)[0]  # [2, P]; [1] are the losses
         cohort.forward(rows, split="train")
     except torch.OutOfMemoryError:
         raise
@@ -155,9 +157,9 @@ def _small(engine: Engine, chunk: int) -> Engine:
     return replace(
         engine,
         federation=replace(few, splits=splits),
-        with_new_clients=None,  # both without effect on whether a model can be computed
+        with_new_clients=None,  # this and the next one have no effect on whether a model can be computed
         privacy=None,
-        executor=Executor(Plan("trial", chunk, 1, 1), engine.device),  # one worker with one thread
+        executor=Executor(Plan("trial", chunk, workers=1, intra=1), engine.device),  # intra: threads of the worker
     )
 
 
@@ -207,7 +209,7 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
         layer.register_forward_hook(note_if_drawn)
     index = torch.from_numpy(small.federation.splits["train"].indices).to(device)
     # ClientRandom replaces torch's known random functions, such as dropout, which therefore do not count as drawing
-    with torch.no_grad(), torch.random.fork_rng(), ClientRandom(None, False):
+    with torch.no_grad(), torch.random.fork_rng(), ClientRandom(client_key=None, vmapped=False):
         module(small.federation.gather(index)[0])
     return drawing[0] if drawing else "the model"
 
@@ -270,7 +272,7 @@ class Trial:
 
         If the first step is slow, it may have included the warm-up.  Then it is repeated, and the shorter time counts.
         """
-        self.engine = use(self.engine, Plan("loop", 1, 1, 1))
+        self.engine = use(self.engine, Plan("loop", chunk=1, workers=1, intra=1))
         first = self._time_steps(1)
         # LEAST is the smallest budget in seconds; a step of a hundredth of it cannot have included a warm-up
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
@@ -279,7 +281,7 @@ class Trial:
         """Train the clients of this trial for ``count`` local steps, and return the mean seconds of a step."""
         e, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
-            cohort = Cohort(e, self.ids, 0, "trial")  # in round 0, with random numbers of its own
+            cohort = Cohort(e, self.ids, round=0, mode="trial")  # a mode with random numbers of its own
             cohort.train(e.model.init_row(), how=LocalTraining(steps=count, batch_size=_timed_batch_size(e)))
         if self.is_cuda:
             torch.cuda.synchronize(e.device)
@@ -351,7 +353,7 @@ def _local_steps(engine: Engine) -> float:
     It is that for the batch size with which plans are timed, at most 32.
     """
     sizes = engine.federation.num_samples
-    steps, _ = rng.lengths(
+    steps, _ = rng.lengths(  # for each client
         sizes,
         _timed_batch_size(engine),
         epochs=None if engine.steps else engine.epochs,

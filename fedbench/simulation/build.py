@@ -128,7 +128,7 @@ def load(cfg: DictConfig) -> Arrays:
     except ConfigError:
         raise
     except MemoryError as error:
-        large = [
+        large = [  # options that may be numbers of samples
             f"dataset.{key}={value}" for key, value in cfg.dataset.items() if isinstance(value, int) and value > FEW
         ]
         advice = f"lower {' or '.join(large)}" if large else "use a smaller data set, or a machine with more memory"
@@ -178,10 +178,10 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
         method,
         cfg.partition.num_clients,
         cfg.partition.seed,
-        options.split,
-        options.test_fraction,
-        options.val_fraction,
-        options.get("subset", 1.0),
+        split=options.split,
+        test_fraction=options.test_fraction,
+        val_fraction=options.val_fraction,
+        subset=options.get("subset", 1.0),
     )
     return split if cfg.folds is None else hold_out_fold(split, arrays, cfg.folds, cfg.fold, cfg.partition.seed)
 
@@ -213,13 +213,13 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
         ConfigError: Augmentation is requested with a frozen encoder, or the attack cannot poison these data.
     """
     augment = plain_values(cfg.dataset.augment)
-    arrays = arrays.for_split(split, cfg.dataset.normalize)
+    arrays = arrays.for_split(split, cfg.dataset.normalize)  # fitted to training samples, if the data set needs it
     warn_of_scales(arrays, split)
     poisoned = poison(cfg, arrays, split)
     arrays, split = poisoned.arrays, poisoned.split
     where, normalize, shard = cfg.hardware.get("data", "auto"), cfg.dataset.normalize, _shard(cfg, poisoned)
-    if not reads_inputs(cfg):
-        on_host = stay_on_host(arrays, where, device)
+    if not reads_inputs(cfg):  # the model has no frozen encoder
+        on_host = stay_on_host(arrays, where, device)  # where: on the device or the host
         built = Federation.build(arrays, split, device, normalize, augment, on_host=on_host, shard=shard)
         return with_triggered(built, poisoned)
     require(
@@ -429,6 +429,7 @@ def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int
     outputs = training.outputs_per_sample
     per_client = evaluation_batch(training.device)
     together = shared_evaluation_batch(training.device, training.sample_bytes)
+    # with outputs for each pixel, fewer samples fit in memory
     return smaller_for_masks(per_client, outputs), smaller_for_masks(together, outputs)
 
 
@@ -447,9 +448,9 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
         hardware.chunk,
         hardware.threads,
         device,
-        -(-cohort // ranks.world_size),
-        ranks.local_world_size,
-        cuda_graphs(hardware.graphs, device),
+        cohort_size=-(-cohort // ranks.world_size),  # of this process, rounded up
+        num_processes=ranks.local_world_size,
+        graphs=cuda_graphs(hardware.graphs, device),
     )
 
 
@@ -489,7 +490,8 @@ def central_privacy(cfg: DictConfig, rows: RowStore, training: Federation) -> Ce
             f"cover: use {group}={instead}, or privacy=local",
         )
     is_rate = cfg.clients_per_round is None and cfg.privacy.sampling == "poisson"
-    expected = cfg.sample_rate * training.num_clients if is_rate else training.cohort_size  # not rounded for a rate
+    # the expected number of clients of a round, which is not rounded if each client is sampled at a rate
+    expected = cfg.sample_rate * training.num_clients if is_rate else training.cohort_size
     return make(
         cfg.privacy,
         key="privacy",
@@ -501,7 +503,7 @@ def central_privacy(cfg: DictConfig, rows: RowStore, training: Federation) -> Ce
 
 
 def client_ranks(cfg: DictConfig, model: FlatModel) -> ClientRanks | None:
-    """Return the ranks of the clients' products and the columns that they have; None if all ranks are equal.
+    """Return the ranks of the clients' LoRA products and the columns that they have; None if all ranks are equal.
 
     Args:
         cfg: The checked configuration.
@@ -520,17 +522,17 @@ def lora_sync(cfg: DictConfig, model: FlatModel, rows: RowStore) -> LoraSync | N
         rows: Creates the states.
 
     Raises:
-        ConfigError: The rule changes frozen weights that other runs of the process use.
+        ConfigError: The rule changes frozen weights that other runs of the process use (those of `HasHiddenLayers`).
     """
     name = component(cfg, "adapter").sync
-    if name in ("average", "ffa"):
+    if name in ("average", "ffa"):  # ffa trains one factor only, which is averaged too
         return None
     require(
         name not in ("flora", "fedex") or not isinstance(model.module, HasHiddenLayers),
         f"adapter.sync={name} changes frozen weights, and those of model={cfg.choices.model} are shared between runs: "
         "use adapter.sync=flex, or another model",
     )
-    return LoraSync(name, model, rows, int(cfg.seed), client_ranks(cfg, model))
+    return LoraSync(name, model, rows, seed=int(cfg.seed), client_ranks=client_ranks(cfg, model))
 
 
 def server_rule(cfg: DictConfig) -> ServerRule | None:
@@ -640,7 +642,7 @@ def check_method(engine: Engine, method: Algorithm) -> None:
         "privacy.sensitivity=lr_over_n needs one learning rate per round, but optimizer.schedule.per is "
         f"{engine.optimizer.schedule.per}: use optimizer.schedule.per=round",
     )
-    require(
+    require(  # ratio: the noise's standard deviation as a multiple of the sensitivity, 0 without noise
         privacy.ratio == 0 or not engine.model.buffer_names,
         f"privacy.epsilon={privacy.epsilon:g}: noise could make the running variances of BatchNorm negative; use a "
         "model without BatchNorm, for example model.norm=group if the model has that option",
@@ -783,9 +785,10 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine
         A copy of the engine with the plan.
     """
     ranks = engine.executor.ranks
-    ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)
-    if engine.federation.shard is not None:  # as many of the clients whose samples this process stores
-        ids = np.flatnonzero(engine.federation.shard.owned)[: len(ids)]
+    federation = engine.federation
+    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)  # the cohort of round 0
+    if federation.shard is not None:  # as many of the clients whose samples this process stores
+        ids = np.flatnonzero(federation.shard.owned)[: len(ids)]
     ids = ids[: 8 if engine.device.type == "cpu" else 64]  # enough clients to compare plans
     best = autotune.fastest(engine, ids, plans, steps) if ranks.is_first else plans[0]
     return use(engine, ranks.broadcast_object("choice of the executor", best), ranks)

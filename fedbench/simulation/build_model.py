@@ -89,14 +89,14 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
     """
     spec = DataSpec(
         data.input_shape,
-        data.num_classes if isinstance(data, Arrays) else data.task.outputs(data.num_classes),
-        data.class_names,
-        data.template,
-        tuple(getattr(target_of(cfg, "algorithm"), "reads", ())),  # inputs that it needs of the model, as "tokens"
-        None if isinstance(data, Arrays) else data.num_clients,
+        num_classes=data.num_classes if isinstance(data, Arrays) else data.task.outputs(data.num_classes),
+        class_names=data.class_names,
+        template=data.template,
+        reads=tuple(getattr(target_of(cfg, "algorithm"), "reads", ())),  # further inputs of the method, as "tokens"
+        num_clients=None if isinstance(data, Arrays) else data.num_clients,
     )
     arguments = {**vars(spec), "spec": spec}
-    parameters, takes_any = _parameters(target_of(cfg, "model"))
+    parameters, takes_any = _parameters(target_of(cfg, "model"))  # their names, and whether there is **kwargs
     accepted = {name: value for name, value in arguments.items() if name in parameters}
     tried = [n for n in ("input_shape", "num_classes") if n not in parameters] if takes_any else []
     while True:

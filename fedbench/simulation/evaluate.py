@@ -133,9 +133,10 @@ def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, split: str 
         Metrics by name, [n] each.
     """
     cohorts = [Cohort(engine, slice_ids, round, "evaluation") for slice_ids in slices(engine, ids)]
-    metrics = [score(cohort, row, None, split) for cohort in cohorts]
+    # predict=None: the forward pass of the model, not the method's own prediction
+    metrics = [score(cohort, row, predict=None, split=split) for cohort in cohorts]
     if split == "test":
-        metrics = [m | attack_success(cohort, row, None) for m, cohort in zip(metrics, cohorts)]
+        metrics = [m | attack_success(cohort, row, predict=None) for m, cohort in zip(metrics, cohorts)]
     return _concatenated(metrics)
 
 

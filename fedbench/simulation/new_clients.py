@@ -116,7 +116,7 @@ def _adapt(
     for epoch in range(epochs + 1):
         pause()
         cohort = Cohort(engine, ids, epoch, "new clients")
-        curve.append(evaluate.score(cohort, row, None, "test"))
+        curve.append(evaluate.score(cohort, row, predict=None, split="test"))  # None: the model's forward pass
         if epoch < epochs:
             row = _epoch(cohort, row)
     return {name: np.stack([c[name] for c in curve]) for name in curve[0]}

@@ -84,7 +84,7 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
                 train,
                 f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
                 f"{' in training mode' if train else ''}",
-                lambda module: _watch_tables(module, x, largest, name),
+                lambda module: _watch_tables(module, x, largest, name),  # checks the sizes of embeddings
             )
             out = _logits(out, name)
             _check_shape(out, expected, outputs, name)
@@ -122,7 +122,7 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
     module: Any = model.module
     try:
         with torch.set_grad_enabled(train):
-            if isinstance(module, BatchedModule):
+            if isinstance(module, BatchedModule):  # has a forward pass of its own for several clients
                 return model.forward(model.init_row().requires_grad_(train), x, ForwardContext(train))
             frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
             module = copy.deepcopy(module, memo=frozen)  # frozen parameters are shared, not copied

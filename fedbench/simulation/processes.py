@@ -62,7 +62,7 @@ def broadcast_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
     from fedbench.engine.ranks import current
 
     message = None if run is None else (dict(run[0]), str(run[1].resolve()), run[2])
-    current().gather("beginning of a run", message)
+    current().gather("beginning of a run", message)  # every rank gets the messages of all, of which only rank 0 has one
 
 
 def _run_as_worker(ranks: Ranks) -> int:

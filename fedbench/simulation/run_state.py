@@ -102,7 +102,7 @@ class Simulation:
             "data_hash": self.data_hash,
             **state_of(self.algorithm, self.engine),
             **({"early_stopping": self.early_stopping.state_dict()} if self.early_stopping else {}),
-            "late_rows": json.dumps(sorted(self.engine.rows.late)),
+            "late_rows": json.dumps(sorted(self.engine.rows.late)),  # names of rows that were created in rounds
             "record": json.dumps(
                 {
                     "best": self.best,

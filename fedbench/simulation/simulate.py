@@ -163,7 +163,7 @@ def interruptible() -> Iterator[None]:
 
     At the end of the block, received signals are passed on to the previous handlers (core/signals.py).
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
         yield
         return
 

@@ -183,7 +183,7 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
     Raises:
         KeyboardInterrupt: A stop signal arrived.
     """
-    cfg, earlier = sim.cfg, sim.cost["total_s"]
+    cfg, earlier = sim.cfg, sim.cost["total_s"]  # earlier: seconds of the processes before a resume
     while sim.done < cfg.rounds and not sim.is_stopped_early and not sim.is_paused:
         costs = run_round(sim, callbacks)
         sim.cost["total_s"] = earlier + time.monotonic() - began
@@ -225,6 +225,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
         check_used(sim, cohort.cost)
         report_left_out(sim, cohort.cost)
     if engine.compression is not None and cohort.cost.losses is not None:
+        # a compressor that adapts to the training losses of clients; the bytes are those of uploading these losses
         cohort.cost.bytes_up += engine.compression.observe(cohort.cost.losses)
     synchronize(engine.device)
     seconds = {"round_s": time.perf_counter() - began}

@@ -100,7 +100,8 @@ def log_components(sim: Simulation) -> None:
     for line in engine.rows.plan():
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
-        size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))[0])
+        initial = engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))  # of one client
+        size = engine.rows.size(buffer, initial[0])
         log.info("state %s, for each kind of model that clients train (optimizer.reset=never)", size)
 
 

@@ -26,6 +26,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", escape_stars, priority=1)  # before the extension napoleon adds stars
     inline, block = (partial(write_math, as_block=as_block) for as_block in (False, True))
+    # a renderer is a function for the beginning of an equation, and one for its end, which is not needed
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -18,7 +18,7 @@ def generate_pages(root: Path) -> dict[str, str]:
 
     loader = FileSystemLoader(root / "docs" / "_templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["cell"] = lambda text: text.replace("|", r"\|")
+    environment.filters["cell"] = lambda text: text.replace("|", r"\|")  # a bare | would end the cell of a table
     methods, tables = read_methods(root), printed_tables(root)
     pages = {
         "methods/index.md": environment.get_template("methods.md").render(methods=methods),

@@ -92,6 +92,7 @@ def read_methods(root: Path) -> list[Method]:
         docstrings = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
         header = ast.get_docstring(tree) or class_name
         title = header.partition("\n")[0]
+        # The module of a variant has the title of the method it varies; its own is the first line of its YAML file.
         is_variant = not title.startswith(f"{paper_name}:")
         methods.append(
             Method(

@@ -115,7 +115,7 @@ def _result(page: Page, part: str, group: Group, label: str, option: str) -> dic
     setting += [] if normalized(label) == normalized(option) else [method_name(label)]
     setting += [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()
                 if name not in METHOD_KEYS and value is not None]  # fmt: skip
-    column = Column("", "", scale=page.scale, missing="")
+    column = Column(key="", title="", scale=page.scale, missing="")  # only for the format of numbers
     last, best = (format_cell(group.spread(key), column) for key in ("last", "best"))
     return {
         "page": page.name,

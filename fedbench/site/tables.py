@@ -79,7 +79,8 @@ def _table(
         experiments: The experiments of its rows.
         about: The content of its file in conf/paper.
     """
-    reported = reported.assign(cell=range(len(reported)))
+    reported = reported.assign(cell=range(len(reported)))  # keeps the order of the cells, and their identity
+    # a row per printed cell and our value of it; several rows if pages have several values
     merged = reported.merge(ours.drop(columns="table"), how="left", on=CELL_KEYS)
     merged["form"] = pd.Categorical(merged["form"].fillna("not run"), FORMS, ordered=True)
     merged = merged.sort_values(["cell", "form"], kind="stable").astype({"mean": float})

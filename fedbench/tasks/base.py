@@ -370,4 +370,5 @@ def task_for(kind: str) -> type[Task]:
             "with which the data set's class creates its Arrays"
         )
     module = importlib.import_module(f"fedbench.tasks.{kind}")
+    # the class of the module that sets kind itself; imported and inherited ones do not count
     return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("kind") == kind)

@@ -204,7 +204,7 @@ class Denoising(Task):
         Args:
             logits: Predicted velocities, [..., B, C, H, W].
             y: Velocities, [..., B, C, H, W].
-            class_mask: Not used.
+            class_mask: Not used: the classes are inputs of the model.
 
         Returns:
             Errors, [..., B].

@@ -60,6 +60,8 @@ class NextToken(Task):
     def setup(self, federation: TrainingData) -> None:
         """Count the target tokens of the training samples of all clients.
 
+        `loss` divides by their mean number per sample.
+
         Raises:
             ConfigError: They have none.
         """

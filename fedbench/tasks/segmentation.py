@@ -96,7 +96,7 @@ class Segmentation(Task):
 
     def setup(self, federation: TrainingData) -> None:
         """Find out whether the data has ignored pixels; with per_class, add the metrics of each class to the task."""
-        chunks = federation.targets.split(256)  # samples; limits memory
+        chunks = federation.targets.split(256)  # 256 samples at a time, which limits memory
         self.has_ignored_pixels = not all(bool(self._is_valid(y, federation.num_classes).all()) for y in chunks)
         if self.per_class:
             names = [f"{score}_class{c}" for score in ("dice", "iou") for c in self._classes(federation.num_classes)]

@@ -95,7 +95,7 @@ class VQA(Task):
 
         Args:
             logits: Outputs of the model, [..., B, C].
-            y: Targets, [..., B, 2].
+            y: Targets, [..., B, 2]: the index of the answer, -1 if it is not in the client's list, and 1 if closed.
             class_mask: The answers of each client, [k, C] bool.  None: all.
         """
         answer = y[..., 0]  # index in the client's list; y[..., 1] is whether the question is closed
@@ -124,7 +124,7 @@ class VQA(Task):
 
         Args:
             logits: Outputs of the model, [k, B, C].
-            y: Targets, [k, B, 2].
+            y: Targets, [k, B, 2]: the index of the answer, -1 if it is not in the client's list, and 1 if closed.
             class_mask: The answers of each client, [k, C] bool.  None: all.
         """
         answer = y[..., 0]
@@ -160,7 +160,13 @@ class VQA(Task):
         in_list = values["in_list"]
         scores = {
             "loss": mean_loss(statistics["loss"], offsets),
-            **answer_scores(values["correct"], values["closed"], in_list, np.ones_like(in_list), offsets),
+            **answer_scores(
+                values["correct"],
+                values["closed"],
+                in_list,
+                question=np.ones_like(in_list),  # all samples are questions
+                offsets=offsets,
+            ),
         }
         if self.f1:
             # over the answers of the list: true positives, predicted positives and true answers of a client  [N] each

@@ -29,6 +29,7 @@ def no_closure_over_the_cohort(case: Case) -> None:
     read_by_3: set[str] = set()
     try:
         state = _run_and_collect(case, 4, read_by_4)
+        # case.states[2]: the state after two rounds in which all clients are computed at once
         if not read_by_4 or difference(state, case.states[2], 1e-4) is None:
             return
         # Cohorts have 4 of 6 clients.  A tensor with 4 rows may be another one, such as a weight; with cohorts of 3
@@ -124,7 +125,9 @@ def executor_batch_statistics(case: Case) -> None:
         raise SkipTest(f"the method refuses a model with BatchNorm: {refused}") from None
     message = "{} between one client at a time and all clients at once, on a model with BatchNorm"
     assert_same(state_of(vmap), state_of(loop), 1e-3, message)
-    losses = [evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, 1, final=False)["loss"] for sim in (vmap, loop)]
+    losses = [
+        evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, round=1, final=False)["loss"] for sim in (vmap, loop)
+    ]
     assert np.allclose(*losses, rtol=1e-3), "`predict` with BatchNorm mixes clients that are computed at once"
 
 

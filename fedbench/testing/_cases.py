@@ -147,7 +147,7 @@ class Case:
             epochs=cfg.local.epochs,
             batch_size=cfg.local.batch_size,
             eval_batch=8,
-            cohort_size=min(cohort_size(cfg, 6), federation.num_clients),
+            cohort_size=min(cohort_size(cfg, 6), federation.num_clients),  # of the 6 clients of the small federation
         )
         rule = build.aggregator(cfg, federation)
         engine = replace(
@@ -368,7 +368,7 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.
         The description; None if the states are equal.
     """
     if a.keys() != b.keys():
-        return f"{label_of(min(a.keys() ^ b.keys()))} exists in only one of them"
+        return f"{label_of(min(a.keys() ^ b.keys()))} exists in only one of them"  # the first name in one state only
     for name, x in a.items():
         y = b[name]
         if x.shape != y.shape or x.dtype != y.dtype:

@@ -23,11 +23,11 @@ from fedbench.nn.flat import FlatModel
 
 CPU = torch.device("cpu")
 PLANS = {
-    "loop": Plan("loop", 1, 1, 1),
-    "threads": Plan("threads", 1, 2, 1),
-    "vmap": Plan("vmap", 0, 1, 1),
-    "pairs": Plan("vmap", 2, 1, 1),
-    "threaded pairs": Plan("threads", 2, 2, 1),
+    "loop": Plan("loop", chunk=1, workers=1, intra=1),
+    "threads": Plan("threads", chunk=1, workers=2, intra=1),
+    "vmap": Plan("vmap", chunk=0, workers=1, intra=1),  # 0: all clients
+    "pairs": Plan("vmap", chunk=2, workers=1, intra=1),
+    "threaded pairs": Plan("threads", chunk=2, workers=2, intra=1),
 }
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a sample, or of each named input
 VOCAB = 32  # tokens of an input named text
@@ -46,7 +46,7 @@ def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Seque
     for counts in (sizes, sizes if test is None else test, [0] * len(sizes) if val is None else val):
         parts.append(Ragged.from_sizes(np.arange(start, start + sum(counts)), np.array(counts)))
         start += sum(counts)
-    return Split(parts[0], parts[2], parts[1])
+    return Split(train=parts[0], val=parts[2], test=parts[1])
 
 
 def arrays_of(x: Any, y: np.ndarray, num_classes: int, **options: Any) -> Arrays:

@@ -80,7 +80,7 @@ def kind_of(target: str) -> tuple[str, str]:
                 f"{target}: there is no option {name} in conf/{group}: choose from {', '.join(group_options(group))}"
             )
         return group, name
-    if "." not in target:
+    if "." not in target:  # a single word: options of that name are suggested
         groups = [kind for kind in KINDS if target in group_options(kind)]
         hint = f"; did you mean {' or '.join(f'{group}={target}' for group in groups)}?" if groups else ""
         raise ConfigError(

@@ -295,7 +295,10 @@ def steps_without_synchronization() -> Iterator[list[int]]:
         run = cohort.engine.executor.run
 
         def watched_run(job: Callable[[int, int], None], *args: Any, **options: Any) -> None:
-            """Run a job for each chunk as Executor.run does; raise Synchronizes if it waits for the device."""
+            """Run a job for each chunk as Executor.run does; raise Synchronizes if it waits for the device.
+
+            Its arguments are the positions of the chunk's first client and after its last.  `chunks` records the first.
+            """
 
             def chunk(first: int, stop: int) -> None:
                 chunks.append(first)

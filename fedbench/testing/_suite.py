@@ -147,7 +147,8 @@ class Suite(Generic[Case]):
             # An assertion of the checks has a message for the user; one of the user's class is an error like others.
             if not (isinstance(error, AssertionError) and is_raised_here(error, str(Path(__file__).parent))):
                 return Outcome(name, "failed", description, f"it raises {describe_error(error)}")
-            return Outcome(name, "failed", description, ". ".join([str(error), *self._paragraphs(name)[1:2]]))
+            remedy = self._paragraphs(name)[1:2]  # the second paragraph of the docstring, if there is one
+            return Outcome(name, "failed", description, ". ".join([str(error), *remedy]))
         return Outcome(name, "passed", description)
 
     def run(self, target: str, setting: str, case: Case, only: Iterable[str] | None = None) -> Report:

@@ -118,7 +118,11 @@ def check_adapter(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> AdapterCase:
-    """Return the case of an adapter.
+    """Return the adapter with the small model and the clients on which it is checked.
+
+    Args:
+        target: Its class, its dotted path, or an option of conf/adapter.
+        options: Arguments of its constructor.
 
     Raises:
         ConfigError: It cannot be built, is not an Adapter, or adapts no layer.
@@ -149,7 +153,7 @@ def _logits_and_gradients(model: FlatModel, rows: Tensor, x: Tensor) -> tuple[Te
         The logits [k, B, C] and the gradients with respect to the rows [k, P].
     """
     leaf = rows.clone().requires_grad_()
-    logits = model.apply(model.named(leaf), x, True, ForwardContext(train=True))
+    logits = model.apply(model.named(leaf), x, batched=True, context=ForwardContext(train=True))
     return logits.detach(), torch.autograd.grad(logits.square().sum(), leaf)[0]
 
 

@@ -5,6 +5,7 @@ A rule combines random uploads of 11 clients, and of fewer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -82,7 +83,11 @@ def check_aggregator(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> AggregatorCase:
-    """Return the case of a rule.
+    """Return the rule as it is checked, by its class and options.
+
+    Args:
+        target: Its class, its dotted path, or the name of an option of conf/aggregator.
+        options: Arguments of its constructor.
 
     Raises:
         ConfigError: It cannot be built, or is not an Aggregator.
@@ -125,8 +130,8 @@ def the_estimate_is_one_upload(case: AggregatorCase) -> None:
     """
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
-        for n, size, dtype in [(n, size, dtype) for n in NUMBERS for size in (1, SIZE) for dtype in (4, 8)]:
-            rows = uploads(n, size).to(device, torch.float32 if dtype == 4 else torch.float64)
+        for n, size, dtype in itertools.product(NUMBERS, (1, SIZE), (torch.float32, torch.float64)):
+            rows = uploads(n, size).to(device, dtype)
             for center in (None, rows.new_zeros(size)):
                 found = case.estimate(rows, weights_of(n).to(rows), center)
                 is_like = found.shape == (size,) and found.dtype == rows.dtype and found.device == rows.device
@@ -158,7 +163,7 @@ def calls_are_independent(case: AggregatorCase) -> None:
     first = rule.aggregate(rows, weights_of(), torch.zeros(SIZE), order)
     used = probes.generators_used_since(states)
     assert not used, f"the global generator of {' and '.join(used)} is used"
-    rule.aggregate(100 * rows[:5] + 3, weights_of(5), None, order[:5])
+    rule.aggregate(100 * rows[:5] + 3, weights_of(5), center=None, order=order[:5])  # other uploads
     second = rule.aggregate(rows, weights_of(), torch.zeros(SIZE), order)
     assert torch.equal(first, second), "the same uploads give another estimate after other uploads"
 
@@ -229,7 +234,9 @@ def weights_count_if_it_uses_them(case: AggregatorCase) -> None:
     Remedy: set `uses_weights = False` on the class of a rule that does not read u.weights.
     """
     rows, center = uploads(), torch.zeros(SIZE)
-    changes = not torch.equal(case.estimate(rows, weights_of(), center), case.estimate(rows, None, center))
+    # weights=None: equal ones
+    unweighted = case.estimate(rows, weights=None, center=center)
+    changes = not torch.equal(case.estimate(rows, weights_of(), center), unweighted)
     uses = case.make().uses_weights
     assert changes == uses, f"`uses_weights` is {uses}, but other weights {'change' if changes else 'do not change'} it"
 
@@ -246,7 +253,7 @@ def f_is_below_half(case: AggregatorCase) -> None:
         most = rule.max_f(m)
         assert 0 <= most <= (m - 1) // 2, f"max_f({m}) is {most}, not between 0 and {(m - 1) // 2}"
     rule.f = rule.max_f(N)
-    found = rule.aggregate(uploads(), weights_of(), None, torch.arange(N))
+    found = rule.aggregate(uploads(), weights_of(), center=None, order=torch.arange(N))
     assert torch.isfinite(found).all(), f"with f={rule.f} of {N} clients, the estimate is not finite"
 
 
@@ -258,7 +265,7 @@ def wrong_uploads_do_not_move_it_far(case: AggregatorCase) -> None:
     2 (1 - a) / (1 - 2a) times that of the farthest correct one, or let `max_f` return less.
     """
     rule = case.make()
-    m = math.ceil(N / rule.bucket_size) if rule.pre == "bucketing" else N
+    m = math.ceil(N / rule.bucket_size) if rule.pre == "bucketing" else N  # rows that the rule combines
     wrong = min(rule.num_wrong(N), rule.max_f(m))
     if wrong == 0:
         raise SkipTest("with its options, it assumes no wrong upload")
@@ -268,7 +275,8 @@ def wrong_uploads_do_not_move_it_far(case: AggregatorCase) -> None:
     most = 2 * (1 - wrong / N) / (1 - 2 * wrong / N)
     for sign in (1, -1):
         for center in (None, mean):
-            found = case.estimate(torch.cat([rows[:wrong] + sign * FAR, correct]), None, center)
+            moved = torch.cat([rows[:wrong] + sign * FAR, correct])  # the first uploads are wrong ones
+            found = case.estimate(moved, weights=None, center=center)
             radii = float((found - mean).norm() / radius)
             text = f"{wrong} wrong uploads of {N} at a distance of {FAR:g} in each value move the estimate by"
             assert radii <= most, (

@@ -91,7 +91,9 @@ def check_algorithm(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
-    """Return the case of a method.  Its `reason` says why it accepts no model, if so.
+    """Return the method with a small model and federation on which it is checked.
+
+    The attribute `reason` of the case says why the method accepts no model; None if it accepts one.
 
     Args:
         target: Its class, its dotted path, or an option of conf/algorithm.
@@ -212,7 +214,7 @@ def evaluation_changes_nothing(case: Case) -> None:
     assert_same(state_of(sim, deploy=False), before, message="{} after an evaluation")
     two = np.array([1, 4])  # any two clients, which are computed without the others
     with torch.no_grad():
-        rows = sim.algorithm.personalized(Cohort(sim.engine, two, 1, "evaluation"), True)  # after the last round
+        rows = sim.algorithm.personalized(Cohort(sim.engine, two, round=1, mode="evaluation"), final=True)
     if isinstance(rows, Tensor) and rows.dim() == 2:
         of_all = first[""]  # the rows of all clients, a tensor without a name  [N, P]
         are_equal = torch.allclose(rows, of_all[two], 1e-5, 1e-5)
@@ -246,9 +248,9 @@ def global_is_the_servers_row(case: Case) -> None:
         return
     size = engine.model.size
     assert row.shape == (size,), f"`global_row` returns shape {[*row.shape]}: return a row [{size}], or None"
-    scores, all_deploy_it = evaluate.personal_and_global(algorithm, engine, ALL_IDS, 1, final=False)
+    scores, all_deploy_it = evaluate.personal_and_global(algorithm, engine, ALL_IDS, round=1, final=False)
     global_rows = row.expand(len(ALL_IDS), -1)
-    rows = deployed(engine, algorithm, 1, final=False)
+    rows = deployed(engine, algorithm, round=1, final=False)
     if all_deploy_it:
         message = "the personal scores are used as global ones, but {}"
         assert_same({"/deployed": rows}, {"/deployed": global_rows}, message=message)
@@ -265,8 +267,8 @@ def nothing_moves_without_learning(case: Case) -> None:
     Remedy: the weights of an average must sum to 1, and steps must be proportional to s.lr.
     """
     sim = set_up(case.simulation(change=without_learning))
-    before = _deployed_rows(sim, 0)
-    after = _deployed_rows(continue_rounds(sim, 2), 1)
+    before = _deployed_rows(sim, round=0)
+    after = _deployed_rows(continue_rounds(sim, 2), round=1)
     largest = float((after - before).abs().max())
     are_close = torch.allclose(after, before, 2e-6, 2e-6)  # an average of equal rows differs by rounding
     assert are_close, f"what clients deploy changes by up to {largest:.2g} with a learning rate of 1e-30"
@@ -293,7 +295,7 @@ def training_moves_rows(case: Case) -> None:
     require_finite(after)
     if all(torch.allclose(before[n], after[n], atol=1e-4) for n in before if n.startswith("/deployed")):
         sim = set_up(case.simulation())
-        cohort = Cohort(sim.engine, np.array(COHORTS[0]), 0)
+        cohort = Cohort(sim.engine, np.array(COHORTS[0]), round=0)
         sim.algorithm.round(cohort)
         if cohort.cost.steps == 0:
             raise SkipTest("the method trains nothing")
@@ -318,7 +320,7 @@ def renumbering_clients(case: Case) -> None:
     found, expected = {}, {}
     for name in (n for n in state if n.startswith("/deployed") or n == "/global"):
         found[name], expected[name] = state[name], case.states[3][name]
-        if name != "/global" and len(expected[name]) == len(ALL_IDS):
+        if name != "/global" and len(expected[name]) == len(ALL_IDS):  # a row per client, not one that all share
             expected[name] = expected[name][torch.from_numpy(PERMUTATION)]
     assert_same(found, expected, 1e-4, "{} when the clients are in another order")
 
@@ -406,7 +408,7 @@ def references_are_what_was_sent(case: Case) -> None:
     Remedy: name in relative_to only tensors that cohort.broadcast or cohort.download sent in this round.
     """
     sim = case.simulation()
-    compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
+    compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, seed=0)
     sim.engine = replace(sim.engine, compression=compression)
     try:
         with patch.object(channel, "TINY", 2):  # else, the small tensors of this model would not be compressed

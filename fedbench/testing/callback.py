@@ -208,7 +208,11 @@ def check_callback(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> CallbackCase:
-    """Return the case of a callback.
+    """Return the callback as it is checked, with a folder for its runs.
+
+    Args:
+        target: Its class, its dotted path, or an option of conf/callbacks.
+        options: Arguments of its constructor.
 
     Raises:
         ConfigError: It cannot be built, or is not a Callback.

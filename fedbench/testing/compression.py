@@ -93,7 +93,11 @@ def check_compression(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> CompressionCase:
-    """Return the case of a compressor.
+    """Return the compressor as it is checked, by its class and options.
+
+    Args:
+        target: Its class, its dotted path, or the name of an option of conf/compression.
+        options: Arguments of its constructor.
 
     Raises:
         ConfigError: It cannot be built, or is not a Compressor.
@@ -347,8 +351,9 @@ def error_feedback_transmits_residuals(case: CompressionCase) -> None:
     """
     if not case.make().error_feedback:
         raise SkipTest("its attribute `error_feedback` is false")
-    message = Message("theta", 60, np.arange(2), {"weight": (0, 60, (6, 10))})
-    compressor, x = contractive(case.ready(message)), rows_of(60, 2)
+    spans = {"weight": (0, 60, (6, 10))}  # first column, end and shape of the only parameter
+    message = Message("theta", size=60, ids=np.arange(2), spans=spans)
+    compressor, x = contractive(case.ready(message)), rows_of(60, clients=2)
     residual, total = torch.zeros_like(x), torch.zeros_like(x)  # [k, n]
     for r in range(ROUNDS):
         received, _ = compressor(x + residual, RowRandom(keys_of(message, r)), message)

@@ -122,7 +122,8 @@ class ModelCase:
         named = {name: value.clone() for name, value in self.model.named(self.rows[which]).items()}
         context = ForwardContext(train, None if keys is None else keys[which])
         with torch.no_grad():
-            return self.model.apply(named, _select(self.x, which) if x is None else x, True, context).detach()
+            inputs = _select(self.x, which) if x is None else x
+            return self.model.apply(named, inputs, batched=True, context=context).detach()
 
     def module(self, row: Tensor) -> nn.Module:
         """Return a copy of the module with the values of a row [P].
@@ -279,7 +280,7 @@ def one_client_is_the_module(case: ModelCase) -> None:
         module(_select(case.x, 0))
         # one client (k = 1) in training mode, with the random key 1
         context = ForwardContext(train=True, keys=torch.tensor([1]))
-        case.model.apply(named, _select(case.x, _only(0)), True, context)
+        case.model.apply(named, _select(case.x, _only(0)), batched=True, context=context)
     buffers = dict(module.named_buffers())
     for name in case.model.buffer_names:
         assert_close(named[name][0], buffers[name], 1e-4, f"the buffers {name} of a trained row and module")
@@ -291,7 +292,7 @@ def samples_are_independent(case: ModelCase) -> None:
 
     Remedy: use no batch statistics except those of BatchNorm: other samples may be padding.
     """
-    one, keys = _only(0), torch.tensor([7])
+    one, keys = _only(0), torch.tensor([7])  # a random key, for dropout
     # a batch of the first two samples of client 0, and other samples of client 1
     mixed = map_inputs(lambda a, b: torch.cat([a[:, :2], b[:, 2:]], 1), _select(case.x, one), _select(case.x, _only(1)))
     for mode, train in (("evaluation", False), ("training", True)):
@@ -390,10 +391,10 @@ def draws_are_keyed(case: ModelCase) -> None:
     one = _only(0)
     with probes.other_global_seed(1):
         states = probes.global_random_states()
-        first, other, again = (case.logits(one, True, torch.tensor([key])) for key in (5, 6, 5))
+        first, other, again = (case.logits(one, train=True, keys=torch.tensor([key])) for key in (5, 6, 5))
         used = probes.generators_used_since(states)
     with probes.other_global_seed(2):
-        later = case.logits(one, True, torch.tensor([5]))
+        later = case.logits(one, train=True, keys=torch.tensor([5]))
     is_keyed = not used and torch.equal(first, again) and torch.equal(first, later)
     assert is_keyed, "a forward pass in training uses a global random generator"
     has_dropout = any(isinstance(m, DROPOUTS) and m.p > 0 for m in case.model.module.modules())
@@ -452,6 +453,6 @@ def inputs_are_unchanged(case: ModelCase) -> None:
     """
     before = copy.deepcopy(case.x)
     case.logits(_only(0))
-    case.logits(_only(0), True, torch.tensor([1]))
+    case.logits(_only(0), train=True, keys=torch.tensor([1]))
     are_equal = all(wrap_inputs(map_inputs(torch.equal, case.x, before)).values())
     assert are_equal, "the forward pass changes its inputs in place"

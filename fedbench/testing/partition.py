@@ -101,7 +101,7 @@ def check_partition(
 def case_for(
     target: Target, options: Mapping[str, Any] | None = None, num_clients: int | None = CLIENTS
 ) -> PartitionCase:
-    """Return the case of a partition.
+    """Return the partition as it is checked, with its number of clients and its seed.
 
     Args:
         target: Its class, its dotted path, or an option of conf/partition.

@@ -68,7 +68,7 @@ def audit(
     Returns:
         The accountant's epsilon and the lower bound.
     """
-    federation = Federation.build(*ragged((2,) * clients, (2,)), CPU, True)
+    federation = Federation.build(*ragged((2,) * clients, (2,)), CPU, normalize=True)  # two samples of two numbers
     e = engine_on(federation, seeded(lambda: torch.nn.Linear(2, 3)), rounds=rounds, client_weights="uniform")
     promised = CentralPrivacy(
         e.rows, clients, expected, rounds, noise_multiplier=noise_multiplier, delta=delta, clip=clip
@@ -79,7 +79,8 @@ def audit(
     )  # [2 runs, 2]: without and with the canary
     threshold = best_threshold(scores[:runs], delta)
     without, with_canary = (scores[runs:] > threshold).sum(0)
-    return Audit(promised.epsilon(rounds), lower_bound(int(with_canary), int(without), runs, delta), runs)
+    bound = lower_bound(true_positives=int(with_canary), false_positives=int(without), n=runs, delta=delta)
+    return Audit(promised.epsilon(rounds), bound, runs)
 
 
 def score(e: Engine, has_canary: bool, clip: float, size: float) -> float:
@@ -113,7 +114,7 @@ def best_threshold(scores: np.ndarray, delta: float) -> float:
         delta: Delta.
     """
     n = len(scores)
-    candidates = np.quantile(scores, np.linspace(0.005, 0.995, 199))
+    candidates = np.quantile(scores, np.linspace(0.005, 0.995, 199))  # at every half percent
     bounds = [lower_bound(int((scores[:, 1] > t).sum()), int((scores[:, 0] > t).sum()), n, delta) for t in candidates]
     return float(candidates[int(np.argmax(bounds))])
 

@@ -41,7 +41,7 @@ def random_targets() -> dict[str, tuple[np.ndarray, int]]:
     masks = rng.integers(0, CLASSES, (SAMPLES, SIDE, SIDE))
     masks[rng.random(masks.shape) < 0.1] = 255  # pixels without a class
     return {
-        "classification": (np.arange(SAMPLES) * 7 % CLASSES, CLASSES),
+        "classification": (np.arange(SAMPLES) * 7 % CLASSES, CLASSES),  # not in order, as 7 skips classes
         "multilabel": ((rng.random((SAMPLES, CLASSES)) < 0.4).astype(np.float32), CLASSES),
         "segmentation": (masks, CLASSES),
         "regression": (rng.normal(2, 3, (SAMPLES, 1)).astype(np.float32), 1),
@@ -316,11 +316,11 @@ def padding_is_ignored(case: TaskCase) -> None:
     """
     logits, y, weight = case.outputs(K, B), case.batch(K, B), _weights()
     padding = weight == 0
-    _, gradient = case.task.loss_and_gradient(logits, y, weight, None)  # without a class mask
+    _, gradient = case.task.loss_and_gradient(logits, y, weight, class_mask=None)
     assert not gradient[padding].any(), "samples of weight 0 have a gradient"
     other_logits, other_y = logits.clone(), y.clone()
     other_logits[padding], other_y[padding] = case.outputs(K, B, seed=9)[padding], y.roll(1, 0)[padding]
-    _, again = case.task.loss_and_gradient(other_logits, other_y, weight, None)
+    _, again = case.task.loss_and_gradient(other_logits, other_y, weight, class_mask=None)
     assert _close(again, gradient), "the gradient of a client changes with the content of its padding"
 
 
@@ -384,7 +384,7 @@ def scores_are_streamed(case: TaskCase) -> None:
 
     Remedy: `sample_statistics` must compute each sample independently.
     """
-    batches = [case.sample_statistics(a, a + 4) for a in range(0, 30, 4)]
+    batches = [case.sample_statistics(a, a + 4) for a in range(0, 30, 4)]  # samples a to a + 3 of the 30 test samples
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     _assert_equal(case.task.scores(joined, OFFSETS), case.scores, "if `sample_statistics` gets four samples at a time")
 
@@ -395,7 +395,7 @@ def clients_are_scored_alone(case: TaskCase) -> None:
 
     Remedy: sum over offsets[i]:offsets[i + 1] for client i.
     """
-    for i, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
+    for i, (a, b) in enumerate(itertools.pairwise(OFFSETS)):  # a:b are the test samples of client i
         if b > a:
             of_client = case.task.scores(case.sample_statistics(a, b), np.array([0, b - a]))
             together = {name: values[i : i + 1] for name, values in case.scores.items()}
@@ -435,6 +435,7 @@ def the_loss_is_a_score(case: TaskCase) -> None:
     Remedy: `scores` must return an entry loss, the mean of `loss` over the samples of a client.
     """
     loss = _loss(case, case.test_outputs, case.test_targets).numpy()
+    # a:b are the test samples of a client
     means = [loss[a:b].mean() if b > a else np.nan for a, b in itertools.pairwise(OFFSETS)]
     assert "loss" in case.scores, "there is no score loss"
     assert np.allclose(case.scores["loss"], means, 1e-4, 1e-5, equal_nan=True), "the score loss is not the mean loss"

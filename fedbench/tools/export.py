@@ -258,9 +258,9 @@ def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
 
 
 def _run_module_with(sim: Simulation, state: dict[str, Tensor], client: int | str) -> nn.Module:
-    """Load values into the module of the open run, and return this module, whose products have the client's rank.
+    """Load values into the module of the open run, and return this module, which nothing else may use afterwards.
 
-    Nothing else may use it afterwards.
+    If clients have different ranks of LoRA, its adapted layers are cut to the rank of the client.
 
     Args:
         sim: The open run.

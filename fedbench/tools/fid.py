@@ -141,11 +141,12 @@ def random_network(device: Any, seed: int = 0) -> Network:
 
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
-        layer = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False)
+        layer = nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False)
         std = (2 / (9 * inputs)) ** 0.5  # He initialization, which keeps the size of activations
         nn.init.normal_(layer.weight, std=std, generator=torch_generator(seed, "fid", outputs))
         layers += [layer, nn.ReLU()]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(device).eval()
+    # pixels in [0, 1] become numbers in [-1, 1]
     return Network(f"random convolutions 3-32-64-128, seed {seed}", lambda x: net(2 * three_channels(x) - 1))
 
 

@@ -115,7 +115,7 @@ def train_generator(
 ) -> Generator:
     """Train a diffusion model on the images of one client, and return it.
 
-    Its column "loss" is the mean loss of the last tenth of the steps.
+    The generator's column for the table of results, "loss", is the mean loss of the last tenth of the steps.
 
     Args:
         images: The training images, uint8 [n, C, H, W].

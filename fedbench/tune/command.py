@@ -168,7 +168,7 @@ def main(argv: list[str]) -> int:
         best = [best_trial(search, plan) for search in plan.searches]
         tested = run_chosen(plan, best)
     failed = [search.name for search, trial in zip(plan.searches, best) if trial is None]
-    show_results(plan, tested, int(bool(failed)))
+    show_results(plan, tested, status=int(bool(failed)))
     folder = plan.launcher.folder
     if failed:
         print(f"fedbench: all trials of {', '.join(failed)} failed: error.txt in {folder}/* says why", file=sys.stderr)
@@ -220,9 +220,9 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     groups = [str(o.input_line) for o in swept if o.key_or_group in GROUPS]
     searched = [o for o in swept if o.key_or_group not in GROUPS]
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    keys = [*(o.key_or_group for o in swept), "seed"]
-    launcher = RunLauncher(composer, fixed, keys, command)
-    chosen_launcher = RunLauncher(composer, fixed, keys, command, CHOSEN)  # its runs are in a subfolder
+    keys = [*(o.key_or_group for o in swept), "seed"]  # the names of run folders begin with their values
+    launcher = RunLauncher(composer, fixed, searched=keys, command=command)
+    chosen_launcher = RunLauncher(composer, fixed, searched=keys, command=command, subfolder=CHOSEN)
     fixed = [text for text in fixed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
     searches = [
         make_search(args, composer, launcher, [*fixed, *chosen], searched, seeds[0])
@@ -322,15 +322,18 @@ def run_search(search: Search, plan: Plan) -> None:
     """
     factor, total = plan.args.halving, plan.args.trials
     at_once = 1 if plan.args.search == "tpe" else total  # the next trial of tpe depends on the scores before
+    # propose(n) returns the values of at most n trials, and none when the search has no more
     while batch := [Trial(values) for values in search.proposer.propose(min(at_once, total - len(search.trials)))]:
         search.trials += batch
         run_trials(search, batch, search.rungs[0], plan)
+        # sign_of: -1 if lower scores are better, else 1
         search.proposer.observe([sign_of(plan, search) * trial.score for trial in batch])
-    going = search.trials
-    for rounds in search.rungs[1:]:
-        going = [going[i] for i in promoted([sign_of(plan, search) * trial.score for trial in going], factor)]
-        if going:
-            run_trials(search, going, rounds, plan)
+    remaining = search.trials
+    for rounds in search.rungs[1:]:  # without halving, there is one rung only: the last round
+        best_first = promoted([sign_of(plan, search) * trial.score for trial in remaining], factor)  # their indices
+        remaining = [remaining[i] for i in best_first]
+        if remaining:
+            run_trials(search, remaining, rounds, plan)
 
 
 def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan) -> None:
@@ -344,7 +347,7 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
     """
     pause = [f"checkpoint.pause_after={rounds}"] if rounds < search.rungs[-1] else []
     runs = [[*run_overrides(search, trial, seed), *pause] for trial in trials for seed in plan.seeds]
-    folders = plan.launcher(runs)
+    folders = plan.launcher(runs)  # in the order of runs: all seeds of the first trial, then of the second
     for k, trial in enumerate(trials):
         trial.folders = folders[k * len(plan.seeds) : (k + 1) * len(plan.seeds)]
         trial.rounds = rounds
@@ -383,6 +386,7 @@ def best_trial(search: Search, plan: Plan) -> Trial | None:
     """Return the trial that `fedbench report --choose` chooses; None if all failed."""
     runs = [Run(folder) for trial in search.trials for folder in trial.folders]
     metric = plan.args.metric or (runs[0].primary if runs else "")
+    # study: the trials of one method in one setting; choice: its best trial
     choices = [choice for study in studies(runs) if (choice := choose(study, metric, plan.args.select)) is not None]
     if not choices:
         return None

@@ -619,7 +619,7 @@ def test_other_targets_are_partitioned_by_their_label(kind: str):
         (ClassDisjoint(), 6, {}, "is not possible with 10 classes"),
         (ClassDisjoint(shots=4), 5, {}, "set dataset.split=published"),
         (ClassDisjoint(shots=200), 5, {"split": "published"}, "10 of 10 classes"),
-        (Pachinko(), 5, {}, "each of the 10 classes, but null means the 100 classes of CIFAR-100"),
+        (Pachinko(), 5, {}, "superclasses of CIFAR-100, but the data set has 10 classes instead of 100"),
         (Pachinko(coarse=[0, 1]), 5, {}, "of the 10 classes, but it has 2"),
         (Pachinko(coarse=[-1] * 10), 5, {}, "whole numbers >= 0"),
         (Domain(), 5, {}, "4 client sites"),

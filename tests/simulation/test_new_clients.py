@@ -136,8 +136,8 @@ def test_adaptation_by_hand(monkeypatch) -> None:
     e = with_newcomers(e, 2)
     losses = []
 
-    def score(cohort, rows, predict, part):
-        losses.append(cohort.loss(rows, part).numpy())
+    def score(cohort, rows, predict, split):
+        losses.append(cohort.loss(rows, split).numpy())
         return {"accuracy": np.zeros(len(cohort))}
 
     monkeypatch.setattr(new_clients.evaluate, "score", score)

@@ -183,7 +183,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
     check_spelling(class_names or (), f"{name}: classes")
     check_spelling(client_names or (), f"{name}: client")
     split = _as_split(flat.get("split"), len(y), name)
-    scale = half_per_channel(inputs) if inputs.dtype == np.uint8 else None
+    scale = half_per_channel(inputs) if inputs.dtype == np.uint8 else None  # 0.5, which gives pixels in [-1, 1]
     with error_prefix(name):
         return Arrays(
             inputs=inputs,

@@ -76,7 +76,7 @@ class Published:
             ConfigError: The set cannot have these images, classes or numbers of images.
         """
         (images,) = arrays.parts().values()  # the only input
-        shapes = [(self.channels, side, side) for side in self.sides]
+        shapes = [(self.channels, side, side) for side in self.sides]  # the set is published in several sizes
         self._require(
             images.dtype == np.uint8 and images.shape[1:] in shapes,
             f"its inputs are {images.dtype} {images.shape[1:]}, expected uint8 {' or '.join(map(str, shapes))}",

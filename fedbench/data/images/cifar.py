@@ -92,12 +92,13 @@ class CIFAR10(DownloadedImages):
 
     def _published(self, side: int = 32) -> Published:
         """Return name, classes and sizes by which a file of the set is recognized; images have side x side pixels."""
-        return Published(self.name, 3, [side], self.classes.split(), {"train": 50_000, "test": 10_000})
+        counts = {"train": 50_000, "test": 10_000}
+        return Published(self.name, channels=3, sides=[side], classes=self.classes.split(), counts=counts)
 
     def _find(self) -> Path:
         """Return the path of the first file or folder of the set in data_dir; if none exists, download the archive."""
         stored = self.archive, self.folder, self.python_archive, self.python_folder
-        for name in (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz"):
+        for name in (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz"):  # JPEG last, as it is not exact
             if (path := Path(self.data_dir) / name).exists():
                 return path
         address = (self.mirror or "https://www.cs.toronto.edu/~kriz").rstrip("/")
@@ -190,7 +191,7 @@ class CIFAR10(DownloadedImages):
             mean=scale,
             std=scale,
         )
-        return self._published(side).check(arrays, str(path))
+        return self._published(side).check(arrays, str(path))  # with images of side x side pixels
 
 
 class CIFAR100(CIFAR10):

@@ -160,6 +160,7 @@ class PictureSet:
                 path.is_file(), f"dataset.split_file={path} does not exist: set it to CoOp's {self.split_name}, or null"
             )
             return path
+        # folders: of the pictures, as torchvision and as CoOp name them
         paths = [(Path(self.data_dir) / folder).parent / self.split_name for folder in self.folders]
         return next((path for path in paths if path.is_file()), None)
 

@@ -86,7 +86,7 @@ class DigitsCLIP:
         images, targets = [], []
         for style in styles:
             for colour in range(3):
-                rng = np.random.default_rng([1, colour, style])
+                rng = np.random.default_rng([1, colour, style])  # 1: not the noise of pre-training
                 images.append(render(grey, np.full(len(grey), colour), np.full(len(grey), style), rng))
                 targets.append(10 * colour + label)
         arrays = Arrays(

@@ -76,7 +76,7 @@ class DomainSet:
         files = [row[0] for row in rows]
         labels, domain = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
         split = np.array([row[3] for row in rows], np.int8)
-        order = np.arange(len(files))
+        order = np.arange(len(files))  # all pictures, in the order in which official_bug takes them
         self._check_classes(labels, domain)
         root = self.root
         if not has_lists:
@@ -233,12 +233,13 @@ def images_from_top(
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
         """Return the arrays, in which a client's samples of a domain and part have the first images of their list.
 
+        This is the papers' mistake: their labels belong to other images, and clients share images.
         `group` has a number for the domain and part of each sample, and `lists` the samples of each such number.
 
         Args:
             arrays: The arrays.
             clients: The samples of each client.
-            normalize: Not used.
+            normalize: Not used: `Arrays.fit` passes it for tables.
         """
         image_of = np.arange(len(group))  # the image of each sample
         for part in (clients.train, clients.val, clients.test):

@@ -69,7 +69,9 @@ class ImageFolder:
             return self.read().check()
         path = extra_path(self.extra)  # fails before the slow decoding of pictures
         arrays = self.read().check()
-        extra = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, window=self._window)
+        extra = ImageFolder(
+            self.data_dir, str(path), self.resize, layout="domain", color=self.color, window=self._window
+        )  # window: the values of black and white in pictures of more than 8 bits
         return join_extra(arrays, extra.read(is_extra=True), self.extra).check()
 
     def read(self, is_extra: bool = False) -> Arrays:

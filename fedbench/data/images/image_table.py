@@ -115,7 +115,9 @@ class ImageTable:
             path: A CSV file that lists them, or a folder silo/class/picture.
         """
         if path.is_dir():
-            folder = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, window=self._window)
+            folder = ImageFolder(
+                self.data_dir, str(path), self.resize, layout="domain", color=self.color, window=self._window
+            )
             return folder.read(is_extra=True)
         columns: dict[str, str | list[str] | None] = {"patient": None}  # the other columns have their default names
         table = ImageTable(self.data_dir, columns=columns, resize=self.resize, color=self.color, window=self.window)

@@ -89,6 +89,7 @@ class MedMNIST(DownloadedImages):
         name = f"{self.flag}.npz"
         in_package = Path(package_folder or "", name)
         in_data_dir = Path(self.data_dir, name)
+        # a file in data_dir has priority over that of the package
         return in_package if package_folder and in_package.is_file() and not in_data_dir.is_file() else in_data_dir
 
 

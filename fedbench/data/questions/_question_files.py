@@ -238,7 +238,8 @@ class PictureTextOptions:
         def decode_all() -> Iterator[np.ndarray]:
             log.info("%s: decoding %s pictures", name, f"{count:,}")
             for files, names in picture_names:
-                window = window_of(names, None, f"{name} ({files.path})", files.open)
+                # the values of black and white in pictures of more than 8 bits, from the range of the data set
+                window = window_of(names, window=None, name=f"{name} ({files.path})", opened=files.open)
                 yield from decode(names, self.side, self.color, window, files.open)
 
         if np.prod(shape) < MAX_IN_MEMORY:

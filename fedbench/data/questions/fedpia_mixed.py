@@ -76,13 +76,13 @@ class FedPIAMixed(QuestionOptions):
         labelled: list[Labelled] = []
         num_pictures = sum(len(names) for _, names in picture_names)
         for silo, (name, source) in enumerate(self._labelled.items()):
-            pairs = source.pairs(self.labelled[name])
+            pairs = source.pairs(self.labelled[name])  # at most this many; None: all
             for i, (text, labels, part) in enumerate(zip(pairs.texts, pairs.labels, pairs.split.tolist())):
-                labelled.append(Labelled(num_pictures + i, text, labels, part, silo))
+                labelled.append(Labelled(image=num_pictures + i, text=text, labels=labels, split=part, silo=silo))
             picture_names.append((pairs.files, pairs.pictures))
             num_pictures += len(pairs.pictures)
         training = [question.question for question in questions if question.split == TRAIN]
         training += [sample.text for sample in labelled if sample.split == TRAIN]
         pictures = self.pictures(picture_names, "fedpia_mixed")
-        silos = (self.sets, list(self.labelled))
+        silos = (self.sets, list(self.labelled))  # names of the clients with questions, and of those with labels
         return mixed_arrays(questions, labelled, pictures, self.tokenizer(training), silos, SOURCE, self.rule)

@@ -164,7 +164,8 @@ def _picture(files: Files, row: dict[str, Any]) -> str:
         row: The pair's dict in a file.
     """
     parts = files.value(row, "img").replace("\\", "/").split("/")
-    return files.find(*("/".join(parts[i:]) for i in range(max(1, len(parts) - 1))))
+    endings = ("/".join(parts[i:]) for i in range(max(1, len(parts) - 1)))  # with at least two parts, if there are two
+    return files.find(*endings)
 
 
 def _labels(files: Files, row: dict[str, Any]) -> list[bool]:

@@ -72,7 +72,7 @@ class OmniMedVQA(QuestionOptions):
         files = Files(Path(self.path or Path(self.data_dir) / "omnimedvqa"), "OmniMedVQA", WHERE)
         lists = [name for name in files.names if LISTS in f"/{name}" and name.endswith(".json")]
         require(bool(lists), f"{files.key}: {LISTS}<data set>.json of OmniMedVQA do not exist: copy them there")
-        used: list[tuple[str, str, dict[str, Any]]] = []  # client, image, row
+        used: list[tuple[str, str, dict[str, Any]]] = []  # (client, path of the picture, question's dict in a file)
         ignored = Counter()
         for row in (row for name in lists for row in files.json(name)):
             client = self.client_of(files, row)

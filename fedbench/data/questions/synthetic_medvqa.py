@@ -128,7 +128,7 @@ class SyntheticMedVQA:
         for silo, site in enumerate(sites):
             rng = generator(self.seed, "synthetic_medvqa", site)
             lesion = None
-            for split, i in self._samples():
+            for split, i in self._samples():  # (part, number of the sample in it)
                 if i % 2 == 0:  # a new scan for every second question
                     lesion = sample_lesion(rng, split == TEST)
                     pictures.append(apply_style(draw_scan([lesion] if lesion else [], rng), site, rng))
@@ -245,7 +245,7 @@ def answer_of(topic: str, lesion: Lesion | None, site: int) -> str:
         return "none"
     texture, quadrant, strength = lesion
     if topic == "texture":
-        return CHECKERED[site % 5] if texture == "checkered" else texture
+        return CHECKERED[site % 5] if texture == "checkered" else texture  # some hospitals have a word of their own
     if topic == "side":
         return "left" if quadrant < 2 else "right"
     return strength

@@ -47,8 +47,9 @@ class Atlas:
         # positions [4, pixels], with a 1 for the shift in the matrix
         mm = np.stack([right, front, np.full_like(right, height), np.ones_like(right)]).reshape(4, -1)
         x, y, z = (self.to_voxel @ mm)[:3]  # voxels
-        level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))
+        level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))  # the nearest slice; z is equal for all pixels
         pixel = 2 * REACH / len(right) * abs(self.to_voxel[0, 0])  # in voxels
+        # blurred by about the width of a pixel, which stands for the mean of its area
         level_maps = gaussian_filter(self.maps[..., level], (0, 0.4 * pixel, 0.4 * pixel))
         # Linear interpolation (order=1) between voxels.
         return np.stack([map_coordinates(m, [x, y], order=1) for m in level_maps]).reshape(3, *right.shape)

@@ -124,7 +124,7 @@ class BraTS17:
         files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
         patches = cached(self.data_dir, "brats17", (files, options), lambda: self._cut(scans))
         n = len(patches["inputs"])
-        is_official = self.mode == "official"
+        is_official = self.mode == "official"  # each modality of a scan is a sample of its natural client
         return Arrays(
             inputs=patches["inputs"],
             targets=patches["targets"],

@@ -91,7 +91,7 @@ class Tumours:
             class_names=["background", "tumour"],
             domain=np.arange(self.n) % self.sites if self.sites else None,
             domain_names=[f"site {s}" for s in range(self.sites)] if self.sites else None,
-            fit=self._fit,
+            fit=self._fit,  # sets a missing modality to 0
         ).check()
 
     def _scan(
@@ -112,7 +112,8 @@ class Tumours:
             tissue, brain = generated_anatomy(rng, self.size)
         else:
             tissue, brain = atlas_anatomy(rng, self.size, atlas)
-        inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95  # the brain without its border
+        # the brain without its border: at 0.95, almost all pixels around are in the brain too
+        inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
         tumour = sample_tumour(rng, inner, scanner.tumour_size)  # [S, S]
         factor = rng.uniform(CONTRAST, 1)  # 1: the tissue is replaced by tumour
         for kind, value in ((1, CORE), (2, RIM), (3, OEDEMA)):

@@ -103,9 +103,11 @@ class TableFit:
     def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:
         """Return an unfitted transformer from raw columns to features, without the constant.
 
+        The features are the numeric columns, the one-hot categories, and the indicators of missing values.
+
         Args:
             normalize: Whether to scale numeric columns.
-            flagged: Indices of the columns that get an indicator feature.
+            flagged: Indices of the columns whose missing values get an indicator feature.
         """
         from sklearn.compose import ColumnTransformer  # slow to import
         from sklearn.impute import MissingIndicator, SimpleImputer

@@ -56,7 +56,7 @@ class Clinical:
         from sklearn.datasets import make_classification  # slow to import
 
         negative = self.n - self.positive
-        per_class = max(self.positive, negative)
+        per_class = max(self.positive, negative)  # both classes are generated in this size, and then cut
         x, y = make_classification(
             n_samples=2 * per_class,
             n_features=self.features,

@@ -121,7 +121,14 @@ class TableCsv:
                 domain=clients,
                 domain_names=client_names,
                 subject=patients,
-                fit=TableFit(tuple(counts), self.indicator, self.scale_fit, self.scale, self.fill, self.constant),
+                fit=TableFit(
+                    categories=tuple(counts),
+                    indicator=self.indicator,
+                    scale_fit=self.scale_fit,
+                    scale=self.scale,
+                    fill=self.fill,
+                    constant=self.constant,
+                ),
             ).check()
 
     def _column(self, table: CsvTable, role: str) -> Column | None:

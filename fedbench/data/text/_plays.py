@@ -71,6 +71,7 @@ def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
     starts = [i for i, line in enumerate(lines) if AUTHOR in line]
     plays = {}
     for start, stop in zip(starts, [*starts[1:], len(lines)]):
+        # the nearest of the seven lines above that is not empty
         title = next((line.strip() for line in reversed(lines[max(0, start - 7) : start]) if line.strip()), "")
         part = lines[start + 1 : stop]
         if any(ACT.match(line) for line in part):  # poems have no acts
@@ -137,6 +138,6 @@ def _headed_speeches(lines: list[str]) -> Speeches:
         elif has_begun and HEADING.fullmatch(first) and rest:
             speaker = first.removesuffix(".").upper()
             speeches[speaker] += rest
-        elif speaker is not None and not MOVES.match(first):  # a speech continues after a stage direction
+        elif speaker is not None and not MOVES.match(first):  # not "Enter ...": a speech that such a block interrupted
             speeches[speaker] += [first, *rest]
     return {name: spoken for name, spoken in speeches.items() if any(spoken)}

@@ -78,7 +78,7 @@ def cut_windows(speaker: str, text: str, length: int, stride: int, test: float) 
         stride: Characters from one window to the next.
         test: The fraction of test windows.
     """
-    indices = encode(text)
+    indices = encode(text)  # of characters in the alphabet
     start, split = select_windows(max(0, len(indices) - length), length, stride, test)
     return Windows(speaker, indices[start[:, None] + np.arange(length)], indices[start + length], split)
 

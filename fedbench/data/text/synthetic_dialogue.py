@@ -66,6 +66,7 @@ class SyntheticDialogue:
             endings: The ending of each stem in the language, [STEMS].
         """
         rng = generator(self.seed, "synthetic_dialogue", role)
+        # DIALECT: the probability that a stem has another ending in the role's dialect
         dialect = np.where(rng.random(STEMS) < DIALECT, rng.choice(ENDINGS, STEMS), endings)
         words = [stem + ending for stem, ending in zip(stems, dialect)]
         frequency = 1 / np.arange(1, STEMS + 1)  # Zipf's law

@@ -106,7 +106,11 @@ class TextFiles:
         return self._tokenizer_of(list(self._documents()) if self.tokenizer is None else [])
 
     def _tokenizer_of(self, documents: list[Document]) -> Tokenizer:
-        """Return the tokenizer of the option, or the characters of some documents with an end token."""
+        """Return the tokenizer that dataset.tokenizer names; without it, the characters of the texts are the tokens.
+
+        Args:
+            documents: All texts, whose characters are the alphabet.  An end token is added to it.
+        """
         separator = self.separator if self.prompt is not None else ""
         if self.tokenizer is not None:
             return replace(read_tokenizer(self.tokenizer), separator=separator)
@@ -127,6 +131,7 @@ class TextFiles:
             first_test = round((1 - self.test) * len(tokens))
             return Client(name, cut(tokens[:first_test], self.length), cut(tokens[first_test:], self.length))
         first_test = len(documents) - max(1, round(self.test * len(documents)))
+        # the last texts are for testing, at least one
         train, test = (self._samples(part, tokenizer) for part in (documents[:first_test], documents[first_test:]))
         return Client(name, train, test)
 
@@ -175,7 +180,7 @@ class TextFiles:
         for file in files:
             inside = file.relative_to(path)
             client = inside.parts[0] if len(inside.parts) > 1 else file.stem
-            yield Document(client, "", "\n".join(line for _, line in _lines(file)))
+            yield Document(client, prompt="", text="\n".join(line for _, line in _lines(file)))
 
     def _json_lines(self, path: Path) -> Iterator[Document]:
         """Yield the texts of a file of JSON lines; blank lines are skipped.

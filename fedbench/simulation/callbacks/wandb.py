@@ -139,7 +139,7 @@ class Wandb(Callback):
             **run_names(self.cfg, self.run_dir),
             **options,
         )
-        run.define_metric("*", step_metric="round", summary="none")
+        run.define_metric("*", step_metric="round", summary="none")  # plotted over rounds; `_finish` writes the summary
         if mode == "online":
             self.notice(f"W&B: {run.url}")
         return run
@@ -169,9 +169,9 @@ class Wandb(Callback):
             cells = [[types.get(k, float)(value) if value else None for k, value in row.items()] for row in rows]
             table = wandb.Table(columns=list(rows[0]), data=cells)  # type: ignore[arg-type]
             self.run.log({"clients": table})
-        self.run.summary.update(
-            flatten({name: summary[name] for name in RESULTS if name in summary}, "/", drop_empty=True)
-        )
+        results = {name: summary[name] for name in RESULTS if name in summary}
+        self.run.summary.update(flatten(results, separator="/", drop_empty=True))
+        # facts about the run, such as the commit
         self.run.config.update({"facts": {name: summary[name] for name in FACTS if name in summary}})
         record = Path(self.run.dir).parent  # run.dir is offline-run-<time>-<id>/files
         self.run.finish(exit_code=1 if status == "failed" else 0)

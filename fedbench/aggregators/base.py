@@ -64,10 +64,12 @@ class Aggregator:
 
     Attributes:
         uses_weights: Whether the rule uses the clients' weights.  If not, it treats all clients equally.
+        uses_f: Whether the rule reads f.  If not, only pre="nnm" does, and a fraction fits any number of clients.
         scale_free: Whether the estimate is multiplied by a number if all uploads and the server's value are.
     """
 
     uses_weights = True
+    uses_f = True
     scale_free = True
 
     def __init__(self, f: NonNegative = 0.1, pre: PreAggregation = "none", bucket_size: Count = 2):
@@ -105,6 +107,8 @@ class Aggregator:
         Raises:
             ConfigError: f is too large for the rule.
         """
+        if not self.uses_f and self.pre == "none" and self.f < 1:  # such as the default
+            return
         # number of rows that the rule receives: one per client or per bucket
         m = math.ceil(num_clients / self.bucket_size) if self.pre == "bucketing" else num_clients
         buckets = f" in {m} buckets" if self.pre == "bucketing" else ""

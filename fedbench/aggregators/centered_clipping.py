@@ -29,6 +29,8 @@ class CenteredClipping(Aggregator):
         iterations: Number of iterations.
     """
 
+    uses_f = False
+
     def __init__(
         self,
         f: NonNegative = 0.1,

@@ -7,6 +7,7 @@ Smoothed Weiszfeld iterations, with the clients' weights a_i:
 Departs from the paper: z starts at the model that the server sent.  The paper leaves the start open.
 """
 
+import torch
 from torch import Tensor
 
 from fedbench.aggregators._mixing import distances
@@ -25,6 +26,8 @@ class GeometricMedian(Aggregator):
         nu: Smoothing, the smallest distance in a weight, > 0.
     """
 
+    uses_f = False
+
     def __init__(
         self,
         f: NonNegative = 0.1,
@@ -41,6 +44,8 @@ class GeometricMedian(Aggregator):
         z = u.start  # [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, z)  # [m]
+            if not bool(torch.isfinite(distance).all()):  # in float32, squares of values above 1.8e19 are infinite
+                distance = (u.rows.double() - z.double()).norm(dim=1)
             b = u.weights / distance.clamp_min(self.nu)  # [m]
-            z = (b / b.sum()) @ u.rows
+            z = (b / b.sum()).to(u.rows) @ u.rows
         return z

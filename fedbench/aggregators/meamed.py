@@ -26,8 +26,9 @@ class MeaMed(Aggregator):
 def _mean_around_median(values: Tensor, count: int) -> Tensor:
     """Return the mean of the values nearest to the median.
 
-    The nearest values are neighbours in sorted order.  They begin at the first position from which the value after
-    them is farther from the median than the value at that position.
+    Of two values at the same distance, the smaller is nearer.  The nearest values are neighbours in sorted order.  They
+    begin at the first position from which the value after them is farther from the median than the value at that
+    position.
 
     Args:
         values: Sorted values of some columns.  # [b, m]

@@ -12,6 +12,8 @@ from fedbench.aggregators.base import Aggregator, Uploads
 class Median(Aggregator):
     """The weighted median of each coordinate.  `f` is only used by pre=nnm."""
 
+    uses_f = False
+
     def combine(self, u: Uploads) -> Tensor:
         """Return the weighted median of each coordinate of the rows.  # [p]"""
         return weighted_median(u.rows, u.weights)

@@ -114,6 +114,13 @@ def test_distances_are_exact_far_from_the_origin() -> None:
     close(squared_distances(rows), expected, 1e-9)
 
 
+def test_meamed_prefers_the_smaller_of_two_values_at_the_same_distance() -> None:
+    """The median is 1, and 0 is as near to it as 2; of four values, it is 3, and 2 and 4 are nearer than 0 and 6."""
+    equal(combined(rule("meamed", f=1), torch.tensor([[2.0], [0.0], [1.0]]), center=None), torch.tensor([0.5]))
+    rows = torch.tensor([[0.0], [2.0], [4.0], [6.0]])
+    equal(combined(rule("meamed", f=1), rows, center=None), torch.tensor([2.0]))
+
+
 # -- weights -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["mean", "median", "geometric_median", "centered_clipping", "norm_bound"])
 def test_a_weight_of_three_is_three_equal_uploads(name: str) -> None:
@@ -181,6 +188,16 @@ def test_a_large_radius_is_the_mean_bit_for_bit(name: str, option: str, pre: str
 def test_a_large_smoothing_is_the_mean() -> None:
     w = (COUNTS / COUNTS.sum()).double()
     close(combined(rule("geometric_median", nu=1e9), weights=w), w @ ROWS, 1e-7)
+
+
+@pytest.mark.parametrize("center", [None, ZERO])
+def test_the_geometric_median_of_very_large_rows(center: Tensor | None) -> None:
+    """In float32, the norms of rows of 1e25 are infinite."""
+    expected = combined(rule("geometric_median"), center=center)
+    found = combined(rule("geometric_median"), (ROWS * 1e25).float(), center=None if center is None else center.float())
+    close(found.double() / 1e25, expected, 1e-5)
+    wrong = ROWS.float().index_fill(0, torch.tensor([4]), 3e38)
+    assert is_in_range(combined(rule("geometric_median"), wrong, center=ZERO.float()), ROWS[[0, 1, 2, 3]].float() * 2)
 
 
 def test_the_norm_of_a_single_change_is_bounded() -> None:
@@ -355,6 +372,18 @@ def test_a_fraction_of_wrong_uploads_is_rounded_up() -> None:
 def test_a_part_of_a_client_is_refused(f: float) -> None:
     with pytest.raises(ConfigError, match=f"aggregator.f={f} must be a whole number of clients, or a fraction"):
         rule("median", f=f)
+
+
+@pytest.mark.parametrize("name", ["median", "geometric_median", "centered_clipping", "norm_bound"])
+def test_a_fraction_is_not_checked_by_rules_that_do_not_use_it(name: str) -> None:
+    """The default is one wrong upload of two.  With pre=nnm, f is used, and a number is a statement of the user."""
+    rule(name, f=0.1).check(2)
+    rule(name, f=0).check(1)
+    for options in ({"f": 1}, {"f": 0.1, "pre": "nnm"}, {"f": 0.1, "pre": "bucketing"}):
+        with pytest.raises(ConfigError, match="assumes 1 wrong upload, but with 2 clients"):
+            rule(name, **options).check(2)
+    with pytest.raises(ConfigError, match="assumes 1 wrong upload"):
+        rule("trimmed_mean", f=0.1).check(2)
 
 
 def test_too_many_wrong_uploads_are_refused() -> None:

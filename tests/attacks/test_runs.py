@@ -19,6 +19,7 @@ from fedbench.core.settings import config_hash, save_config, to_dict, update_sto
 from fedbench.engine.cohort import Cohort
 from fedbench.report.command import main as report
 from fedbench.simulation import checkpoint
+from fedbench.simulation.evaluate import personal_and_global
 from fedbench.simulation.sampling import evaluated_clients
 from fedbench.simulation.simulator import run
 from fedbench.simulation.summary_text import ending_lines
@@ -190,6 +191,26 @@ def test_the_weighted_success_rate_weighs_by_triggered_samples(tmp_path: Path) -
     assert last["personal/attack_success_worst"] == pytest.approx(clients["personal/attack_success"].max())
     by_test_samples = np.average(clients["personal/attack_success"], weights=clients["n_test"])
     assert last["personal/attack_success_weighted"] != pytest.approx(by_test_samples, rel=1e-6)
+
+
+def test_the_success_rate_is_that_of_the_methods_own_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that always answers the target has the rate 1, whatever its model says."""
+    sim = set_up(attacked("fedavg", "backdoor", "attack.target=1", "attack.size=1").simulation())
+    honest = np.array([1, 2, 4, 5])
+
+    def rates() -> np.ndarray:
+        scopes, _ = personal_and_global(sim.algorithm, sim.engine, honest, 0, True)
+        return scopes["personal"]["attack_success"]
+
+    assert np.nanmin(rates()) < 1
+
+    def target(model: Any, rows: Any, inputs: Any) -> Tensor:
+        logits = torch.zeros_like(model.predict(rows, inputs))
+        logits[..., 1] = 1
+        return logits
+
+    monkeypatch.setattr(sim.algorithm, "predict", target)
+    assert np.nanmin(rates()) == 1
 
 
 # -- options ---------------------------------------------------------------------------------------------

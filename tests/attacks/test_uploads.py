@@ -5,6 +5,7 @@ golden/byzfl_attacks.npz has results of ByzFL 0.0.11 on HONEST, written by:
     PYTHONPATH=tests/helpers uv run --with byzfl==0.0.11 python tests/attacks/test_uploads.py
 """
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -15,11 +16,12 @@ import torch
 from tiny import close, equal
 from torch import Tensor
 
+from fedbench.aggregators._columns import weighted_median
 from fedbench.aggregators.base import Aggregator
 from fedbench.aggregators.median import Median
 from fedbench.aggregators.trimmed_mean import TrimmedMean
 from fedbench.attacks.alie import largest_z
-from fedbench.attacks.base import Attack
+from fedbench.attacks.base import Attack, Observed
 from fedbench.attacks.foe import line_search
 from fedbench.channel.attackers import Attackers
 from fedbench.config.conf_tree import group_options, read_option
@@ -105,6 +107,23 @@ def test_z_of_the_paper(n: int, f: int, fraction: float) -> None:
     """n = 50 and f = 24 % is the paper's experiment.  Without a majority to form, z is 0 and not negative."""
     close(torch.tensor(largest_z(n, f)), torch.tensor(NormalDist().inv_cdf(fraction)), 1e-12)
     assert all(0 <= largest_z(a, b) < 10 for a in range(1, 40) for b in range(1, a + 1))
+
+
+class Observes(Attack):
+    """An attacker that only computes the server's aggregate."""
+
+    def corrupt(self, o: Observed) -> Tensor:
+        self.aggregate = o.aggregate(o.truthful)
+        return o.truthful
+
+
+@pytest.mark.parametrize("rule", [None, Median()])
+def test_attackers_know_the_weights_of_the_clients(rule: Aggregator | None) -> None:
+    weights, observes = np.arange(1.0, N + 1), Observes()
+    of = replace(context(), client_weights=weights)
+    Attackers(observes, IDS, RowStore(N, CPU, 1 << 20, 0), rule).upload(of, "w", UPLOADS, REFERENCE, 0)
+    w = torch.from_numpy(weights / weights.sum())
+    close(observes.aggregate, w @ CHANGES if rule is None else weighted_median(CHANGES, w), 1e-6)
 
 
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(f=3), None])

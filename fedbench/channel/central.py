@@ -30,8 +30,9 @@ from fedbench.core.rows import RowStore
 
 BLOCK = 1 << 20  # random numbers that are drawn at a time
 UNPROTECTED = (
-    "not covered are numbers of samples, sizes of messages, the scores and losses reported here, what is chosen by "
-    "them, and models that clients keep; the noise is a simulation's, drawn from the run's seed"
+    "not covered are numbers of samples, sizes of messages, statistics that standardize inputs and targets, the scores "
+    "and losses reported here, what is chosen by them, and models that clients keep; the noise is a simulation's, "
+    "drawn from the run's seed"
 )
 
 
@@ -172,12 +173,14 @@ class CentralPrivacy:
                 "privacy=central does not cover this method: it averages a tensor that cohort.upload did not return; "
                 "choose another method, or privacy=local"
             )
-        rows, name, ids, reference = opened(upload)
+        rows, name, source, reference = opened(upload)
         if center is None and average:
             center = reference
         if not context.changes_state:
             refuse(name, f"combines it outside of the rounds, in mode {context.mode!r}")
-        if not (np.array_equal(ids, members) and np.array_equal(context.ids, members)):
+        if source.round != context.round or not source.changes_state:
+            refuse(name, f"combines it in round {context.round + 1}, but it was uploaded at another time")
+        if not (np.array_equal(source.ids, members) and np.array_equal(context.ids, members)):
             refuse(name, "combines it over other clients than those of the round")
         if not rows.is_floating_point():
             refuse(name, f"combines it, and it has the type {rows.dtype}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import numpy as np
 from torch import Tensor
 
 from fedbench.core.options import RunError
+from fedbench.core.round_context import RoundContext
 
 _UNARY = ("neg", "pos", "abs", "invert", "bool", "float", "int", "complex", "index", "round", "len", "iter", "reversed")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "contains", "getitem", "setitem", "array")
@@ -23,14 +23,14 @@ class Sealed:
     Args:
         rows: One row per client.  # [K, ...]
         name: The name of the upload.
-        ids: The clients.  # [K]
+        context: The clients and the round.
         center: The tensor that the server sent to all and from which the rows were trained; None: 0.  # [...]
     """
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, rows: Tensor, name: str, ids: np.ndarray, center: Tensor | None = None):
-        self.__dict__.update(_rows=rows, _name=name, _ids=ids, _center=center)
+    def __init__(self, rows: Tensor, name: str, context: RoundContext, center: Tensor | None = None):
+        self.__dict__.update(_rows=rows, _name=name, _context=context, _center=center)
 
     def __repr__(self) -> str:
         return f"Sealed({self._name!r})"
@@ -65,10 +65,10 @@ for _name in _OPERATORS:
     setattr(Sealed, f"__{_name}__", _refusing(_name))
 
 
-def opened(sealed: Sealed) -> tuple[Tensor, str, np.ndarray, Tensor | None]:
-    """Return rows [K, ...], name, clients [K] and center [...] of a sealed upload, for a private release only."""
+def opened(sealed: Sealed) -> tuple[Tensor, str, RoundContext, Tensor | None]:
+    """Return rows [K, ...], name, context and center [...] of a sealed upload, for a private release only."""
     content = vars(sealed)
-    return content["_rows"], content["_name"], content["_ids"], content["_center"]
+    return content["_rows"], content["_name"], content["_context"], content["_center"]
 
 
 def refuse(name: str, use: str) -> NoReturn:

@@ -336,7 +336,7 @@ class Cohort:
         if self.engine.central is None:
             return received
         centers = {name: self._channel.published(handle) for name, handle in (relative_to or {}).items()}
-        sealed = {name: Sealed(rows, name, self.ids, centers.get(name)) for name, rows in vars(received).items()}
+        sealed = {name: Sealed(rows, name, self.context, centers.get(name)) for name, rows in vars(received).items()}
         return SimpleNamespace(**sealed)
 
     def with_personal_factors(self, rows: Any) -> Any:

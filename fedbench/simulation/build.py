@@ -659,7 +659,7 @@ def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
     Raises:
         ConfigError: The method, the compression or the aggregation rule needs equal ranks.
     """
-    inner = method.inner if isinstance(method, FineTuned) else method
+    inner = unwrapped(method)
     # not inherited, because the steps of a subclass may read other columns of what they receive
     require(
         vars(type(inner)).get("supports_client_ranks", False),
@@ -689,7 +689,7 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
     Raises:
         ConfigError: The method does not average one server model, or another option replaces the mean.
     """
-    inner = method.inner if isinstance(method, FineTuned) else method
+    inner = unwrapped(method)
     require(  # not inherited, because a subclass may have several server models
         vars(type(inner)).get("averages_one_model", False),
         f"adapter.sync={sync.name} replaces the mean of the server's model, which {type(inner).__name__} does not take "
@@ -744,6 +744,32 @@ def check_states(engine: Engine) -> None:
         f"adapter.sync={sync.name} {what}, "
         f"and the method keeps models of clients ({', '.join(models)}) that were trained without it: use "
         "algorithm=fedavg, fedprox or fedper, or another adapter.sync such as flex",
+    )
+
+
+def unwrapped(method: Algorithm) -> Algorithm:
+    """Return the method itself, without the wrapper that fine-tunes its models."""
+    return method.inner if isinstance(method, FineTuned) else method
+
+
+def check_new_clients(engine: Engine, method: Algorithm) -> None:
+    """Check, after the method's setup, that central privacy covers the initial model of new clients.
+
+    Args:
+        engine: The engine.
+        method: The method.
+
+    Raises:
+        ConfigError: New clients would start from the mean of the clients' own models, which has no noise.
+    """
+    inner, all_clients = unwrapped(method), engine.with_new_clients
+    num_new = 0 if all_clients is None else all_clients.num_clients - engine.federation.num_clients
+    is_mean = type(inner).initial_row_for_new_clients is Algorithm.initial_row_for_new_clients
+    require(
+        engine.central is None or num_new == 0 or not is_mean or inner.global_row() is not None,
+        f"new_clients.count={num_new}: new clients of this method start from the mean of the models that clients keep, "
+        "which privacy=central does not cover: choose a method with a global model, such as fedavg or ditto, or set "
+        "new_clients.count=0",
     )
 
 

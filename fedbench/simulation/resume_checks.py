@@ -72,7 +72,7 @@ def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: i
         rounds: The new number of rounds.
 
     Raises:
-        ConfigError: There are fewer rounds, or more although the learning rates depend on the number of rounds.
+        ConfigError: There are fewer rounds, or more although learning rates or noise depend on their number.
     """
     require(
         rounds >= before,
@@ -83,6 +83,12 @@ def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: i
         rounds == before or schedule in ("constant", "exponential"),
         f"resume={folder}: rounds={rounds} cannot replace {before}, because the learning rates of "
         f"optimizer.schedule.name={schedule} depend on the number of rounds; leave it out, or start a new run",
+    )
+    target = (stored.get("privacy") or {}).get("target_epsilon")
+    require(
+        rounds == before or target is None,
+        f"resume={folder}: rounds={rounds} cannot replace {before}, because the noise of its finished rounds was "
+        f"computed from privacy.target_epsilon={target} for {before} rounds; leave it out, or start a new run",
     )
 
 

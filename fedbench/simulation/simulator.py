@@ -158,6 +158,7 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     build.check_states(engine)
+    build.check_new_clients(engine, algorithm)
     patience = cfg.stop.patience
     early_stopping = None if patience is None else EarlyStopping(patience)
     sim = Simulation(cfg, run_dir, engine, algorithm, split, data_hash=arrays.digest, early_stopping=early_stopping)
@@ -265,7 +266,8 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
     attackers = engine.attackers
     sim.takes_means |= cost.takes_means
     check_later = not cost.steps and sim.done + 1 < sim.cfg.rounds
-    if engine.central is not None and (name := find_sealed(vars(sim.algorithm))):
+    method = build.unwrapped(sim.algorithm)
+    if engine.central is not None and (name := find_sealed(vars(method))):
         refuse(name, "keeps it as state, from which other clients may receive it")
     require(
         engine.central is None or cost.releases > 0,

@@ -21,6 +21,7 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDp
 from tiny import HEAD, engine, mlp, ragged
 
 import fedbench
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.channel import accounting
 from fedbench.channel.accounting import Setting
@@ -31,6 +32,7 @@ from fedbench.core.rows import RowStore
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.simulation import build, simulator
+from fedbench.testing.algorithm import other_data
 from fedbench.testing.privacy import audit, lower_bound
 
 SMALL = ("dataset.subset=0.2", "partition.num_clients=6", "model.hidden=[4]", "local.epochs=1", "rounds=3")
@@ -178,6 +180,12 @@ def test_two_releases_have_different_noise() -> None:
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.3 and cohort.cost.releases == 2
 
 
+def test_noise_does_not_repeat_between_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbench.channel.central.BLOCK", 64)
+    noise = released(central(net()), torch.zeros(4, 300))
+    assert len(noise.unique()) == 300
+
+
 # -- adaptive clipping -----------------------------------------------------------------------------------
 def test_adaptive_clipping_is_that_of_the_paper() -> None:
     """z_delta, and C exp(-lr (b - quantile)) with b = 3/4 of the clients below C, by hand and without noise."""
@@ -187,6 +195,18 @@ def test_adaptive_clipping_is_that_of_the_paper() -> None:
     released(exact, torch.diag(torch.tensor([0.1, 0.5, 1.0, 9.0])))
     assert exact.central.clip() == pytest.approx(math.exp(-0.3 * 0.25))
     assert exact.central.metrics(1)["privacy/clip"] == exact.central.clip()
+
+
+def test_each_release_has_its_own_adaptive_clip() -> None:
+    """All norms of a are below C, and none of b: C becomes exp(-0.1) and exp(0.1)."""
+    e = central(net(), expected=4.0, noise_multiplier=0.0, adaptive_clip=True, clip=1.0, clip_lr=0.2, releases=2)
+    for r, (small, large) in enumerate([(0.1, 1.0), (0.1, math.exp(0.1))]):
+        cohort = Cohort(e, np.arange(4), r)
+        up = cohort.upload(a=0.1 * torch.eye(4), b=9 * torch.eye(4), relative_to={"a": None, "b": None})
+        torch.testing.assert_close(cohort.sum(up.a), torch.full((4,), small))
+        torch.testing.assert_close(cohort.sum(up.b), torch.full((4,), large))
+    metrics = e.central.metrics(2)
+    assert metrics["privacy/clip"] == pytest.approx(math.exp(-0.2)) and metrics["privacy/clip_2"] == e.central.clip(1)
 
 
 def test_the_adaptive_clip_approaches_the_quantile() -> None:
@@ -268,9 +288,149 @@ def test_evaluation_releases_nothing() -> None:
 
 
 def test_stored_uploads_are_found() -> None:
-    sealed = Sealed(torch.ones(2, 2), "theta", np.arange(2))
+    sealed = Sealed(torch.ones(2, 2), "theta", Cohort(net(), np.arange(2), 0).context)
     assert find_sealed({"a": 1, "b": [(sealed,)]}) == "theta" and find_sealed({"a": torch.ones(1)}) is None
     assert copy.copy(sealed) is not None
+
+
+# -- careless methods ------------------------------------------------------------------------------------
+class Trained(FedAvg):
+    """FedAvg whose server computes the new model from what it knows by `combine`."""
+
+    def __init__(self, combine: Any):
+        super().__init__()
+        self.combine = combine
+
+    def round(self, cohort: Cohort) -> None:
+        w = cohort.broadcast(w=self.w).w
+        self.out = cohort.train(w)
+        up = cohort.upload(theta=self.out.theta, change=self.out.theta - w, relative_to={"theta": "w", "change": None})
+        self.w = self.combine(self, cohort, up)
+
+
+def kept(m: Any, c: Cohort, up: Any) -> torch.Tensor:
+    """Store an upload where other clients may receive it."""
+    m.lost = {"rows": [up.theta]}
+    return c.mean(up.change)
+
+
+def late(m: Any, c: Cohort, up: Any) -> torch.Tensor:
+    """Average the upload of the round before, which an object hides."""
+    before, m.hidden = getattr(m, "hidden", lambda: up.change), lambda: up.change
+    return c.mean(before())
+
+
+def in_rows(m: Any, c: Cohort, up: Any) -> torch.Tensor:
+    m.rows = c.engine.rows("copies", torch.zeros_like(m.w))
+    m.rows[c.ids] = up.theta
+    return c.mean(up.change)
+
+
+def other_cohort(m: Any, c: Cohort, up: Any) -> torch.Tensor:
+    again = Cohort(c.engine, c.ids, c.round, "evaluation").upload(x=m.out.theta, relative_to={"x": None})
+    return c.mean(again.x)
+
+
+SEALED = {  # careless server code that a run refuses, and the reason
+    "trained rows": (lambda m, c, up: m.out.theta.mean(0), "has no effect"),
+    "mean of trained rows": (lambda m, c, up: c.mean(m.out.theta), "did not return"),
+    "one upload": (lambda m, c, up: up.theta[0], "reads one|operator 'getitem'"),
+    "norms": (lambda m, c, up: c.mean(up.change) * up.change.norm(), "attribute 'norm'"),
+    "number of uploads": (lambda m, c, up: c.sum(up.change) / len(up.change), "operator 'len'"),
+    "weights of losses": (lambda m, c, up: c.mean(up.theta, weights=m.out.loss), "weights of its own"),
+    "weighted sum": (lambda m, c, up: c.sum(up.theta, weights=torch.ones(len(c), 1)), "weights of its own"),
+    "selected clients": (lambda m, c, up: c.subset(np.arange(len(c)) > 0).mean(up.theta), "other clients"),
+    "a stored upload": (kept, "keeps it as state"),
+    "an upload in client states": (in_rows, "does not cover"),
+    "an upload of the round before": (late, "uploaded at another time"),
+    "an upload of an evaluation": (other_cohort, "uploaded at another time"),
+    "an integer upload": (lambda m, c, up: c.mean(c.upload(n=c.index).n), "has the type torch.int64"),
+}
+OPEN = {  # server code that only the test below can find, because it reads no upload
+    "losses": lambda m, c, up: c.mean(up.theta) + m.out.loss.mean(),
+    "the number of clients": lambda m, c, up: c.sum(up.change) / len(c),
+    "gradients": lambda m, c, up: c.mean(up.theta) - c.gradient(m.w)[0].mean(0),
+}
+
+
+def simulated(method: Any, **options: Any) -> Any:
+    """A run of an option of conf/algorithm, or of a method."""
+    of = case(method if isinstance(method, str) else "fedavg")
+    sim = of.simulation(**options)
+    sim.engine = central(sim.engine, 3.0, releases=3)
+    sim.algorithm = sim.algorithm if isinstance(method, str) else method
+    build.check_central(sim.engine, sim.algorithm)
+    return set_up(sim)
+
+
+@pytest.mark.parametrize("name", SEALED)
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_a_careless_method_is_refused(name: str, is_tuned: bool) -> None:
+    combine, reason = SEALED[name]
+    method: Any = Trained(combine)
+    sim = simulated(FineTuned(method, 1, 0.1, "end", "all") if is_tuned else method)
+    with pytest.raises(ConfigError, match=reason):
+        for r in range(2):
+            cohort = Cohort(sim.engine, np.array([0, 1, 3]), r)
+            sim.algorithm.round(cohort)
+            simulator.check_used(sim, cohort.cost)
+
+
+def served(method: Any, monkeypatch: pytest.MonkeyPatch, absent: bool = False, **options: Any) -> list[torch.Tensor]:
+    """What the server sends to clients other than 0, and its state, if all private sums are noise only."""
+    messages: list[torch.Tensor] = []
+
+    def recorded(call: Any) -> Any:
+        def send(self: Cohort, *args: Any, **tensors: Any) -> Any:
+            received = call(self, *args, **tensors)
+            others = torch.from_numpy(self.ids != 0)
+            of_all = call.__name__ != "download"
+            messages.extend(t.clone() if of_all else t[others] for t in vars(received).values())
+            return received
+
+        return send
+
+    with monkeypatch.context() as patch:
+        for call in (Cohort.broadcast, Cohort.download, Cohort.fetch):
+            patch.setattr(Cohort, call.__name__, recorded(call))
+        patch.setattr("fedbench.channel.central.clipped_sum", lambda rows, *_: (rows.new_zeros(rows.shape[1:]), 0))
+        sim = simulated(method, **options)
+        for r, ids in enumerate(([0, 1, 3], [1, 2, 3, 4], [0, 2, 5])):
+            cohort = Cohort(sim.engine, np.array([i for i in ids if i or not absent]), r)
+            sim.algorithm.round(cohort)
+            simulator.check_used(sim, cohort.cost)
+    row = sim.algorithm.global_row()
+    return [*messages, *([] if row is None else [row]), *sim.algorithm.state_dict().values()]
+
+
+def leaks(method: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the server tells other clients of the data or the presence of client 0, except by private sums."""
+    expected = served(method, monkeypatch)
+    assert len(expected) > 3
+    others = (served(method, monkeypatch, arrays=other_data()), served(method, monkeypatch, absent=True))
+    return not all(
+        len(found) == len(expected) and all(torch.equal(a, b) for a, b in zip(found, expected)) for found in others
+    )
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_information_beside_uploads_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert leaks(Trained(OPEN[name]), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedavg", "fedper", "ditto"),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS if m not in ("fedavg", "fedper", "ditto")),
+    ],
+)
+def test_the_server_learns_by_private_sums_only(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other data of client 0, and its absence from all rounds, change no bit if the sums are replaced by 0."""
+    try:
+        assert not leaks(method, monkeypatch)
+    except ConfigError as refused:
+        assert REFUSAL in str(refused)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -350,12 +510,13 @@ def test_a_run_states_what_it_spent(tmp_path: Path) -> None:
         (["privacy.noise_multiplier=1", "server=exp"], "does not cover"),
         (["privacy.noise_multiplier=1", "model=resnet", "model.norm=batch", "model.widths=[4]"], "model.norm=group"),
         (["privacy.noise_multiplier=1", "privacy.epsilon=1"], "privacy"),
+        (["privacy.noise_multiplier=1", "algorithm=fedper", "new_clients.count=1"], "new clients of this method start"),
         (["privacy.noise_multiplier=-1"], ">= 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=message):
-        run(tmp_path, "algorithm=fedavg", *options)
+        run(tmp_path, *([] if any("algorithm" in o for o in options) else ["algorithm=fedavg"]), *options)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,14 @@ def test_more_rounds_only_where_rates_do_not_depend_on_them(schedule: str, free:
         check_rounds(tmp_path, stored, 4, 5)
 
 
+def test_more_rounds_are_refused_if_noise_was_computed_for_fewer(tmp_path: Path) -> None:
+    stored = {"optimizer": {}, "privacy": {"target_epsilon": 4.0}}
+    check_rounds(tmp_path, stored, 4, 4)
+    with pytest.raises(ConfigError, match=r"rounds=5 cannot replace 4, because the noise.*target_epsilon=4\.0 for 4"):
+        check_rounds(tmp_path, stored, 4, 5)
+    check_rounds(tmp_path, {"optimizer": {}, "privacy": {"target_epsilon": None, "noise_multiplier": 1.0}}, 4, 5)
+
+
 def test_a_checkpoint_of_an_older_version_is_known_by_the_rounds_that_were_asked(
     values: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -130,7 +130,7 @@ class APPLE(Algorithm):
         def step(s: Step, batch: Batch) -> None:
             """Take one local step of c_i (s.theta) and of d_i (s.state.d), and mix w_i (s.state.personal) again.
 
-            eta2 is the learning rate of d, and pull the weight of its penalty.
+            eta2: learning rate of d; pull: weight of its penalty; s.state.i: client indices [k, 1].
             """
             g = s.grad(batch, rows=s.state.personal)  # G, the gradient at w_i  [k, P]
             # cores [V, P]: all stored versions of cores; versions [k, N]: which one is the c_j of client i
@@ -138,7 +138,7 @@ class APPLE(Algorithm):
             grad_d.scatter_(1, s.state.i, dot(g, s.theta)[:, None])  # <G, c_i> with the current c_i
             grad_d.add_(s.value(pull) * (s.state.d - self.q))  # penalty: d_i is pulled to q, the shares of samples
             d_ii = s.state.d.gather(1, s.state.i)  # [k, 1], before it moves
-            s.descend(grad_d, name="d", lr=s.value(eta2), uploaded=False)
+            s.descend(grad_d, name="d", lr=s.value(eta2), uploaded=False)  # d stays with the client
             s.descend(g.mul_(d_ii))
             self.mix(s.state.personal, s.theta, s.state.d, cores, s.state.versions, s.state.i)
 

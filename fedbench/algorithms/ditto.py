@@ -47,7 +47,7 @@ class Ditto(FedAvg):
         v = cohort.train(
             self.v[cohort.ids],
             extra_grad=pull,
-            # buffers: v has its own optimizer state
+            # buffers: v has its own optimizer state; uploaded: v stays with the client
             how=LocalTraining(epochs=self.personal_epochs, buffers="v", throughput_weight=0, uploaded=False),
         ).theta  # throughput_weight=0: throughput counts each sample once
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # theta - w is sent

@@ -142,7 +142,7 @@ class FedALA(Algorithm):
                 break
             where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)  # positions of the clients that still learn
             how = LocalTraining(
-                # throughput_weight=0: images/s count each sample once
+                # uploaded: the weights A_i stay with the client; throughput_weight=0: images/s count each sample once
                 epochs=1,
                 drop_last=False,
                 split=subset,

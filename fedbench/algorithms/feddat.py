@@ -128,6 +128,7 @@ class FedDAT(Algorithm):
         # the gradient of A1 is the sum of those of its two copies
         s.descend(first.put(g, first.take(g) + second.take(g)), columns=first | self.rest)
         g = s.grad(batch, rows=mixture(), loss=self.distillation(outputs["student"]))
+        # uploaded=False: A0 and the head stay with the client
         s.descend(g, name="A0", columns=first, uploaded=False)
         s.descend(g, columns=self.rest, uploaded=False)
 

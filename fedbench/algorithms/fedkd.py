@@ -105,6 +105,7 @@ class FedKD(Algorithm):
         """
         at_theta = s.grad(batch, rows=s.state.teacher, loss=self.teacher_loss)
         at_g = s.grad(batch, loss=self.student_loss)
+        # uploaded=False: teacher and W_i stay with the client
         s.descend(at_theta, name="teacher", uploaded=False)
         s.descend(s.state.slope, name="W", uploaded=False)  # slope: the gradient of L in W_i, stored by teacher_loss
         s.descend(at_g, lr=self.student_lr)

@@ -164,25 +164,27 @@ class FedPAC(Algorithm):
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def variance_and_means(self, cohort: Cohort, statistics: ClassStatistics) -> tuple[Tensor, Tensor]:
-        """Return the variance V_i of each client's features, and its scaled class means H_i.
+        """Return each client's scaled class means H_i, estimated from its n_i samples, and their variance V_i.
 
         Args:
             cohort: The clients.
-            statistics: Their class counts, and means and squared norms of features, before training.
+            statistics: Their class counts, and by class the mean and the mean squared norm of features, before
+                training.
 
         Returns:
-            V_i [K], and H_i[c] = pi_ic mu_ic [K, C, F], for label shares pi_i and class means mu_i.
+            V_i [K] (formula: module), and H_i[c] = pi_ic mu_ic [K, C, F], for label shares pi_i and class means mu_i.
         """
         pi = statistics.counts / statistics.counts.sum(1, keepdim=True).clamp_min(1)  # label shares  [K, C]
         variance = (pi * statistics.squares - pi.square() * statistics.means.square().sum(2)).sum(1)  # [K]
+        # the variance of one sample, divided by n_i: that of the mean of n_i samples
         return variance / cohort.num_samples.clamp_min(1), pi[..., None] * statistics.means
 
     def head_weights(self, V: Tensor, H: Tensor) -> Tensor:
         """Solve each client's quadratic program for the weights of all heads in its own.
 
         Args:
-            V: Variances of the clients' features.  # [K]
-            H: Their scaled class means.  # [K, C, F]
+            V: Variances of H.  # [K]
+            H: Scaled class means of the clients.  # [K, C, F]
 
         Returns:
             a_ij, the weight of head j in the head of client i; rows sum to 1.  # [K, K]

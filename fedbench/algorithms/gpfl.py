@@ -117,6 +117,7 @@ class GPFL(Algorithm):
             return s.task_loss(personal, batch) + s.task_loss(cosines, batch) + s.value(self.lam) * distance
 
         q_g, q_p = self.conditions(cohort, M0)  # [K, F] each
+        # weight decay: self.decay [P] is mu at class embeddings and valve, and 0 elsewhere
         decay = (lambda s: self.decay * s.theta) if self.mu else None
         # uploaded: the columns that leave the client, whose gradients privacy clips
         how = LocalTraining(uploaded=self.shared)

@@ -71,7 +71,7 @@ class L2GD(Algorithm):
         uploaded = self.uploaded[cohort.ids]  # [K, P]
         if how.steps != 0:
             uploaded = cohort.upload(x=x, previous={"x": uploaded}).x  # the change since the last upload is sent
-        xbar = cohort.sum(uploaded) / cohort.mean_size  # [P]
+        xbar = cohort.sum(uploaded) / cohort.mean_size  # mean_size: K, or with privacy=central its expected value  [P]
         if needs_download:
             received = cohort.broadcast(xbar=xbar).xbar  # differs from xbar if the download is lossy
             self.knows = members & torch.equal(received, xbar)  # nobody, if it is lossy

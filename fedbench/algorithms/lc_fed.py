@@ -131,6 +131,7 @@ class LCFed(Algorithm):
             how=LocalTraining(uploaded=uploaded),
         )
         head = self.head_columns.take(out.theta)
+        # client states; self.heads below are the heads as the server received them
         self.head[cohort.ids], self.hc[cohort.ids] = head, self.hc_columns.take(out.theta)
         up = cohort.upload(
             body=self.body.take(out.theta),
@@ -138,7 +139,8 @@ class LCFed(Algorithm):
             relative_to={"body": "body"},  # the change of the received body is sent
             previous={"head": self.heads[cohort.index]},  # the change since the last uploaded head is sent
         )
-        self.w = self.body.put(self.w, cohort.sum(up.body) / cohort.mean_size)  # the mean with equal weights
+        # mean_size: K, or with privacy=central its expected value
+        self.w = self.body.put(self.w, cohort.sum(up.body) / cohort.mean_size)
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:

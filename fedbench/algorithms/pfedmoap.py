@@ -255,7 +255,7 @@ class PFedMoAP(Algorithm):
         The nearest prompt comes first; among equally near ones, that of the lower id.
 
         Args:
-            cohort: The clients.
+            cohort: The clients, all of which have an entry in the pool.
             members: Ids of the clients that have an entry in the pool, ascending.  # [M]
             count: Number of experts for each client.
 

@@ -176,8 +176,9 @@ class PFedNet(Algorithm):
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
         self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
         self.distance: Metric = "l2" if self.compared == "label_hist" else "l1"  # as the released code
-        # without edges, the network is built in the first round from the clients' sketches
-        self.adjacency, self.sketch_of = similarity.of_edges(n, self.edges).to(w.device), None
+        # the network of linked clients; if `edges` is empty, the first round builds it from the clients' sketches
+        self.adjacency = similarity.of_edges(n, self.edges).to(w.device)  # [N, N] bool
+        self.sketch_of = None  # these sketches as uploaded, [N, q]
         self.iterations = torch.zeros(1, device=w.device)  # of ADMM in the last z-step
         self._network = None  # the network factorized for ADMM, computed when first used
 

@@ -265,7 +265,7 @@ class Compression:
         Returns:
             received.
         """
-        layout = self._layout(x.shape[1])
+        layout = self._layout(x.shape[1])  # where parameters end and statistics begin; None if there are no statistics
         if layout is not None and layout.parameters < x.shape[1]:
             received[:, layout.parameters :] = x[:, layout.parameters :]
         return received

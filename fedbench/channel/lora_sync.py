@@ -119,18 +119,19 @@ class LoraSync:
         """Return the server's new value of a tensor, and change the frozen weights if the rule does.
 
         Args:
-            context: The clients.
-            mean: The mean of the uploads.  # [n]
+            context: The clients and the round.
+            mean: The mean of the clients' uploads of this tensor.  # [n]
             uploads: The uploads.  # [K, n]
             weights: Weights of the mean.  # [K]
 
         Returns:
             The mean, in which the factors of all adapted layers are replaced by those of the rule.  # [n]
         """
-        layout = self.model.message_layout(len(mean))
         if self.personal is not None:  # columns of the factors that stay with the clients
             return self.without_personal(mean[None])[0]  # 0 there, where privacy may have added noise
-        if layout is None or not self._factors_in(len(mean)).size:
+        # the parameters in an upload of this length; None if it is no known part of a row
+        layout = self.model.message_layout(len(mean))
+        if layout is None or not self._factors_in(len(mean)).size:  # no factors of LoRA in the upload
             return mean
         new, added, num_sent = mean.clone(), {}, 0
         for name, (start, stop, shape) in layout.spans.items():
@@ -139,7 +140,7 @@ class LoraSync:
             first, last, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
             A = uploads[:, start:stop].view(len(uploads), shape[0], -1)
             B = uploads[:, first:last].view(len(uploads), -1, shape[0])
-            # the rule's new factors of the layer, and what it adds to the frozen weight
+            # the rule's new factors of the layer, and what it adds to the frozen weight; _new_A draws a new A for flora
             layer = COMBINATIONS[self.name](Factors(A, B, weights, self._new_A(context, name, A)))
             new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:
@@ -147,7 +148,7 @@ class LoraSync:
                 # numbers by which clients receive the change: all factors, stacked, or fewer of the dense product
                 stacked = int(self._count(context.ids, len(mean), Columns([(start, stop), (first, last)])).sum())
                 num_sent += stacked if self.name == "flora" else min(stacked, layer.added.numel())
-        if self.backbone is not None and context.changes_state:
+        if self.backbone is not None and context.changes_state:  # flora and fedex change the frozen weights
             self.backbone.add(added, num_sent)
         return new
 

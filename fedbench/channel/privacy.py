@@ -160,7 +160,7 @@ class Privacy:
         return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
 
     def guarantee(self) -> str:
-        """Return one sentence for the report: the privacy guarantee of this run, or that it has none, and limits."""
+        """Return one sentence for the report: the privacy guarantee of this run and its limits, or that it has none."""
         given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"  # the options, for the sentence
         if self.ratio == 0:
             clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"

@@ -128,7 +128,10 @@ class CER(Compressor):
             out.floats(encoded.codes["row"][0, a : a + 1])
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the segments of one row that `write` wrote; with send="all" there are no codes."""
+        """Read the codes of one row that `write` wrote, its segments, and return {"row": the row [1, n]}.
+
+        With send="all" there are no codes, because the row is sent as float32 values.
+        """
         if self.has_values:  # send="all"
             return {}
         segments, length = [], 0

@@ -345,7 +345,7 @@ def _deep_range(path: Path | IO[bytes]) -> Range | None:
     None for a file of 8 bits; then only its header is read.
     """
     with _opened(path) as image:
-        if _is_deep_color(image):  # Pillow reads the upper 8 bits: fill the lower 8 with ones
+        if _is_deep_color(image):  # Pillow drops the lower 8 of 16 bits: ones give their largest value
             return Range.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
         is_deep_grey = image.mode.startswith(("I", "F"))  # Pillow's modes of integer and float pixels
         return Range.of(np.asarray(image), str(path)) if is_deep_grey else None

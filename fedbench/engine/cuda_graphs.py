@@ -261,17 +261,19 @@ class GraphedGradients(DirectGradients):
     def _graph_size(self, request: GradientRequest) -> int:
         """Return the number of clients that the graph of a request computes: its k clients, rounded up.
 
-        Rounding leaves at most NUM_SIZES sizes, and so few graphs.  With batch statistics, it is exactly k.
+        Rounding leaves at most NUM_SIZES sizes, and so few graphs.  With batch statistics, it is exactly k, because a
+        replay would change the running statistics of finished clients.
         """
         k, rows = len(request.rows), request.rows
         if request.model.batch_statistics:
             return k
+        # max_size: the largest number of clients whose rows the static buffer holds
         if self.chunk_size >= k:
             max_size = self.chunk_size
-        else:  # not the rows of a chunk, for example in an evaluation
+        else:  # not the rows of a chunk, for example in an evaluation: an earlier request of this index made the buffer
             buffer = self.static_buffers.get((f"rows {request.index}", rows.shape[1:], rows.dtype))
             max_size = max(k, 0 if buffer is None else len(buffer))
-        step = max(1, -(-max_size // NUM_SIZES))
+        step = max(1, -(-max_size // NUM_SIZES))  # -(-a // b): a / b rounded up
         return min(max_size, -(-k // step) * step)
 
     def _record(self, key: GraphKey, static: GradientRequest, k: int) -> bool:

@@ -119,6 +119,9 @@ class Dirichlet:
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Draw one partition, which may give some clients too few samples.
 
+        Pools are the sets of samples to divide, such as training and test samples.  A class has the same shares in all.
+        The papers' script has one pool: its random numbers come first, and `assign` shuffles the other pools later.
+
         Args:
             classes: classes[pool][k] are the indices of the samples of class k in a pool.
             num_clients: N.

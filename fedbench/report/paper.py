@@ -311,7 +311,7 @@ def _measure_relative(cells: list[Cell]) -> None:
 
     They are computed from the other cells of the same column and the same overrides.
     """
-    # position: the method, and the column as setting, dataset, clients and metric
+    # key: the column of a cell, (setting, dataset, clients, metric); position: its method, then the key
     measured = {(*cell.position, cell.overrides): cell.ours for cell in cells if cell.ours.count}
     for cell in cells:
         if cell.row["metric"] in RELATIVE_METRICS:

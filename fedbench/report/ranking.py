@@ -100,7 +100,7 @@ def friedman_notes(settings: list[Setting], ranks: DataFrame) -> list[str]:
     ]
     if p >= LEVEL:
         lines.append("Friedman's test finds no difference, so that no two methods may be called different by ranks.")
-    datasets = {groups.runs[0].choice("dataset") for s in settings for groups in s.groups.values()}
+    datasets = {group.runs[0].choice("dataset") for s in settings for group in s.groups.values()}
     if len(datasets) < len(settings):
         lines.append(
             f"The test takes settings as independent, but {len(settings)} settings have {len(datasets)} data sets: its "

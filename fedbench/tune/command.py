@@ -207,7 +207,7 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
         ConfigError: The command has a mistake.
     """
     composer = Composer(args.config_dir)
-    overrides = composer.expand(args.overrides)
+    overrides = composer.expand(args.overrides)  # with all names that a glob(pattern) matches
     composer.refuse_repeated(overrides)
     parsed = composer.parse(overrides)
     seeds = seeds_of(
@@ -225,7 +225,7 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     chosen_launcher = RunLauncher(composer, fixed, searched=keys, command=command, subfolder=CHOSEN)
     fixed = [text for text in fixed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
     searches = [
-        make_search(args, composer, launcher, [*fixed, *chosen], searched, seeds[0])
+        make_search(args, composer, launcher, [*fixed, *chosen], searched, seed=seeds[0])
         for chosen in composer.run_overrides(groups)
     ]
     for override in searched:

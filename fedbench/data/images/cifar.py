@@ -175,7 +175,7 @@ class CIFAR10(DownloadedImages):
             ConfigError: The file is damaged, or is not this set.
         """
         if not is_jpeg_layout(path):
-            return self._published().read(path, self)
+            return self._published().read(path, options=self)
         log.info("%s has JPEG images: accuracies are close to, not equal to, those on the original", path)
         side = self.resize or 32
         file = cached(self.data_dir, self.name, (fingerprint(path), side), lambda: decode_jpeg_npz(path, side))

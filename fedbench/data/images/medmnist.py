@@ -76,7 +76,7 @@ class MedMNIST(DownloadedImages):
             classes=classes,
             counts=info["n_samples"],
         )
-        return published.read(file, self, task)
+        return published.read(file, options=self, task=task)
 
     def _file(self, package_folder: str | None) -> Path:
         """Return the file to read, which is in data_dir if it must be downloaded.

@@ -58,7 +58,7 @@ class MNIST(DownloadedImages):
         data_dir = Path(self.data_dir)
         npz = data_dir / f"{self.name}.npz" if self.path is None else Path(self.path)
         if npz.is_file() or (self.path is not None and not npz.is_dir()):
-            return published.read(npz, self)
+            return published.read(npz, options=self)
         folders = [npz] if self.path else [data_dir / self.name, data_dir / self.torchvision_folder / "raw"]
         files = next((files for folder in folders if (files := idx_files(folder))), None)
         if files is None and self.path is not None:
@@ -68,7 +68,7 @@ class MNIST(DownloadedImages):
             )
         files = files or self._download(data_dir / self.name)
         file = {key: read_idx(path) for key, path in files.items()}
-        source = files["train_images"]
+        source = files["train_images"]  # stands for the four files in messages, and in the cache of resized images
         arrays = published.check(from_layout(file, str(source.parent), "classification"), str(source.parent))
         if self.path is None:
             store(npz, file)

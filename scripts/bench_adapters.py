@@ -1,13 +1,17 @@
-"""LoRA on one backbone that all clients share, beside a model for each client and a loop that swaps adapters.
+"""LoRA on one backbone that all clients share, beside a model for each client and loops that swap adapters.
 
     uv run python scripts/bench_adapters.py            # images/s of one gradient of every client, rivals in turns
+    uv run python scripts/bench_adapters.py gpt_tiny   # the same for one model; images are texts of 64 tokens
     uv run python scripts/bench_adapters.py memory     # the most memory of each, in a process of its own
     uv run python scripts/bench_adapters.py chunks     # peak memory of a run against hardware.chunk
     uv run python scripts/bench_adapters.py programs   # a U-Net and a DenseNet as programs, beside torch.vmap
+    uv run python scripts/bench_adapters.py rules      # a round of each rule that combines LoRA (adapter.sync)
 
 `shared` is what the engine does: rows of all clients through one program.  `loop` puts one client's row after the other
-through the same model.  `models` is plain PyTorch: an adapted module for each client.  `one` is one model on a batch as
-large as all clients' together, the bound of what sharing can reach.
+through the same model.  `swap` is plain PyTorch: one adapted module, into which each client's parameters are copied.
+`peft` is one model of the library peft with an adapter for each client, which it activates one after the other.
+`models` is plain PyTorch: an adapted module for each client.  `one` is one model on a batch as large as all clients'
+together, the bound of what sharing can reach.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -30,65 +34,129 @@ from torch import Tensor, nn
 
 from fedbench.adapters.lora import LoRA
 from fedbench.app.compose import compose
+from fedbench.channel.lora_sync import Sync
+from fedbench.models.gpt_tiny import GPTTiny
 from fedbench.models.vit_tiny import ViTTiny
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import simulator
 
+try:
+    import peft
+except ImportError:
+    peft = None  # type: ignore[assignment]
+
 B, TURNS = 4, 15
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MODELS: dict[str, tuple[tuple[int, int, int], dict[str, int]]] = {
+LENGTH, TOKENS = 64, 80  # of a text
+MODELS: dict[str, tuple[Any, dict[str, int]]] = {
     "vit_tiny": ((3, 32, 32), {"patch": 4, "width": 64, "depth": 4, "heads": 4}),
+    "gpt_tiny": ({"text": (LENGTH,)}, {"width": 64, "depth": 2, "heads": 4}),
     "ViT-S/16": ((3, 96, 96), {"patch": 16, "width": 384, "depth": 12, "heads": 6, "mlp_ratio": 4}),
 }
 
 
-def adapted(name: str) -> tuple[nn.Module, tuple[int, int, int]]:
-    """Return a model of MODELS with LoRA of rank 8 in all linear layers of its blocks, and the shape of an image."""
+def bare(name: str) -> nn.Module:
+    """Return a model of MODELS without an adapter."""
     shape, options = MODELS[name]
     torch.manual_seed(0)
-    module = ViTTiny(shape, 10, **options)  # type: ignore[arg-type]
+    return GPTTiny(shape, TOKENS, **options) if name == "gpt_tiny" else ViTTiny(shape, 10, **options)  # type: ignore
+
+
+def adapted(name: str) -> nn.Module:
+    """Return a model of MODELS with LoRA of rank 8 in all linear layers of its blocks."""
+    module = bare(name)
     LoRA(["blocks.*"]).insert(module)
-    return module.to(DEVICE), shape
+    return module.to(DEVICE)
 
 
-def ways(name: str, k: int) -> dict[str, Callable[[], Any]]:
-    """Return functions that compute one gradient of k clients, on a batch of B images each, by name.
-
-    "shared": all clients at once on one backbone.  "loop": one client after the other on this backbone.  "models": a
-    copy of the whole model for each client.  "one": one client on the images of all.
+def adapted_by_peft(name: str, k: int) -> nn.Module:
+    """Return the model with the LoRA of the library peft, with an adapter and a head for each client.
 
     Args:
         name: A key of MODELS.
         k: The number of clients.
     """
-    module, shape = adapted(name)
-    model = FlatModel(module, {}, DEVICE)
-    assert model.traced_graph is not None
-    rows = model.init_row().repeat(k, 1)
-    x = torch.randn(k, B, *shape, device=DEVICE)
-    modules: list[nn.Module] = []
+    module = bare(name)
+    layers = [layer for layer, m in module.named_modules() if layer.startswith("blocks.") and type(m) is nn.Linear]
+    config = {"r": 8, "lora_alpha": 8, "target_modules": layers, "modules_to_save": ["head"]}
+    model = peft.get_peft_model(module, peft.LoraConfig(**config), "0")
+    for i in range(1, k):
+        model.add_adapter(str(i), peft.LoraConfig(**config))
+    return model.to(DEVICE)
 
-    def gradient(rows: Tensor, x: Tensor) -> Tensor:
+
+def batches(name: str, k: int) -> Any:
+    """Return random images [k, B, 3, H, W] for k clients, or texts {"text": [k, B, T]}."""
+    shape, _ = MODELS[name]
+    if name == "gpt_tiny":
+        return {"text": torch.randint(TOKENS, (k, B, *shape["text"]), device=DEVICE)}
+    return torch.randn(k, B, *shape, device=DEVICE)
+
+
+def part(x: Any, take: Callable[[Tensor], Tensor]) -> Any:
+    """Return what a function makes of the images, or of the tokens of texts."""
+    return {key: take(value) for key, value in x.items()} if isinstance(x, dict) else take(x)
+
+
+def ways(name: str, k: int) -> dict[str, Callable[[], Any]]:
+    """Return functions that compute one gradient of k clients, on a batch of B images or texts each, by name.
+
+    "shared": all clients at once on one backbone.  "loop": one client after the other on this backbone.  "models": a
+    copy of the whole model for each client.  "one": one client on the images of all.  "swap": one module, into which
+    the parameters of one client after the other are copied.  "peft": as "swap", by adapters of the library peft.
+
+    Args:
+        name: A key of MODELS.
+        k: The number of clients.
+    """
+    module = adapted(name)
+    model = FlatModel(module, {}, DEVICE)
+    rows = model.init_row().repeat(k, 1)
+    x = batches(name, k)
+    modules: list[nn.Module] = []
+    swapped = copy.deepcopy(module)
+    trained = [p for p in swapped.parameters() if p.requires_grad]
+    states = [[p.detach().clone() for p in trained] for _ in range(k)]
+    libraries: list[Any] = []
+
+    def gradient(rows: Tensor, x: Any) -> Tensor:
         leaf = rows.clone().requires_grad_()
-        loss = model.apply(model.named(leaf), x, True, ForwardContext(True)).square().mean((1, 2)).sum()
+        outputs = model.apply(model.named(leaf), x, True, ForwardContext(True))
+        loss = outputs.square().flatten(1).mean(1).sum()
         return torch.autograd.grad(loss, leaf)[0]
 
-    def plain(module: nn.Module, x: Tensor) -> None:
+    def plain(module: nn.Module, x: Any) -> None:
         loss = module(x).square().mean()
         torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad])
 
     def models() -> None:
         if not modules:
             modules.extend(copy.deepcopy(module) for _ in range(k))
-        for m, batch in zip(modules, x):
-            plain(m, batch)
+        for i, m in enumerate(modules):
+            plain(m, part(x, lambda t, i=i: t[i]))
+
+    def swap() -> None:
+        for i, state in enumerate(states):
+            with torch.no_grad():
+                for parameter, value in zip(trained, state):
+                    parameter.copy_(value)
+            plain(swapped, part(x, lambda t, i=i: t[i]))
+
+    def by_peft() -> None:
+        if not libraries:
+            libraries.append(adapted_by_peft(name, k))
+        for i in range(k):
+            libraries[0].set_adapter(str(i))
+            plain(libraries[0], part(x, lambda t, i=i: t[i]))
 
     return {
         "shared": lambda: gradient(rows, x),
-        "loop": lambda: [gradient(rows[i : i + 1], x[i : i + 1]) for i in range(k)],
+        "loop": lambda: [gradient(rows[i : i + 1], part(x, lambda t, i=i: t[i : i + 1])) for i in range(k)],
+        "swap": swap,
+        **({} if peft is None else {"peft": by_peft}),
         "models": models,
-        "one": lambda: plain(module, x.flatten(0, 1)),
+        "one": lambda: plain(module, part(x, lambda t: t.flatten(0, 1))),
     }
 
 
@@ -116,9 +184,13 @@ def in_turns(rivals: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     return times
 
 
-def speed() -> None:
-    """Print images/s of each way, and its time as a multiple of that of "shared": median, smallest and largest turn."""
-    for name in MODELS:
+def speed(*names: str) -> None:
+    """Print images/s of each way, and its time as a multiple of that of "shared": median, smallest and largest turn.
+
+    Args:
+        *names: Keys of MODELS.  Default: all.
+    """
+    for name in names or MODELS:
         for k in (6, 32):
             times = in_turns(ways(name, k))
             for rival, some in times.items():
@@ -139,7 +211,7 @@ def memory(name: str | None = None, k: int = 0, rival: str = "") -> None:
     if name is None:
         for model in MODELS:
             for clients in (6, 32):
-                for way in ("shared", "loop", "models", "one"):
+                for way in ("shared", "loop", "swap", "peft", "models", "one"):
                     command = [sys.executable, __file__, "memory", model, str(clients), way]
                     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
                     print(f"{model:9} {clients:3} clients  {way:7} {told.strip()} MiB", flush=True)
@@ -264,6 +336,46 @@ def programs(k: int = 5) -> None:
             print(f"{kind.__name__:9} {k} clients of {batch}: {rival} takes {spread} times as long as the program")
 
 
+ROUND = """
+algorithm=fedavg local.epochs=1 local.batch_size=4 clients_per_round=32 optimizer.lr=0.01 adapter=lora hardware=cpu
+hardware.executor=vmap hardware.threads=1 tracking=disabled
+"""
+ROUNDS = {
+    "vit_tiny": """
+model=vit_tiny model.patch=4 model.width=64 model.depth=4 model.heads=4 dataset=synthetic dataset.kind=images
+dataset.n=640 dataset.num_classes=10 dataset.shape=[3,32,32] partition=iid partition.num_clients=32
+""",
+    "gpt_tiny": "model=gpt_tiny dataset=shakespeare_lm dataset.subset=0.2 partition=domain",
+}
+
+
+def rules() -> None:
+    """Print images/s of rounds of 32 clients by each rule, training and server, and as a multiple of average's."""
+    torch.set_num_threads(1)
+    for name, words in ROUNDS.items():
+        works: dict[str, Callable[[], Any]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for rule in get_args(Sync):
+                composed = compose([*ROUND.split(), *words.split(), f"adapter.sync={rule}"])
+                sim = simulator.prepare(composed, Path(folder), None)
+                works[rule] = partial(round_of, sim)
+            times = in_turns(works)
+            samples = round_of(sim)
+        for rule, some in times.items():
+            ratios = [a / t for t, a in zip(some, times["average"])]
+            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            rate = samples / statistics.median(some)
+            print(f"{name:9} {rule:8} {rate:8.1f} images/s  of average's: {spread}", flush=True)
+
+
+def round_of(sim: simulator.Simulation) -> int:
+    """Run the next round, with the first 32 clients, and return its number of samples."""
+    cohort = simulator.Cohort(sim.engine, np.arange(32), sim.done)
+    sim.algorithm.round(cohort)
+    sim.done += 1
+    return cohort.cost.samples
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["memory"]:
         memory(*sys.argv[2:3], *map(int, sys.argv[3:4]), *sys.argv[4:5])
@@ -271,5 +383,7 @@ if __name__ == "__main__":
         chunks(*map(int, sys.argv[2:3]))
     elif sys.argv[1:2] == ["programs"]:
         programs()
+    elif sys.argv[1:2] == ["rules"]:
+        rules()
     else:
-        speed()
+        speed(*sys.argv[1:])

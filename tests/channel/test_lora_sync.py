@@ -51,8 +51,8 @@ def factors(sim: Simulation, rows: Tensor, layer: str = LAYER) -> tuple[Tensor, 
     return named[f"{layer}.lora_A.weight"], named[f"{layer}.lora_B.weight"]
 
 
-def combined(sim: Simulation, uploads: Tensor, weights: Tensor) -> Tensor:
-    cohort = Cohort(sim.engine, np.arange(len(uploads)), 0)
+def combined(sim: Simulation, uploads: Tensor, weights: Tensor, round: int = 0) -> Tensor:
+    cohort = Cohort(sim.engine, np.arange(len(uploads)), round)
     cohort.broadcast(w=sim.engine.model.init_row())
     return cohort.mean(uploads, weights, updates="w")
 
@@ -102,8 +102,10 @@ def test_het_weighs_by_the_norm_of_the_product() -> None:
     new_A, new_B = factors(sim, combined(sim, uploads, WEIGHTS))
     close(new_A, (p[:, None, None] * A).sum(0), 1e-5)
     close(new_B, (p[:, None, None] * B).sum(0), 1e-5)
-    untrained = sim.engine.model.init_row().repeat(3, 1)  # all B are 0
-    close(combined(sim, untrained, WEIGHTS), untrained[0], 1e-6)
+    for name, values in sim.engine.model.named(uploads).items():  # views
+        if "lora_B" in name:
+            values.zero_()
+    close(combined(sim, uploads, WEIGHTS), WEIGHTS @ uploads, 1e-6)  # without a norm, as average
 
 
 @pytest.mark.parametrize("sync", COMBINATIONS)
@@ -147,6 +149,23 @@ def test_backbone_and_adapter_are_the_mean_of_the_products(sync: str) -> None:
     assert not B.any() and not torch.equal(A, factors(sim, sim.engine.model.init_row())[0])
     assert 0.9 / 8**0.5 < A.abs().max() <= 1 / 8**0.5  # uniform, as PyTorch's layers with 8 inputs
     equal(combined(simulation(sync), uploads, WEIGHTS), row)  # its draw depends on seed, round and layer
+    other_layer = factors(sim, row, "blocks.0.attn.proj")[0]
+    other_round = factors(sim, combined(sim, uploads, WEIGHTS, round=1))[0]
+    other_seed = factors(sim, combined(simulation(sync, "fedavg", 2, "seed=1"), uploads, WEIGHTS))[0]
+    assert not any(torch.equal(A, other) for other in (other_layer, other_round, other_seed))
+
+
+@pytest.mark.parametrize("sync", ["flora", "fedex"])
+@pytest.mark.parametrize("mode", ["evaluation", "trial"])
+def test_only_rounds_change_the_backbone_and_what_clients_have(sync: str, mode: Any) -> None:
+    sim = run_rounds(simulation(sync), 1)
+    before, layer = state_of(sim), sim.engine.model.module.get_parameter(f"{LAYER}.base_layer.weight")
+    weight = layer.detach().clone()
+    cohort = Cohort(sim.engine, np.array([0, 2, 4]), 1, mode)
+    cohort.broadcast(w=sim.algorithm.w)
+    cohort.mean(spread(sim), WEIGHTS, updates="w")
+    equal(layer.detach(), weight)
+    assert_same(state_of(sim), before)
 
 
 def test_what_is_added_accumulates_and_follows_the_state() -> None:
@@ -237,12 +256,16 @@ def test_fedsa_keeps_b_with_the_client() -> None:
     own = factors(sim, rows)[1]
     close(own[[0, 2, 3]], factors(sim, theta)[1], 1e-6)
     assert not own[[1, 4, 5]].any()  # of clients that never trained
+    equal(factors(sim, sim.engine.lora_sync.with_personal(ids, sim.algorithm.w))[1], own[ids])  # type: ignore[union-attr]
     start = Cohort(sim.engine, ids, 1, "trial")
     spy: list[Tensor] = []
     start.train(sim.algorithm.w, step=lambda s, batch: spy.append(s.theta.clone()))
     assert {tuple(b.flatten().tolist()) for b in factors(sim, spy[0])[1]} == {
         tuple(b.flatten().tolist()) for b in own[[0, 2, 3]]
     }
+    start.train(sim.algorithm.w)
+    ((_, after_trial),) = evaluate.deployed(sim.algorithm, sim.engine, np.arange(6), 1, False)
+    equal(after_trial, rows)
 
 
 DENSE = 24 * 8 + 8 * 8 + 16 * 8 + 8 * 16  # numbers of all adapted weights

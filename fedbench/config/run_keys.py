@@ -169,6 +169,7 @@ class HardwareConfig:
         graphs: Whether to use CUDA graphs.
         data: Where samples are stored; auto: on the device if they fit.
         ddp: Whether the processes that torchrun started share the run.
+        rows: Whether each process stores the states of all clients (replicated), or of its clients only (sharded).
         samples: Whether each process stores all samples (replicated), or those of its clients only (sharded).
     """
 
@@ -180,6 +181,7 @@ class HardwareConfig:
     graphs: bool | Literal["auto"] = "auto"
     data: Literal["auto", "device", "host"] = "auto"
     ddp: bool = False
+    rows: Literal["replicated", "sharded"] = "replicated"
     samples: Literal["replicated", "sharded"] = "replicated"
 
 

@@ -8,6 +8,7 @@ Letters: N clients, K clients of an access.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -40,8 +41,9 @@ class Rows:
 
     Attributes:
         slot: The index of each client's row in the store; -1 if it was never written.  # [N] int32
-        used: The number of written rows.
+        used: The number of rows in the store.
         store: The written rows, with room for more.  # [capacity, ...]
+        largest: The largest number of rows in the store.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Rows:
     ):
         self.name, self.num_clients, self.device, self.location = name, num_clients, device, location
         self.most = min(most or num_clients, num_clients)
+        self.largest = num_clients
         self.default = default.detach().clone()
         self.slot = np.full(num_clients, -1, np.int32)  # index of each client's row in the store; -1: never written
         self.used = 0
@@ -70,13 +73,7 @@ class Rows:
         """Return an uninitialized store for ``capacity`` rows, on the device, in host memory or in a file on disk."""
         shape = (capacity, *self.default.shape)
         if self.location == "disk" and capacity and self.default.numel():
-            handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-", dir=scratch_folder())
-            os.close(handle)
-            store = torch.from_file(
-                path, shared=True, size=capacity * self.default.numel(), dtype=self.default.dtype
-            ).view(shape)
-            os.unlink(path)  # the file exists until its mapping is closed
-            return store
+            return mapped_tensor(scratch_folder(), self.name, shape, self.default.dtype)
         device = self.device if self.location == "device" else torch.device("cpu")
         return torch.empty(shape, dtype=self.default.dtype, device=device)
 
@@ -84,7 +81,7 @@ class Rows:
         """Enlarge the store to at least `needed` rows, if it is smaller, and copy the written rows into it."""
         if needed <= len(self.store):
             return
-        capacity = min(max(needed, 2 * len(self.store), 8), self.num_clients)
+        capacity = min(max(needed, 2 * len(self.store), 8), self.largest)
         # Doubling copies the rows.  A store on disk or of more than 1 GiB gets room for all rows that the run writes at
         # once: the system allocates its pages only when they are written.
         if needed <= self.most and (self.location == "disk" or capacity * self.row_bytes > BIG):
@@ -146,7 +143,7 @@ class Rows:
             "ids": the clients [k] int64; "rows": their rows [k, ...] on the CPU.  Rows in host memory or in a file are
             not copied: save them before the next write.
         """
-        ids = self.touched()
+        ids = np.flatnonzero(self.slot >= 0)
         order = ids[np.argsort(self.slot[ids])]  # in the order of the store
         rows = self.store[: self.used]
         # torch.save writes the whole store of which rows is a view.  A tensor from NumPy ends with its last row.
@@ -170,9 +167,13 @@ class Rows:
         self.slot[:] = -1
         self.used, self.store = 0, self._allocate(0)
         ids, block_rows = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
-        self._grow(len(ids))
+        self._grow(self._count_stored(ids))
         for start in range(0, len(ids), block_rows):
             self[ids[start : start + block_rows]] = state["rows"][start : start + block_rows]
+
+    def _count_stored(self, ids: Ids) -> int:
+        """Return the number of rows in the store when the rows of the clients ids [k] are written."""
+        return len(ids)
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
         """Raise ValueError unless the clients ids [k] and rows [k, ...] of a checkpoint fit this matrix."""
@@ -191,6 +192,22 @@ class Rows:
             )
 
 
+def mapped_tensor(folder: str | os.PathLike, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized tensor in a file that is mapped into memory, and that is deleted with the tensor.
+
+    Args:
+        folder: The folder of the file.
+        name: A name for the file.
+        shape: The shape, without a length of 0.
+        dtype: The type.
+    """
+    handle, path = tempfile.mkstemp(prefix=f"fedbench-{name.replace('/', '-')}-", dir=folder)
+    os.close(handle)
+    tensor = torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+    os.unlink(path)  # the file exists until its mapping is closed
+    return tensor
+
+
 def free_memory(device: torch.device) -> int:
     """Return the free memory of a GPU in bytes; for other devices, the size of the machine's memory in bytes."""
     if device.type == "cuda":
@@ -207,6 +224,8 @@ def disk_space() -> int:
 class RowStore:
     """Creates the Rows of a run within limits of memory.  Methods call it as ``rows(name, default)``.
 
+    Subclasses override `_most` and `_new`, if a process stores only some of the rows.
+
     Args:
         num_clients: N.
         device: The compute device.
@@ -214,7 +233,12 @@ class RowStore:
         host_limit: Bytes for all rows in host memory.
         disk_limit: Bytes for all rows on disk.  None: the free space.
         most: The number of rows of each state that the run can write, min(N, rounds x K).  None: N.
+
+    Attributes:
+        is_sharded: Whether each process stores the rows of its own clients only.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -253,24 +277,44 @@ class RowStore:
         """
         if name in self.all:
             raise ValueError(f"rows named {name!r} exist already: give each state of a method another name")
-        most = self.most if count is None else count
-        total = most * default.numel() * default.element_size()
+        total = self._most(default, count) * default.numel() * default.element_size()
         location = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
         if location == "disk":
             free = self.left.setdefault("disk", disk_space())
             require(
                 total <= free,
-                f"the state {name!r} may need {total / 2**30:,.1f} GiB ({self._rows(default.numel(), count)}), but "
+                f"the state {name!r} may need {total / 2**30:,.1f} GiB ({self._rows(default, count)}), but "
                 f"memory is full and the disk of {scratch_folder()} has {free / 2**30:,.1f} GiB left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
         self.left[location] -= total
-        self.all[name] = rows = Rows(name, count or self.num_clients, default, self.device, location, most)
+        self.all[name] = rows = self._new(name, default, location, count)
         if not self.setting_up:
             self.late.add(name)
         if name in self._waiting:
             rows.load_state_dict(self._waiting.pop(name))
         return rows
+
+    def _most(self, default: Tensor, count: int | None) -> int:
+        """Return the largest number of rows of a state that this process stores.
+
+        Args:
+            default: The initial value of each row.  # [...]
+            count: The number of rows.  None: N.
+        """
+        return self.most if count is None else count
+
+    def _new(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
+        """Return a new state.
+
+        Args:
+            name: The name of the state.
+            default: The initial value of each row.  # [...]
+            location: Where rows are stored: "device", "host" or "disk".
+            count: The number of rows.  None: N.
+        """
+        most = self._most(default, count)
+        return Rows(name, count or self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:
         """Return one line per state with its largest size and its location, as in "c_i: 100 x 650 numbers, ..., host".
@@ -287,21 +331,20 @@ class RowStore:
             default: The initial value of each row.  # [...]
             count: The number of rows.  None: N.
         """
-        most = self.most if count in (None, self.num_clients) else count
-        total = most * default.numel() * default.element_size()
-        return f"{name}: {self._rows(default.numel(), count)}, {total / 2**20:,.1f} MiB at most"
+        count = None if count == self.num_clients else count
+        total = self._most(default, count) * default.numel() * default.element_size()
+        return f"{name}: {self._rows(default, count)}, {total / 2**20:,.1f} MiB at most"
 
-    def _rows(self, numbers: int, count: int | None) -> str:
-        """Describe a matrix, as in "20 of 100 x 650 numbers": 650 per client, written for at most 20 of 100 clients.
+    def _rows(self, default: Tensor, count: int | None) -> str:
+        """Describe a matrix, as in "20 of 100 x 650 numbers": 650 per client, stored for at most 20 of 100 clients.
 
         Args:
-            numbers: The length of a row.
+            default: The initial value of each row.  # [...]
             count: The number of rows.  None: one per client.
         """
-        if count not in (None, self.num_clients):
-            return f"{count:,} x {numbers:,} numbers"
-        written = f"{self.most:,} of " if self.most < self.num_clients else ""
-        return f"{written}{self.num_clients:,} x {numbers:,} numbers"
+        most, total = self._most(default, count), self.num_clients if count is None else count
+        stored = f"{most:,} of " if most < total else ""
+        return f"{stored}{total:,} x {default.numel():,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return {name: `Rows.state_dict`} of all states: the clients whose rows were written, and these rows."""

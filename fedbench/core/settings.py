@@ -27,7 +27,7 @@ UNHASHED_KEYS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
     *("checkpoint.*", "tracking", "tracking.*", "callbacks", "callbacks.*", "hardware"),
     *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
-    *("hardware.data", "hardware.samples"),
+    *("hardware.data", "hardware.rows", "hardware.samples"),
 )
 # Keys of later versions, with the values that have no effect.  They are added to stored runs of older versions.
 LATER_KEYS = {"client_weights": "samples", "model.freeze": [], "folds": None, "fold": 0}

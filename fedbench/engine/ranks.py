@@ -2,11 +2,12 @@
 
     torchrun --nproc-per-node=4 -m fedbench hardware=ddp algorithm=pgfed
 
-Each rank has all data and all state, and runs the same simulation.  Server computations and client states are
+Each rank has all data and all state by default, and runs the same simulation.  Server computations are
 replicated.  They are equal because all random numbers are keyed.  Computations for clients (local training, gradients,
 scores) are divided between ranks, balanced by their work, and their results are exchanged.  Methods therefore do not
 depend on ranks, and results are those of one process.
 
+With hardware.rows=sharded, a rank stores the states of the clients that it owns (sharded_rows.py).
 With hardware.samples=sharded, a rank stores the samples of the clients that it owns (shard.py), and computes for these.
 
 Rank 0 reads the command, writes files and logs.  The others receive the configuration from it

@@ -39,6 +39,7 @@ from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
 from fedbench.engine.shard import Shard
+from fedbench.engine.sharded_rows import ShardedRowStore
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.client_ranks import ClientRanks
 from fedbench.nn.flat import FlatModel
@@ -241,6 +242,11 @@ def divides_samples(cfg: DictConfig) -> bool:
     return processes.current().world_size > 1 and cfg.hardware.get("samples") == "sharded"
 
 
+def divides_rows(cfg: DictConfig) -> bool:
+    """Return whether each of several processes stores the states of its clients only (hardware.rows=sharded)."""
+    return processes.current().world_size > 1 and cfg.hardware.get("rows") == "sharded"
+
+
 def _shard(cfg: DictConfig, poisoned: Poisoned) -> Shard | None:
     """Return the clients and samples of this process; None if it stores those of all clients.
 
@@ -410,8 +416,12 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
 
 def _rows(cfg: DictConfig, training: Federation) -> RowStore:
     """Return the store for the states of the training clients, with the limits of memory and disk of this process."""
-    limits = memory_limits(training.device, processes.current().local_world_size)
-    return RowStore(training.num_clients, training.device, *limits, most=cfg.rounds * training.cohort_size)
+    ranks = processes.current()
+    limits = memory_limits(training.device, ranks.local_world_size)
+    most = cfg.rounds * training.cohort_size
+    if divides_rows(cfg):
+        return ShardedRowStore(ranks, training.num_clients, training.device, *limits, most=most)
+    return RowStore(training.num_clients, training.device, *limits, most=most)
 
 
 def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int]:

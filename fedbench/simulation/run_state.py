@@ -19,6 +19,7 @@ from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import config_hash, to_dict
 from fedbench.core.split import Split
 from fedbench.engine.engine import Engine
+from fedbench.engine.sharded_rows import gathered
 from fedbench.simulation import checkpoint
 from fedbench.simulation.early_stopping import EarlyStopping, copied, restore, state_of
 from fedbench.simulation.environment import now, peak_memory
@@ -93,15 +94,20 @@ class Simulation:
         return json.dumps(flatten(to_dict(self.cfg)))
 
     def state(self) -> dict[str, Any]:
-        """Return the content of a checkpoint: everything that later rounds depend on, as tensors, numbers and text."""
+        """Return the content of a checkpoint: everything that later rounds depend on, as tensors, numbers and text.
+
+        If processes divide the rows of clients, all processes must call this together.  The result of rank 0 is
+        complete.
+        """
+        early = self.early_stopping.state_dict() if self.early_stopping else {}
         return {
             "round": self.done,
             "config_hash": self.config_hash,
             "partition_hash": self.split.hash,
             "config": self.config_text,
             "data_hash": self.data_hash,
-            **state_of(self.algorithm, self.engine),
-            **({"early_stopping": self.early_stopping.state_dict()} if self.early_stopping else {}),
+            **self._with_all_rows(state_of(self.algorithm, self.engine)),
+            **({"early_stopping": {**early, "state": self._with_all_rows(early["state"])}} if early else {}),
             "late_rows": json.dumps(sorted(self.engine.rows.late)),  # names of rows that were created in rounds
             "record": json.dumps(
                 {
@@ -114,6 +120,10 @@ class Simulation:
             ),
             "executor": json.dumps(self.engine.executor.state()),
         }
+
+    def _with_all_rows(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state of server and clients (`state_of`), or {}, with the rows of all processes on rank 0."""
+        return state and state | {"rows": gathered(state["rows"], self.engine.executor.ranks, self.run_dir)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the run from a checkpoint.

@@ -26,6 +26,7 @@ from fedbench.engine.cohort import Cohort
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.build import build as build_callbacks
+from fedbench.simulation.callbacks.build import build_on_other_ranks
 from fedbench.simulation.early_stopping import EarlyStopping, require_validation
 from fedbench.simulation.environment import synchronize
 from fedbench.simulation.log import Output
@@ -95,7 +96,7 @@ def _run(
     """
     began, is_rank_0 = time.monotonic(), processes.current().is_first
     saved = checkpoint.load(run_dir) if resume else None
-    callbacks = build_callbacks(cfg, output) if is_rank_0 else []
+    callbacks = build_callbacks(cfg, output) if is_rank_0 else build_on_other_ranks(cfg)
     sim = prepare(cfg, run_dir, saved, write=is_rank_0)
     sim.command_entries = command_entries
     log_components(sim)

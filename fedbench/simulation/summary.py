@@ -96,7 +96,9 @@ def log_components(sim: Simulation) -> None:
     ranks = engine.executor.ranks
     if ranks.world_size > 1:
         data = "all data" if federation.shard is None else "the samples of its own clients"
-        log.info("%d processes share the clients of every round; each stores %s and all state", ranks.world_size, data)
+        state = "the state of its own clients" if engine.rows.is_sharded else "all state"
+        message = "%d processes share the clients of every round; each stores %s and %s"
+        log.info(message, ranks.world_size, data, state)
     for line in engine.rows.plan():
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():

@@ -27,6 +27,7 @@ import torch
 from bottlenecks import summed
 from cases import METHODS, Case, assert_same, case, config, run_rounds, state_of
 from conftest import ROOT
+from forked import rank_pid
 from tiny import CPU, all_clients, close, compose, engine, equal, mlp, once, ragged
 
 from fedbench.app import launch, single
@@ -476,11 +477,6 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
     yield process, tmp_path / "run"
     process.kill()
     process.wait()
-
-
-def rank_pid(process: subprocess.Popen, rank: int) -> int:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return next(int(c) for c in children if f"\0RANK={rank}\0" in Path(f"/proc/{c}/environ").read_text())
 
 
 def goes_on(folder: Path, tmp_path: Path) -> None:

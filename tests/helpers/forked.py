@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+
+def rank_pid(process: subprocess.Popen, rank: int) -> int:
+    """Return the process id of a rank that torchrun started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return next(int(c) for c in children if f"\0RANK={rank}\0" in Path(f"/proc/{c}/environ").read_text())
 
 
 def run_forked(count: int, work: Callable[[], None]) -> int:

@@ -18,7 +18,7 @@ class Callback:
 
     Each hook receives the run: its configuration (``cfg``), folder (``run_dir``), number of finished rounds
     (``done``), last metrics (``last``) and method (``algorithm``).  A callback must not change the run.  If several
-    processes share a run, only rank 0 calls callbacks.
+    processes share a run, only rank 0 calls callbacks.  With hardware.rows=sharded, they cannot read states of clients.
 
     Attributes:
         name: The key of the callback's state in the checkpoint.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from fedbench.core.options import require
+from fedbench.simulation.build import divides_rows
 from fedbench.simulation.callbacks.base import Callback
 from fedbench.simulation.callbacks.checkpoint import Checkpoint
 from fedbench.simulation.callbacks.guarded import Guarded
@@ -31,6 +32,15 @@ def build(cfg: DictConfig, output: Output = "lines") -> list[Callback]:
     others = [Matrices(), Tables(), *progress, Wandb(cfg.tracking.mode), *group_callbacks(cfg)]
     # The checkpoint last: it refers to files that the others have written.
     return [*others, Checkpoint(cfg.checkpoint.every, others)]
+
+
+def build_on_other_ranks(cfg: DictConfig) -> list[Callback]:
+    """Return the callbacks of ranks other than 0, which take part when those of rank 0 read the rows of clients.
+
+    Args:
+        cfg: The checked configuration.
+    """
+    return [Matrices(), Checkpoint(cfg.checkpoint.every)] if divides_rows(cfg) else []
 
 
 def group_callbacks(cfg: DictConfig) -> list[Callback]:

@@ -34,7 +34,10 @@ class Checkpoint(Callback):
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
         """Save a checkpoint if one is due after this round, and measure how long that takes."""
-        if not self.is_due(run.done, run.is_last_round):
+        is_due = self.is_due(run.done, run.is_last_round)
+        if run.engine.rows.is_sharded:  # then all processes take part
+            is_due = run.engine.executor.ranks.broadcast_object("whether a checkpoint is due", is_due)
+        if not is_due:
             return
         began = time.monotonic()
         self.save(run)
@@ -56,8 +59,14 @@ class Checkpoint(Callback):
         return time.monotonic() - self.last > self.seconds / SHARE
 
     def save(self, run: Simulation) -> None:
-        """Write a checkpoint of the run, with the states of the other callbacks by their names."""
+        """Write a checkpoint of the run, with the states of the other callbacks by their names.
+
+        If processes divide the rows of clients, all processes must call this together.  Rank 0 writes.
+        """
+        content = run.state()
+        if not run.engine.executor.ranks.is_first:
+            return
         states = {callback.name: callback.on_checkpoint(run) for callback in self.others}
         states = {name: state for name, state in states.items() if state is not None}
-        checkpoint.save(run.run_dir, {**run.state(), **states}, run.is_sound)
+        checkpoint.save(run.run_dir, {**content, **states}, run.is_sound)
         run.is_sound = True

@@ -1,0 +1,236 @@
+"""Client states that several processes divide (hardware.rows=sharded): a process stores the rows of its own clients.
+
+All processes run the same simulation.  They read and write the same rows in the same order, so each of them knows which
+rows were written.  A write stores the rows of this process's clients.  A read of written rows is collective: each
+process sends its own rows to the others.
+
+Letters: N clients, K clients of an access, k clients whose rows were written, m of them belong to this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core.rows import BLOCK, Ids, Rows, RowStore, mapped_tensor
+from fedbench.engine.ranks import Ranks
+
+SMALL = (
+    16  # bytes of a row, such as a counter, up to which all processes store all rows, because an exchange costs more
+)
+
+
+class ShardedRows(Rows):
+    """A lazy matrix [N, ...] with one row per client, of which this process stores the rows of its own clients.
+
+    Args:
+        ranks: The processes of the run.
+        name: The name of the state.
+        num_clients: N.
+        default: The initial value of each row.  # [...]
+        device: The compute device.
+        location: Where rows are stored: "device", "host" (memory) or "disk".
+        most: The number of rows that this process is expected to store.
+
+    Attributes:
+        order: How many rows of other clients were written before the first write of a client's row, in all processes
+            together; -1 if it was never written.  # [N] int32
+        num_written: k, the number of clients whose row was written.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        name: str,
+        num_clients: int,
+        default: Tensor,
+        device: torch.device,
+        location: str,
+        most: int,
+    ):
+        super().__init__(name, num_clients, default, device, location, most)
+        self.ranks = ranks
+        self.largest = count_owned(ranks, num_clients)
+        self.order, self.num_written = np.full(num_clients, -1, np.int32), 0
+
+    def __getitem__(self, ids: Ids) -> Tensor:
+        out = super().__getitem__(ids)  # rows of other processes are the default
+        written = np.flatnonzero(self.order[ids] >= 0)  # positions in ids
+        if not len(written):
+            return out
+        owners = self.ranks.owner(ids[written])
+        if self.ranks.is_distributed:
+            positions_by_rank = [written[owners == rank] for rank in range(self.ranks.world_size)]
+            self.ranks.exchange(positions_by_rank, {f"rows {self.name}": out})
+        elif (owners != self.ranks.rank).any():
+            other = ids[written][owners != self.ranks.rank][0]
+            raise RuntimeError(
+                f"this process does not store the row of client {other} in {self.name!r}, because "
+                "hardware.rows=sharded: read rows outside of Ranks.undistributed, in all processes together"
+            )
+        return out
+
+    def __setitem__(self, ids: Ids, values: Tensor) -> None:
+        new = ids[self.order[ids] < 0]
+        self.order[new] = np.arange(self.num_written, self.num_written + len(new))
+        self.num_written += len(new)
+        mine = np.flatnonzero(self.ranks.owner(ids) == self.ranks.rank)
+        if len(mine):
+            values = values.expand(len(ids), *self.default.shape)  # values may be one row for all
+            super().__setitem__(ids[mine], values[torch.from_numpy(mine).to(values.device)])
+
+    def has(self, ids: Ids) -> Tensor:
+        """Return, for each of the clients ids [K], whether its row was written.  # [K] bool, on the compute device"""
+        return torch.from_numpy(self.order[ids] >= 0).to(self.device)
+
+    def touched(self) -> Ids:
+        """Return the ids of the clients whose row was written, in any process, ascending.  # [k] int64"""
+        return np.flatnonzero(self.order >= 0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the rows that this process stores, and all clients whose rows were written.
+
+        Returns:
+            "ids": the m clients of the stored rows; "rows": these rows [m, ...], as `Rows.state_dict` returns them;
+            "written": all k clients, in the order of first writes.  `gathered` joins the rows of all processes.
+        """
+        ids = self.touched()
+        return {**super().state_dict(), "written": torch.from_numpy(ids[np.argsort(self.order[ids])])}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the rows.
+
+        Args:
+            state: The result of `state_dict`, or a state of all clients as in a checkpoint.
+
+        Raises:
+            ValueError: The rows have another type or shape, or are of unknown clients.
+        """
+        super().load_state_dict(state)
+        written = state.get("written", state["ids"]).numpy()
+        self.order[:] = -1
+        self.order[written] = np.arange(len(written))
+        self.num_written = len(written)
+
+    def _count_stored(self, ids: Ids) -> int:
+        return int((self.ranks.owner(ids) == self.ranks.rank).sum())
+
+
+class ShardedRowStore(RowStore):
+    """Creates the client states of a run of several processes, of which each stores those of its own clients.
+
+    Rows of at most SMALL bytes, and rows that do not belong to clients, are stored by all processes.
+
+    Args:
+        ranks: The processes of the run.
+        num_clients: N.
+        device: The compute device.
+        limits: Bytes for all rows of this process on the device, in host memory and on disk, as in `RowStore`.
+        most: The number of rows of each state that the run can write, in all processes together.
+    """
+
+    is_sharded = True
+
+    def __init__(self, ranks: Ranks, num_clients: int, device: torch.device, *limits: int, most: int):
+        super().__init__(num_clients, device, *limits, most=most)
+        self.ranks = ranks
+
+    def _is_divided(self, default: Tensor, count: int | None) -> bool:
+        """Return whether the rows of a state are divided, given the initial row and the number of rows (None: N)."""
+        return count is None and default.numel() * default.element_size() > SMALL
+
+    def _most(self, default: Tensor, count: int | None) -> int:
+        most = super()._most(default, count)
+        return min(most, count_owned(self.ranks, self.num_clients)) if self._is_divided(default, count) else most
+
+    def _new(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
+        if not self._is_divided(default, count):
+            return super()._new(name, default, location, count)
+        most = self._most(default, count)
+        return ShardedRows(self.ranks, name, self.num_clients, default, self.device, location, most)
+
+    def plan(self) -> list[str]:
+        """Return one line per state, as `RowStore.plan` does, with the bytes that a read of all its rows exchanges."""
+        lines = []
+        for line, rows in zip(super().plan(), self.all.values()):
+            size = self.most * rows.row_bytes / 2**20
+            exchanged = f" of each process; a read of all rows exchanges {size:,.1f} MiB"
+            lines.append(line + exchanged if isinstance(rows, ShardedRows) else line)
+        return lines
+
+
+def count_owned(ranks: Ranks, num_clients: int) -> int:
+    """Return how many of the clients 0 to num_clients - 1 belong to this process."""
+    return int((ranks.owner(np.arange(num_clients)) == ranks.rank).sum())
+
+
+def gathered(states: dict[str, dict[str, Tensor]], ranks: Ranks, folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Join the rows of all processes on rank 0, block by block.  All processes must call this together.
+
+    Args:
+        states: {name: state} as `RowStore.state_dict` returns it, in this process.
+        ranks: The processes of the run.
+        folder: The folder of temporary files for states of more than 64 MiB, which are deleted with their tensors.
+
+    Returns:
+        On rank 0, the states that one process would have, equal in every byte.  On other ranks, states that are divided
+        have no rows.
+    """
+    return {
+        name: _gathered(name, state, ranks, folder) if "written" in state else state for name, state in states.items()
+    }
+
+
+def _gathered(name: str, state: dict[str, Tensor], ranks: Ranks, folder: Path) -> dict[str, Tensor]:
+    """Return {"ids": [k], "rows": [k, ...]} of one state on rank 0, and without rows on other ranks.
+
+    Args:
+        name: The name of the state.
+        state: The state of this process (`ShardedRows.state_dict`).
+        ranks: The processes of the run.
+        folder: The folder for a large state.
+    """
+    ids, rows = state["written"], state["rows"]
+    row_bytes = max(1, rows.element_size() * math.prod(rows.shape[1:]))
+    block_rows = max(1, BLOCK // row_bytes)
+    joined = _empty(name, (len(ids) if ranks.is_first else 0, *rows.shape[1:]), rows.dtype, folder)
+    num_read = 0  # rows of this process in earlier blocks
+    for start in range(0, len(ids), block_rows):
+        owners = ranks.owner(ids[start : start + block_rows].numpy())
+        positions_by_rank = [np.flatnonzero(owners == rank) for rank in range(ranks.world_size)]
+        mine = torch.from_numpy(positions_by_rank[ranks.rank])
+        block = rows.new_zeros(len(owners), *rows.shape[1:])
+        block[mine] = rows[num_read : num_read + len(mine)]
+        num_read += len(mine)
+        ranks.exchange(positions_by_rank, {f"checkpoint of rows {name}": block})
+        if ranks.is_first:
+            joined[start : start + len(owners)] = block
+    return {"ids": ids, "rows": joined}
+
+
+def _empty(name: str, shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Return an uninitialized tensor in host memory, or in a temporary file if it has more than 64 MiB.
+
+    Args:
+        name: The name of the state.
+        shape: The shape.
+        dtype: The type.
+        folder: The folder for the file.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size <= BLOCK:
+        return torch.empty(shape, dtype=dtype)
+    if size > shutil.disk_usage(folder).free:  # else, writing to the mapped file would end the process
+        raise OSError(
+            errno.ENOSPC, f"rows {name!r} of all processes take {size / 2**30:,.1f} GiB for a checkpoint", str(folder)
+        )
+    return mapped_tensor(folder, name, shape, dtype)

@@ -25,6 +25,7 @@ from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.channel import accounting
 from fedbench.channel.accounting import Setting
+from fedbench.channel.calibration import epsilon_of
 from fedbench.channel.central import CentralPrivacy, clipped_sum
 from fedbench.channel.sealed import Sealed, find_sealed
 from fedbench.core.options import ConfigError, RunError
@@ -104,6 +105,14 @@ def test_the_multiplier_of_a_target_is_the_smallest(
     z = accounting.least_noise_multiplier(s, target, 20)
     assert accounting.epsilon(replace(s, noise_multiplier=z), 20) <= target
     assert accounting.epsilon(replace(s, noise_multiplier=z * (1 - 2 * accounting.TOLERANCE)), 20) > target
+
+
+@pytest.mark.parametrize("sampling, moved", [("poisson", 1), ("fixed", 2)])
+@pytest.mark.parametrize("kind, slack", [("pld", 0.01), ("rdp", 0.1)])
+def test_rounds_of_all_clients_are_gaussian_releases(sampling: Any, moved: int, kind: Any, slack: float) -> None:
+    """10 rounds of 3 releases of a sum that one client moves by 1 or 2 clips, and the noise z = 4, exactly (Balle)."""
+    exact = epsilon_of(10 * 3 * moved**2 / (2 * 4**2), 1e-5)
+    assert exact < accounting.epsilon(Setting(4.0, 100, 100.0, 3, sampling, kind, 1e-5), 10) < (1 + slack) * exact
 
 
 def test_no_rounds_spend_nothing_and_no_noise_everything() -> None:

@@ -153,7 +153,7 @@ class PHMLinear(nn.Module):
         which = ".twin." if ".twin." in prefix else ".adapter."
         (A,) = (t for name, t in named.items() if name.endswith(f"{which}down.rule.A"))  # [k, n, n, n]
         H = torch.vmap(_written_out)(A, named[f"{prefix}s"], named[f"{prefix}t"])  # [k, in, out]
-        return H.unflatten(2, (len(self.t), -1)).permute(0, 3, 2, 1).flatten(2)
+        return H.unflatten(2, (len(self.t), -1)).permute(0, 3, 2, 1).flatten(2)  # len(self.t) is n
 
 
 def _written_out(A: Tensor, s: Tensor, t: Tensor) -> Tensor:

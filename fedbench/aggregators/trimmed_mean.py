@@ -19,8 +19,9 @@ class TrimmedMean(Aggregator):
         """Return each coordinate's weighted mean over the rows, without the f smallest and f largest values.  # [p]"""
         if u.f == 0:
             return u.mean
-        inner = slice(u.f, len(u.rows) - u.f)
+        inner = slice(u.f, len(u.rows) - u.f)  # of each coordinate's m sorted values, without f at both ends
         if are_equal(u.weights):
             return torch.cat([values[:, inner].mean(1) for values in sorted_columns(u.rows)])
+        # values and their weights w [b, m], sorted, for b coordinates at a time
         blocks = ((values[:, inner], w[:, inner]) for values, w in sorted_with_weights(u.rows, u.weights))
         return torch.cat([(values * w).sum(1) / w.sum(1) for values, w in blocks])

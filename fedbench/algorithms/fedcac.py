@@ -109,7 +109,7 @@ class FedCAC(Algorithm):
             return itself
         pairs = overlap[~itself]  # O_ij
         threshold = pairs.mean() + t / self.beta * (pairs.max() - pairs.mean())
-        return (overlap >= threshold) & (t <= self.beta) | itself
+        return (overlap >= threshold) & (t <= self.beta) | itself  # after round beta, only the client itself
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort, b_i with the newest server model w.  # [K, P]

@@ -95,7 +95,7 @@ class FedFomo(Algorithm):
         Returns:
             sum_j omega_j theta_j, or theta_i if no downloaded model has a lower loss.  # [K, P]
         """
-        chosen = self.choose(cohort)  # positions j in the last cohort  [K, M]
+        chosen = self.choose(cohort)  # positions j in the last cohort, whose indices are self.prev  [K, M]
         # the same as a mask, by which fetch counts the bytes of the downloads
         is_chosen = torch.zeros(len(cohort), len(self.prev), dtype=torch.bool, device=chosen.device)  # [K, K']
         others = cohort.fetch(is_chosen.scatter(1, chosen, True), theta=self.last).theta[chosen]  # theta_j  [K, M, P]

@@ -12,7 +12,7 @@ from fedbench.app.sweep import Swept
 from fedbench.core.files import read_json
 from fedbench.core.json_output import print_error, print_json
 from fedbench.simulation.result import primary_of, value_in
-from fedbench.simulation.status import FILE as STATUS
+from fedbench.simulation.status import STATUS_FILE
 from fedbench.simulation.summary_text import command_of
 
 # Of summary.json: what was run.
@@ -26,7 +26,8 @@ def print_result(result: Attempt | Swept) -> None:
         print_json("sweep", {"folder": result.folder, "exit_code": result.status, "runs": runs})
     elif result.ended is not None:
         status = "finished already" if result.ended.already else result.ended.summary["status"]
-        print_json("run", run_data(result.folder, status, str(read_json(result.folder / STATUS).get("sentence", ""))))
+        sentence = str(read_json(result.folder / STATUS_FILE).get("sentence", ""))
+        print_json("run", run_data(result.folder, status, sentence))
     elif result.error is not None:
         print_error(result.error, result.reason, result.status)
 

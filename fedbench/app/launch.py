@@ -25,7 +25,7 @@ from fedbench.app.single import FAILED, MISTAKE, OK, Attempt, attempt, check_pro
 from fedbench.app.sweep import Swept, dry_run, sweep
 from fedbench.config.conf_tree import conf_dirs, find_conf_dir
 from fedbench.config.override_text import quoted
-from fedbench.core.json_output import FLAG, output_on_stderr
+from fedbench.core.json_output import JSON_FLAG, output_on_stderr
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
 from fedbench.simulation.log import Output, notice
@@ -215,13 +215,13 @@ def parse_command(argv: list[str]) -> Command:
     parser = get_args_parser()
     parser.error = _raise_config_error  # type: ignore[method-assign]
     parser.add_argument("--quiet", "-q", action="store_true")
-    parser.add_argument(FLAG, action="store_true")
+    parser.add_argument(JSON_FLAG, action="store_true")
     parser.add_argument(DRY_RUN, action="store_true", dest="dry_run")
     args = parser.parse_intermixed_args(argv)
     for name in UNSUPPORTED:
         given = getattr(args, name[2:].replace("-", "_"))
         require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
-    flags = [argument for argument in argv if argument not in ("--quiet", "-q", FLAG, DRY_RUN)]
+    flags = [argument for argument in argv if argument not in ("--quiet", "-q", JSON_FLAG, DRY_RUN)]
     for text in args.overrides:
         flags.remove(text)
     args.config_dir = args.config_dir and os.path.expanduser(args.config_dir)

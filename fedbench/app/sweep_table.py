@@ -10,7 +10,7 @@ from typing import Any
 from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
 from fedbench.simulation.result import primary_of, value_in
-from fedbench.simulation.status import FILE as STATUS
+from fedbench.simulation.status import STATUS_FILE
 from fedbench.simulation.summary_text import clients_of
 
 DONE = ("finished", "finished already", "paused")  # not failures
@@ -31,7 +31,7 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     Args:
         folder: The folder of the sweep.
     """
-    stats = {str(path.parent.relative_to(folder)): path.stat() for path in folder.rglob(STATUS)}
+    stats = {str(path.parent.relative_to(folder)): path.stat() for path in folder.rglob(STATUS_FILE)}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
@@ -66,7 +66,7 @@ def _outcome(run_folder: Path, changed: bool) -> dict[str, Any]:
     """
     if is_held(run_folder):
         return {"status": "in another process", "score": None, "sentence": holder(run_folder)}
-    status = {"score": None, "sentence": "", **read_json(run_folder / STATUS)}
+    status = {"score": None, "sentence": "", **read_json(run_folder / STATUS_FILE)}
     if str(status.get("status")).startswith("finished") and not changed:
         return {**status, "status": "finished already"}
     if not changed:

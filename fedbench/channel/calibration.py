@@ -64,7 +64,10 @@ def epsilon_of(rho: float, delta: float) -> float:
     Returns:
         Epsilon; 0 if even epsilon = 0 has at most this delta.
     """
-    if rho == 0 or delta_of(0, ratio := 1 / math.sqrt(2 * rho)) <= delta:
+    if rho == 0:
+        return 0.0
+    ratio = 1 / math.sqrt(2 * rho)  # sigma / Delta of one release with the same rho
+    if delta_of(0, ratio) <= delta:
         return 0.0
     return _least(lambda epsilon: delta_of(epsilon, ratio) <= delta)
 

@@ -124,7 +124,7 @@ class STC(Compressor):
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the codes of one row that `write` wrote, in the form of `compress`."""
         if self.variant == "pfednet":
-            mean = stream.floats(2)[None]
+            mean = stream.floats(2)[None]  # of the selected positive values, and of the negative ones
             # a bit is 0 for the value 0; else a second one is the sign, 1 for -1
             trits = [(-1 if stream.fixed(1) else 1) if stream.fixed(1) else 0 for _ in range(message.size)]
             return {"mean": mean, "trit": torch.tensor([trits], dtype=torch.int8)}

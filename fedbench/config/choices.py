@@ -79,6 +79,7 @@ def _name_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], fold
     if target is None or option is None or target_of(group, str(option), folders) == target:
         return
     if "_target_" in overridden:
+        # all keys but those that the user's files or command set
         _drop_values_of_option(cfg, group, {**_set_in_files(cfg, group, folders), **overridden})
         cfg.choices[group] = class_name(group, target, folders)
     else:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.files import typed_path
-from fedbench.core.json_output import FLAG, print_error
+from fedbench.core.json_output import JSON_FLAG, print_error
 from fedbench.core.options import ConfigError, refused
 
 
@@ -36,11 +36,11 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
                 # refused: the file and the system's message
                 sentence = refused(mistake) if isinstance(mistake, OSError) else str(mistake)
                 print(f"fedbench: {sentence}", file=sys.stderr)
-                if FLAG in typed:  # --json
+                if JSON_FLAG in typed:
                     print_error(mistake, sentence, exit_code=2)
                 return 2
             except KeyboardInterrupt as interrupt:
-                if FLAG in typed:
+                if JSON_FLAG in typed:
                     print_error(interrupt, str(interrupt) or "interrupted", exit_code=130)
                 return 130
 
@@ -73,7 +73,7 @@ def arguments(name: str, description: str, examples: str = "") -> Arguments:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the flag ``--json``, with which a command prints one JSON object instead of text."""
-    parser.add_argument(FLAG, action="store_true", help="print one JSON object, for programs (docs/json.md)")
+    parser.add_argument(JSON_FLAG, action="store_true", help="print one JSON object, for programs (docs/json.md)")
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:

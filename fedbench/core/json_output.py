@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-FLAG = "--json"
+JSON_FLAG = "--json"
 VERSION = 1  # of all kinds; it changes when a key is removed or gets another meaning
 
 

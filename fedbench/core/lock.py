@@ -1,7 +1,7 @@
 """Lock a run folder, so that only one process at a time writes into it.
 
 The system releases the lock when its process ends, even if it is killed.  The lock file contains the id and host of the
-process.  On a file system without locks, the existence of a file (MARK) replaces the lock.
+process.  On a file system without locks, the existence of a file (LOCK_MARK) replaces the lock.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from fedbench.core.options import ConfigError, RunError
 
 log = logging.getLogger(__name__)
-NAME = ".lock"  # the file that the system locks
-MARK = ".lock.mark"  # the file whose existence replaces the lock on file systems without locks
-SECONDS = 1.0  # time to detect that the process of a MARK has died
+LOCK_FILE = ".lock"  # the file that the system locks
+LOCK_MARK = ".lock.mark"  # the file whose existence replaces the lock on file systems without locks
+SECONDS = 1.0  # time to detect that the process of a LOCK_MARK has died
 
 
 class Busy(RunError):
@@ -50,7 +50,7 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"{folder / NAME} cannot be locked ({error.strerror or error}): use a folder that you may write into"
+            f"{folder / LOCK_FILE} cannot be locked ({error.strerror or error}): use a folder that you may write into"
         ) from error
     try:
         yield
@@ -70,17 +70,17 @@ def is_held(folder: Path) -> bool:
 def holder(folder: Path) -> str:
     """Return the process that has locked a run folder, as in "process 12 on host"; "another process" if unknown.
 
-    The file of the lock, NAME or MARK, contains the id of the process and the host.
+    The file of the lock, LOCK_FILE or LOCK_MARK, contains the id of the process and the host.
     """
     with suppress(OSError, ValueError):
-        path = next(p for p in (folder / MARK, folder / NAME) if p.exists() and p.stat().st_size)
+        path = next(p for p in (folder / LOCK_MARK, folder / LOCK_FILE) if p.exists() and p.stat().st_size)
         process_id, host = path.read_text(encoding="utf-8").splitlines()[:2]
         return f"process {int(process_id)} on {host}"
     return "another process"
 
 
 def _acquire(folder: Path) -> BaseFileLock:
-    """Lock a run folder, by the file NAME, or if its file system has no locks by the existence of the file MARK.
+    """Lock a run folder, by LOCK_FILE, or if its file system has no locks by the existence of LOCK_MARK.
 
     Args:
         folder: The run folder.
@@ -92,7 +92,7 @@ def _acquire(folder: Path) -> BaseFileLock:
         Timeout: Another process has locked the folder.
         OSError: The lock file cannot be written.
     """
-    path = folder / NAME
+    path = folder / LOCK_FILE
     try:
         lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False)
         lock.acquire()
@@ -100,14 +100,14 @@ def _acquire(folder: Path) -> BaseFileLock:
         raise
     except (OSError, NotImplementedError) as error:  # the file system has no locks
         path.unlink(missing_ok=True)
-        # SECONDS: time to find out that the process that wrote MARK has ended
-        lock = SoftFileLock(folder / MARK, timeout=SECONDS, thread_local=False)
+        # SECONDS: time to find out that the process that wrote LOCK_MARK has ended
+        lock = SoftFileLock(folder / LOCK_MARK, timeout=SECONDS, thread_local=False)
         lock.acquire(poll_interval=SECONDS / 10)
         log.warning(
             "%s: this file system has no locks (%s); the file %s is used as the lock of this process",
             folder,
             getattr(error, "strerror", None) or error,
-            MARK,
+            LOCK_MARK,
         )
     if not isinstance(lock, SoftFileLock):  # a SoftFileLock writes this itself
         path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedbench.config.conf_tree import conf_dirs, group_options, nearest
 from fedbench.config.paper_tables import read_tables
 from fedbench.core.command import Arguments, arguments, command
-from fedbench.core.json_output import FLAG
+from fedbench.core.json_output import JSON_FLAG
 from fedbench.core.options import require
 from fedbench.core.suggest import suggested
 from fedbench.report import paper
@@ -86,8 +86,9 @@ def run_rows(args: argparse.Namespace) -> int:
         names = [f"[{name},reduced/{args.reduced}]" for name in names]
     from fedbench.app.launch import launch  # slow to import
 
-    config_dir = ["--config-dir", args.config_dir] if args.config_dir else []  # FLAG: --json
-    return launch([*config_dir, *([FLAG] if args.json else []), "-m", f"+experiment={','.join(names)}", *args.folders])
+    config_dir = ["--config-dir", args.config_dir] if args.config_dir else []
+    flags = [JSON_FLAG] if args.json else []
+    return launch([*config_dir, *flags, "-m", f"+experiment={','.join(names)}", *args.folders])
 
 
 def chosen_rows(table: str, rows: str | None, config_dir: str | None) -> list[str]:

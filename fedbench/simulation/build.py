@@ -66,7 +66,7 @@ from fedbench.simulation.sampling import attacker_ids, cohort_size, draw_cohort,
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import register_directions
 
-FEW = 1000  # if data do not fit in memory, the advice is to lower options of the data set above this value
+LARGE = 1000  # if data do not fit in memory, the advice is to lower options of the data set above this value
 
 __all__ = ["algorithm", "check_settings", "data", "engine", "federation", "load", "make", "model", "partition", "task"]
 
@@ -130,7 +130,7 @@ def load(cfg: DictConfig) -> Arrays:
         raise
     except MemoryError as error:
         large = [  # options that may be numbers of samples
-            f"dataset.{key}={value}" for key, value in cfg.dataset.items() if isinstance(value, int) and value > FEW
+            f"dataset.{key}={value}" for key, value in cfg.dataset.items() if isinstance(value, int) and value > LARGE
         ]
         advice = f"lower {' or '.join(large)}" if large else "use a smaller data set, or a machine with more memory"
         raise ConfigError(f"{name}: the data do not fit in memory ({error}): {advice}") from error

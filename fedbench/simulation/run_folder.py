@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.core.files import read_json
-from fedbench.core.lock import MARK, NAME
+from fedbench.core.lock import LOCK_FILE, LOCK_MARK
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import load_config, save_config
 from fedbench.simulation.log import notice
@@ -57,7 +57,7 @@ def set_aside(folder: Path) -> None:
     """
     old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
     old.mkdir()
-    contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]  # without the files of the lock
+    contents = [path for path in folder.iterdir() if path.name not in (LOCK_FILE, LOCK_MARK)]
     for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # config.yaml last: it marks a run
         path.rename(old / path.name)
     print(

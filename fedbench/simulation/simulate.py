@@ -32,8 +32,14 @@ from fedbench.simulation.run_folder import (
     set_aside,
     stored_config,
 )
-from fedbench.simulation.status import ERROR, paused, record_failure, record_interruption, write_status
-from fedbench.simulation.status import FILE as STATUS
+from fedbench.simulation.status import (
+    ERROR_FILE,
+    STATUS_FILE,
+    paused,
+    record_failure,
+    record_interruption,
+    write_status,
+)
 
 
 class Ended(NamedTuple):
@@ -111,9 +117,9 @@ def skip(folder: Path) -> Ended:
     """
     print(f"{folder}: finished already", flush=True)
     summary = read_json(folder / "summary.json")
-    if read_json(folder / STATUS).get("status", "finished") != "finished":
+    if read_json(folder / STATUS_FILE).get("status", "finished") != "finished":
         write_status(folder, "finished", score_of(summary))
-        (folder / ERROR).unlink(missing_ok=True)
+        (folder / ERROR_FILE).unlink(missing_ok=True)
     return Ended(summary, already=True)
 
 
@@ -142,7 +148,7 @@ def simulate(
     check_files(folder)
     remove_leftovers(folder)
     write_status(folder, "running")
-    (folder / ERROR).unlink(missing_ok=True)
+    (folder / ERROR_FILE).unlink(missing_ok=True)
     gc_pause.resume()  # the command paused garbage collection while it was imported
     cfg = OmegaConf.create(dict(config))
     OmegaConf.set_readonly(cfg, True)

@@ -25,7 +25,7 @@ from fedbench.simulation.processes import under_torchrun
 from fedbench.simulation.run_folder import config_dir_of, is_resumable
 
 log = logging.getLogger(__name__)
-FILE, ERROR = "status.json", "error.txt"
+STATUS_FILE, ERROR_FILE = "status.json", "error.txt"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -39,7 +39,7 @@ def write_status(folder: Path, status: str, score: float = math.nan, sentence: s
         sentence: One sentence about an error or an interruption.
     """
     values = {"status": status, "score": None if math.isnan(score) else score, "sentence": sentence}
-    _try_to_write(folder / FILE, json.dumps(values))
+    _try_to_write(folder / STATUS_FILE, json.dumps(values))
 
 
 def record_failure(folder: Path, error: BaseException) -> None:
@@ -49,7 +49,7 @@ def record_failure(folder: Path, error: BaseException) -> None:
         folder: The run folder.
         error: The exception that is being handled.  error.txt contains its sentence and traceback.
     """
-    _try_to_write(folder / ERROR, f"{sentence_of(error, folder)}\n\n{traceback.format_exc()}")
+    _try_to_write(folder / ERROR_FILE, f"{sentence_of(error, folder)}\n\n{traceback.format_exc()}")
     write_status(folder, "failed", sentence=sentence_of(error, folder))
     log.debug("failed", exc_info=True)  # into run.log only
 
@@ -60,9 +60,9 @@ def reason_of(error: BaseException, folder: Path) -> str:
     The file is omitted if it does not exist, or if the error is a ConfigError.
     """
     sentence = sentence_of(error, folder)
-    if isinstance(error, ConfigError) or not (folder / ERROR).is_file():
+    if isinstance(error, ConfigError) or not (folder / ERROR_FILE).is_file():
         return sentence
-    return f"{sentence} (the traceback is in {folder / ERROR})"
+    return f"{sentence} (the traceback is in {folder / ERROR_FILE})"
 
 
 def record_interruption(folder: Path) -> None:

@@ -136,7 +136,7 @@ def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -
 def _client_row(
     summary: dict[str, Any], last: dict[str, float], best: dict[str, float], metric: str
 ) -> list[tuple[str, str, str]]:
-    """Return a table row with the number of clients in the means, as a list; [] if no client is omitted.
+    """Return a table row (label, last, best) with the numbers of clients in the means, in a list; [] for all clients.
 
     Args:
         summary: The content of summary.json.

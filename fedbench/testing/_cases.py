@@ -128,7 +128,7 @@ class Case:
             plan: How clients are computed, or its name in PLANS.
             split: The partition over the clients.
             arrays: The data set.
-            limits: The bytes of client states in memory; more are stored in files.
+            limits: The number of bytes of client states in memory; more are stored in files.
             change: A function that changes the configuration.
             **values: Values of the configuration by dotted key.
         """

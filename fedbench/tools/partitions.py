@@ -144,7 +144,7 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table, names = counts(arrays, split)
+    table, names = counts(arrays, split)  # samples [N, C], and names of the classes
     extra = count_extra(split, arrays)
     parts = {"train": split.train.sizes - extra, "extra": extra, "val": split.val.sizes, "test": split.test.sizes}
     parts = {name: sizes for name, sizes in parts.items() if sizes.any()}
@@ -238,7 +238,8 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
     axes = figure.add_subplot()
     if max(clients, classes) <= 60:
         client, label = np.nonzero(table)
-        axes.scatter(client, label, s=220 * table[client, label] / table.max(), color="tab:blue", linewidths=0)
+        area = 220 * table[client, label] / table.max()  # in points^2, at most 220: bubbles do not overlap
+        axes.scatter(client, label, s=area, color="tab:blue", linewidths=0)
         axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
         axes.set_axisbelow(True)
         axes.grid(color="0.92")

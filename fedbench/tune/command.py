@@ -28,7 +28,7 @@ from fedbench.report.runs import Run
 from fedbench.report.table import FORMATS, MACHINE_FORMATS, as_object, pandas, render
 from fedbench.report.tuning import SELECTIONS, choice_table, choose, studies, validation_score
 from fedbench.simulation.processes import under_torchrun
-from fedbench.simulation.status import FILE as STATUS
+from fedbench.simulation.status import STATUS_FILE
 from fedbench.tune.search import SEARCHES, Proposer, Values, promoted, proposer, rungs
 from fedbench.tune.space import default_point, search_space
 
@@ -370,7 +370,7 @@ def run_overrides(search: Search, trial: Trial, seed: int) -> list[str]:
 def score_of(trial: Trial, plan: Plan) -> float:
     """Return the mean validation score of a trial over seeds, up to its round; NaN if a run failed."""
     runs = [Run(folder) for folder in trial.folders]
-    if any(read_json(run.path / STATUS).get("status") not in ("finished", "paused") for run in runs):
+    if any(read_json(run.path / STATUS_FILE).get("status") not in ("finished", "paused") for run in runs):
         return math.nan
     metric = plan.args.metric or scores.primary_metric(runs)
     return statistics.mean(validation_score(run, metric, plan.args.select, trial.rounds) for run in runs)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from fedbench.core.lock import MARK, NAME, Busy, is_held, writing
+from fedbench.core.lock import LOCK_FILE, LOCK_MARK, Busy, is_held, writing
 from fedbench.core.options import ConfigError
 
 HOLD = """
@@ -43,7 +43,7 @@ def test_who_has_it_is_told_and_a_kill_frees_it(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     with writing(tmp_path):
-        assert (tmp_path / NAME).read_text() == f"{os.getpid()}\n{socket.gethostname()}\n"
+        assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n{socket.gethostname()}\n"
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
 
@@ -64,15 +64,15 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
             pass
     assert not list(tmp_path.iterdir())
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    (tmp_path / MARK).write_text(f"{gone.stdout.strip()}\n{socket.gethostname()}\n")
+    (tmp_path / LOCK_MARK).write_text(f"{gone.stdout.strip()}\n{socket.gethostname()}\n")
     assert not is_held(tmp_path)
-    (tmp_path / MARK).write_text("1\nanother.host\n")
+    (tmp_path / LOCK_MARK).write_text("1\nanother.host\n")
     with pytest.raises(Busy, match=r"process 1 on another\.host"), writing(tmp_path):
         pass
 
 
 def test_a_lock_that_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / NAME).mkdir()
+    (tmp_path / LOCK_FILE).mkdir()
     with pytest.raises(ConfigError, match=r"\.lock cannot be locked \("), writing(tmp_path):
         pass
 

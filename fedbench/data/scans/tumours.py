@@ -277,7 +277,7 @@ def add_spots(rng: np.random.Generator, points: np.ndarray, tissue: np.ndarray, 
     for value, end in ((SPOT, 6), (VESSEL, 5)):  # up to 5 spots and 4 vessels
         for k in rng.integers(len(rows), size=rng.integers(0, end)):
             centre = (points[0][rows[k], columns[k]], points[1][rows[k], columns[k]])
-            spot = ellipse(points, centre, tuple(rng.uniform(0.025, 0.07, 2)), rng.uniform(0, 3)) < 1
+            spot = ellipse(points, centre, axes=tuple(rng.uniform(0.025, 0.07, 2)), turn=rng.uniform(0, 3)) < 1
             tissue = np.where(spot, value[:, None, None], tissue)
     return tissue
 

@@ -24,7 +24,7 @@ from fedbench.data.tables._table import Fill, Scale, ScaleFit, TableFit, warn_of
 log = logging.getLogger(__name__)
 ROLES = {"label": "label", "client": None, "patient": None, "split": None}  # default column of each role
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")  # cells without a value, in lower case
-FEW = 20  # distinct texts that a column may have in any number of rows
+FEW_TEXTS = 20  # distinct texts that a column may have in any number of rows
 
 
 @dataclass
@@ -207,12 +207,12 @@ class TableCsv:
         categories = column.categories()
         count, rows = len(categories), len(column.cells)
         require(
-            count <= max(FEW, rows // 2),
+            count <= max(FEW_TEXTS, rows // 2),
             f"{column.path}: column {column.name} has {count:,} distinct texts in {rows:,} rows, too many for "
             "categories: add it to dataset.ignore or dataset.categorical, or correct its text if it is numeric "
             f"({column.first_text()})",
         )
-        if count > FEW:
+        if count > FEW_TEXTS:
             log.warning(
                 "%s: column %s has %d distinct texts, such as %s, and becomes as many features: confirm it in "
                 "dataset.categorical, or exclude it by dataset.ignore",
@@ -238,7 +238,7 @@ class TableCsv:
             names = ordered(cells)
             check_spelling(names, where, are_labels=True)
             require(
-                2 * len(names) <= max(len(cells), 2 * FEW) or not column.is_numeric,
+                2 * len(names) <= max(len(cells), 2 * FEW_TEXTS) or not column.is_numeric,
                 f"{where} has {len(names):,} distinct numbers in {len(cells):,} rows: set dataset.target=number for "
                 "a regression, or list the classes in dataset.classes",
             )

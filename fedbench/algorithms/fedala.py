@@ -187,7 +187,8 @@ class FedALA(Algorithm):
 
         `final`, whether the last round is over, changes nothing.
         """
-        return self.initialize(cohort, cohort.broadcast(w=self.w).w)[0]
+        models, _, _ = self.initialize(cohort, cohort.broadcast(w=self.w).w)
+        return models
 
     def global_row(self) -> Tensor:
         """Return the server model w.  # [P]"""

@@ -256,7 +256,8 @@ class FPFC(Algorithm):
         lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)
         joined = np.zeros((n, n), dtype=bool)
         joined[np.triu_indices(n, 1)] = (self.s * lengths <= radius).cpu().numpy()  # ||theta|| = s ||delta||
-        return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
+        _, labels = connected_components(joined, directed=False)
+        return torch.from_numpy(labels).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:
         """Return the mean of the last uploads of every cluster, weighted by n.

@@ -276,7 +276,9 @@ def check_uniform(upload: Any, weights: Any, groups: Any, client_weights: str) -
         groups: The argument `groups` of the mean.
         client_weights: The option of the run.
     """
-    name = opened(upload)[1] if isinstance(upload, Sealed) else "?"
+    name = "?"
+    if isinstance(upload, Sealed):
+        _, name, _, _ = opened(upload)
     if groups is not None:
         refuse(name, "averages it in groups, which it may have chosen by uploads")
     if not isinstance(weights, str):

@@ -249,6 +249,7 @@ class Channel:
                 from it.
         """
         changes_uploads = any(part is not None for part in (self.privacy, self.compression, self.attackers))
+        # received: the tensor as the clients have it; value: the server's version; by_client: one row per client
         if not changes_uploads:  # frees rows of clients; a server rule reads the value of a broadcast
             payload = payload._replace(received=None, value=None if payload.by_client else payload.value)
         self._payloads.setdefault(name, []).append(payload)

@@ -88,7 +88,8 @@ def refuse(name: str, use: str) -> NoReturn:
 def find_sealed(value: Any) -> str | None:
     """Return the name of a sealed upload in nested attributes, lists, tuples and dicts; None if there is none."""
     if isinstance(value, Sealed):
-        return opened(value)[1]
+        _, name, _, _ = opened(value)
+        return name
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):

@@ -292,7 +292,8 @@ class GraphedGradients(DirectGradients):
         compute_directly = super().__call__
 
         def work() -> None:
-            losses.copy_(compute_directly(static)[1])
+            _, direct_losses = compute_directly(static)  # the gradient is in the static buffer
+            losses.copy_(direct_losses)
 
         try:
             work()

@@ -51,10 +51,10 @@ class Checkpoint(Callback):
             done: The number of finished rounds.
             final: Whether it was the last round of this process.
         """
-        if final or self.every:
-            return final or done % (self.every or 1) == 0
-        if self.every == 0:  # only after the last round
-            return False
+        if final:
+            return True
+        if self.every is not None:
+            return self.every > 0 and done % self.every == 0  # 0: only after the last round
         # every=None: the last checkpoint took self.seconds; this must be at most SHARE of the time since then
         return time.monotonic() - self.last > self.seconds / SHARE
 

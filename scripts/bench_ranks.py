@@ -8,6 +8,7 @@ Letters: N clients, K clients of a round, P length of a row, R ranks.
 
 from __future__ import annotations
 
+import csv
 import json
 import statistics
 import subprocess
@@ -247,6 +248,45 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
             flush=True,
         )
     return out
+
+
+def write_runs(path: Path, rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> None:
+    """Write the lines of `as_runs` into a CSV file."""
+    lines = as_runs(rows, environment)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def as_runs(rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return lines of runs.csv for a page of results (docs/results.md).
+
+    Args:
+        rows: The result of `table`.
+        environment: The result of `describe_environment`.
+    """
+    machine, versions = environment["machine"], environment["versions"]
+    software = f"Python {versions['python']}, torch {versions['torch']}"
+    computer = f"{machine['processor']}, {machine['cores']} cores; {software}"
+    kept = ("images_per_s", "peak_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb", "data_mb", "received_mb")
+    return [
+        {
+            "part": "main",
+            "run": f"{row['workload']} {row['rival']}",
+            "method": row["workload"],
+            "processes": row["processes"],
+            "divided": " ".join(option.removeprefix("hardware.") for option in row["options"]) or "nothing",
+            "seed": 0,
+            "n": 1,
+            "status": "finished",
+            "form": "full",
+            "commit": environment["commit"][:12],
+            "machine": computer,
+            **{name: row[name] for name in (*kept, "modelled_mb", "numbers", "cohort")},
+        }
+        for row in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import torch
 from bench_clock import Rival, Turns
 from bench_growth import WIDTHS, curves, over_clients, over_cohorts, over_models
 from bench_modules import NETWORKS, Network
-from bench_ranks import PROCESSES, table, variants
+from bench_ranks import PROCESSES, table, variants, write_runs
 from bench_ranks import SETTINGS as SHARED
 from bench_roofline import machine, roofline
 from bench_shares import SETTINGS, shares
@@ -163,7 +163,9 @@ def growth(bench: Bench) -> None:
 
 def ranks(bench: Bench) -> None:
     args = bench.args
-    bench.add(table(variants(args.settings, args.processes, args.rounds or 6, args.options)))
+    bench.add(rows := table(variants(args.settings, args.processes, args.rounds or 6, args.options)))
+    if args.csv:
+        write_runs(args.csv, rows, describe_environment())
 
 
 def all_shares(bench: Bench) -> None:
@@ -261,6 +263,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--options", nargs="+", default=[], help="of ranks: also with these, as hardware.rows=sharded")
     parser.add_argument("--tracking", default="disabled", help="of shares: disabled, offline, ...")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: cuda where there is one")
+    parser.add_argument("--csv", type=Path, help="of ranks: also write the runs.csv of a page of results")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args(argv)
     args.words = argv

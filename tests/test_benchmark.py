@@ -351,6 +351,24 @@ def test_lines_of_ranks_and_bytes_by_hand() -> None:
     assert bench_ranks.modelled_bytes(9, 8, 1, trainings=2) == 0
 
 
+def test_rows_of_ranks_become_runs_of_a_page(tmp_path: Path) -> None:
+    numbers = dict.fromkeys(("images_per_s", "peak_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb"), 1.5)
+    numbers |= {"data_mb": 2.5, "received_mb": 3.5, "modelled_mb": 3.5, "numbers": 7, "cohort": 4}
+    rows = [
+        {"workload": "cnn", "rival": "2", "processes": 2, "options": [], **numbers},
+        {"workload": "cnn", "rival": "2 x", "processes": 2, "options": ["hardware.samples=sharded"], **numbers},
+    ]
+    about = {"commit": "0123456789abcdef", "machine": {"processor": "P", "cores": 2}}
+    about["versions"] = {"python": "3.11", "torch": "2.15"}
+    bench_ranks.write_runs(tmp_path / "runs.csv", rows, about)
+    head, first, second = (tmp_path / "runs.csv").read_text().splitlines()
+    assert head.startswith("part,run,method,processes,divided,seed,n,status,form,commit,machine,images_per_s,")
+    assert first.startswith(
+        'main,cnn 2,cnn,2,nothing,0,1,finished,full,0123456789ab,"P, 2 cores; Python 3.11, torch 2.15",'
+    )
+    assert second.split(",")[4] == "samples=sharded" and second.endswith(",2.5,3.5,3.5,7,4")
+
+
 def test_settings_of_ranks_are_workloads_with_samples_of_their_own() -> None:
     for name, clients, cohort in (("cnn", 25, 6), ("many10000", 10_000, 100), ("resnet18", 1000, 4)):
         work = bench_ranks.SETTINGS[name].work(2)

@@ -159,6 +159,15 @@ def test_changes_are_measured_from_the_broadcast_value_and_divided_by_the_expect
     torch.testing.assert_close(released(e, rows[:0], w=w), w)
 
 
+def test_a_sum_is_clipped_from_zero() -> None:
+    """Rows of norm 5 and 0.5; the server adds nothing for each client."""
+    cohort = Cohort(central(net(), noise_multiplier=0.0, clip=1.0), np.arange(2), 0)
+    w = cohort.broadcast(w=torch.full((2,), 10.0)).w
+    up = cohort.upload(theta=torch.tensor([[3.0, 4.0], [0.3, 0.4]]), relative_to={"theta": "w"})
+    torch.testing.assert_close(cohort.sum(up.theta), torch.tensor([0.9, 1.2]))
+    assert w.tolist() == [10, 10]
+
+
 def test_without_noise_and_clip_it_is_uniform_fedavg() -> None:
     rows = {}
     for name, change in (("plain", lambda e: replace(e, client_weights="uniform")), ("private", None)):

@@ -215,6 +215,25 @@ def test_adaptive_clipping_is_that_of_the_paper() -> None:
     assert exact.central.metrics(1)["privacy/clip"] == exact.central.clip()
 
 
+def test_the_count_of_adaptive_clipping_has_new_noise_in_each_round() -> None:
+    """C exp(-lr (b - quantile)) shows the noise of b, N(0, (sigma_b / (q N))^2), here with sigma_b = 0.9 of 3."""
+    e = central(net(), expected=3.0, noise_multiplier=1.0, adaptive_clip=True, count_noise=0.9, clip_lr=1.0)
+    found = []
+    for r in range(400):
+        before = e.central.clip()
+        released(e, torch.zeros(4, 3), r)  # all four are below C, so that b = (4 - 2) / 3 + 1/2
+        found.append(-math.log(e.central.clip() / before) + 0.5 - 7 / 6)
+        e.central.clips[np.array([0])] = torch.ones(1, 1, dtype=torch.float64)
+    assert np.std(found) == pytest.approx(0.3, rel=0.15) and abs(np.mean(found)) < 0.06
+
+
+def test_an_upload_that_is_not_finite_counts_as_no_change_above_the_clip() -> None:
+    rows = torch.tensor([[0.3, 0.4], [torch.nan, 1.0], [torch.inf, 1.0], [6.0, 8.0]])
+    total, below = clipped_sum(rows, None, 1.0)
+    torch.testing.assert_close(total, torch.tensor([0.9, 1.2]))
+    assert below == 1
+
+
 def test_each_release_has_its_own_adaptive_clip() -> None:
     """All norms of a are below C, and none of b: C becomes exp(-0.1) and exp(0.1)."""
     e = central(net(), expected=4.0, noise_multiplier=0.0, adaptive_clip=True, clip=1.0, clip_lr=0.2, releases=2)
@@ -279,6 +298,10 @@ def test_a_sealed_upload_refuses(use: Any) -> None:
         use(up.theta)
 
 
+def uploaded_by(cohort: Cohort) -> Any:
+    return cohort.upload(theta=torch.ones(len(cohort), 3), relative_to={"theta": None}).theta
+
+
 @pytest.mark.parametrize(
     "combine, reason",
     [
@@ -286,6 +309,7 @@ def test_a_sealed_upload_refuses(use: Any) -> None:
         (lambda c, x: c.mean(x, groups=torch.ones(2, 4)), "groups"),
         (lambda c, x: c.subset(np.array([True, True, False, True])).mean(x), "other clients"),
         (lambda c, x: c.all_clients().sum(x), "other clients"),
+        (lambda c, x: c.mean(uploaded_by(c.subset(np.arange(4) > 0))), "other clients"),
         (lambda c, x: c.mean(torch.ones(4, 3)), "did not return"),
         (lambda c, x: c.fetch(torch.ones(4, 4) > 0, rows=x), "covers?"),
         (lambda c, x: c.broadcast(w=x), "covers?"),

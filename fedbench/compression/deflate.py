@@ -55,7 +55,7 @@ class Deflate(Compressor):
             out.fixed(byte, 8)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row that `write` wrote, and inflate it."""
+        """Return {"row": the values [1, n]} of a row of n values that `write` wrote.  The message is not used."""
         deflated = bytes(stream.fixed(8) for _ in range(stream.gamma()))
         row = np.frombuffer(zlib.decompress(deflated), "<f4").astype(np.float32)
         return {"row": torch.from_numpy(row)[None]}

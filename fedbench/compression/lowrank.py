@@ -77,7 +77,10 @@ class LowRank(Compressor):
             self.last[message.name][message.ids] = torch.cat(second, 1)
 
     def _is_warm(self, message: Message) -> bool:
-        """Return True if the clients of this message have stored factors; False for a row that all clients share."""
+        """Return whether factors are stored for the clients of this message: 0 before a client's first message.
+
+        They are not for a download, whose row is the same for all clients, nor with warm_start=false.
+        """
         return self.warm_start and message.name in self.last and len(message.ids) > 0
 
     def _parts(self, message: Message) -> list[_Part]:

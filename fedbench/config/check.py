@@ -126,9 +126,13 @@ def _check_top(values: dict[str, Any]) -> None:
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
     each = epochs if isinstance(epochs, list) else [epochs]  # of each client
     require(
-        fewest is None or (fewest <= min(each, default=0) and all(float(number).is_integer() for number in each)),
-        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}, which must be whole numbers: "
-        "lower it, or change local.epochs",
+        fewest is None or all(float(number).is_integer() for number in each),
+        f"system.fewest_epochs={fewest} draws whole numbers of epochs, so local.epochs must be whole, got "
+        f"{show(epochs)}: change it, or set system.fewest_epochs=null",
+    )
+    require(
+        fewest is None or fewest <= min(each, default=0),
+        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}: lower it, or raise local.epochs",
     )
     require(
         fewest is None or values["local"]["steps"] is None,

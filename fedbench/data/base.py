@@ -140,7 +140,7 @@ class Arrays:
     def check(self) -> "Arrays":
         """Return these arrays unchanged; raise ConfigError if a field is not as the docstring of the class says."""
         self._check_lengths()
-        if self.fit is None:  # before fit, inputs may have any dtype and shape
+        if self.fit is None:  # else the caller checks the arrays that fit returns; before it, inputs may have any dtype
             self._check_inputs()
         self._check_targets()
         self._check_domains()

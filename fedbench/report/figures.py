@@ -378,7 +378,10 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
 
 
 def _draw_values(axes: Any, cells: list[Cell]) -> None:
-    """Draw printed and our values of a printed table's column: one line of the panel per cell, the first on top."""
+    """Draw printed and our values of a printed table's column: one line of the panel per cell, the first on top.
+
+    A cell that was not run has the mean NaN, for which matplotlib draws no mark.
+    """
     positions = -np.arange(len(cells))
     styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
               "ours": {"color": drawing.COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip

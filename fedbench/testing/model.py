@@ -332,6 +332,7 @@ def gradients_agree(case: ModelCase) -> None:
         layer = next(m for m in module.modules() if not list(m.children()))
         layer.register_forward_hook(lambda *call: None)  # modules with hooks are not traced
         models["by torch.vmap"] = FlatModel(module)
+    # The plan "vmap" trains K clients at once, in a traced graph or by torch.vmap; "loop" trains each by itself.
     for name, model in models.items():
         for plan, clients in {"loop": "one client at a time", "vmap": f"{K} clients at once"}.items():
             if plan not in case.plans:

@@ -313,7 +313,7 @@ def test_a_run_with_drawn_epochs_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["local.epochs=1.5", "system.fewest_epochs=1"], "which must be whole numbers"),
+        (["local.epochs=1.5", "system.fewest_epochs=1"], "local.epochs must be whole, got 1.5"),
         (["local.steps=3", "system.fewest_epochs=1"], "so local.steps must be null, got 3"),
         (["local.epochs=[1,2]"], "local.epochs lists 2 numbers, and there are 6 clients to train"),
         (["local.epochs=2", "system.fewest_epochs=3"], "system.fewest_epochs=3 must be at most local.epochs=2"),

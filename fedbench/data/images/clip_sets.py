@@ -398,16 +398,18 @@ def read_split(path: Path, root: Path) -> Listing:
     try:
         # rows of picture, label, part and class name
         rows = sorted((str(f), int(y), PARTS[p], str(name)) for p in PARTS for f, y, name in content[p])
-        names = dict(sorted({(y, name) for _, y, _, name in rows}))
+        pairs = sorted({(y, name) for _, y, _, name in rows})
+        names = dict(pairs)
         labels = np.array([y for _, y, _, _ in rows], np.int64)
-        fits = list(names) == list(range(len(names))) and all(names[y] == name for _, y, _, name in rows)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{path} is not one of CoOp's splits: expected three lists train, val and test of [picture, label, class "
             f"name] ({type(error).__name__}: {error}); replace or remove it"
         ) from error
     require(
-        fits and bool(rows), f"{path}: each label 0, 1, 2 ... must have exactly one class name: correct its entries"
+        bool(rows) and [label for label, _ in pairs] == list(range(len(pairs))),
+        f"{path}: each label 0, 1, 2 ... must have exactly one class name, but the labels and names of its entries are "
+        f"{', '.join(f'{label} {name!r}' for label, name in pairs[:12]) or 'missing'}: correct them",
     )
     split = np.array([part for _, _, part, _ in rows], np.int8)
     return Listing(root, [file for file, _, _, _ in rows], labels, split, list(names.values()))

@@ -38,17 +38,17 @@ class Atlas:
 
         Args:
             height: Position of the slice in mm.
-            points: Coordinates of the pixels, down and right of CENTRE in units of REACH, [2, S, S].
+            points: Coordinates of the pixels, down and right of CENTRE in units of REACH, from -1 to 1, [2, S, S].
 
         Returns:
-            The fractions of grey and of white matter, and 1 in the brain, else 0, [3, S, S].
+            The fractions of grey matter, of white matter and of the brain in each pixel, [3, S, S].
         """
         right, front = CENTRE[0] + REACH * points[1], CENTRE[1] - REACH * points[0]
         # positions [4, pixels], with a 1 for the shift in the matrix
         mm = np.stack([right, front, np.full_like(right, height), np.ones_like(right)]).reshape(4, -1)
         x, y, z = (self.to_voxel @ mm)[:3]  # voxels
         level = int(np.clip(np.rint(z[0]), 0, self.maps.shape[3] - 1))  # the nearest slice; z is equal for all pixels
-        pixel = 2 * REACH / len(right) * abs(self.to_voxel[0, 0])  # in voxels
+        pixel = 2 * REACH / len(right) * abs(self.to_voxel[0, 0])  # in voxels, which are cubes
         # blurred by about the width of a pixel, which stands for the mean of its area
         level_maps = gaussian_filter(self.maps[..., level], (0, 0.4 * pixel, 0.4 * pixel))
         # Linear interpolation (order=1) between voxels.

@@ -18,7 +18,7 @@ PAD, UNKNOWN, FIRST, LAST = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 
 
 def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.ndarray:
-    """Return token indices of texts: [CLS], the pieces of words and [SEP], cut or padded with 0 to a length.
+    """Return token indices of texts: [CLS], the pieces of words and [SEP], cut, or padded with [PAD], to a length.
 
     Args:
         texts: n texts.

@@ -130,15 +130,16 @@ class Shakespeare:
         """
         require(
             all(isinstance(text, str) for text in (*data["x"], *data["y"])),
-            f"{SOURCE}: {user} has samples that are not text, as in LEAF's FEMNIST or Sent140, and this data set "
-            "predicts text: write pictures as arrays X, y and client by numpy.savez, for dataset=npz partition=domain",
+            f"{SOURCE}: the user {user} has samples that are not text, as in LEAF's FEMNIST or Sent140, and this data "
+            "set predicts text: write pictures as arrays X, y and client by numpy.savez, for dataset=npz "
+            "partition=domain",
         )
         lengths = {len(x) for x in data["x"]}
         require(
             all(size >= self.length for size in lengths) and len(lengths) <= 1 and all(len(y) == 1 for y in data["y"]),
-            f"{SOURCE}: {user} has x of {', '.join(map(str, sorted(lengths)))} characters, expected one length of at "
-            f"least dataset.length={self.length} (LEAF's have 80), and y of 1 character: make all x of the file "
-            "equally long, or lower dataset.length if they are shorter than it",
+            f"{SOURCE}: the user {user} has x of {', '.join(map(str, sorted(lengths)))} characters, expected one "
+            f"length of at least dataset.length={self.length} (LEAF's have 80), and y of 1 character: make all x of "
+            "the file equally long, or lower dataset.length if they are shorter than it",
         )
         text = encode("".join(data["x"])).reshape(len(data["x"]), -1)[:, -self.length :]
         return text, encode("".join(data["y"]))

@@ -20,7 +20,8 @@ def test_when_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
     callback = Checkpoint(None)
     monkeypatch.setattr(callback, "save", save)
+    engine = SimpleNamespace(rows=SimpleNamespace(is_sharded=False))
     for done in range(1, 31):
         now[0] += 1.0  # a round
-        callback.on_round_end(SimpleNamespace(done=done, is_last_round=done == 30), {})
+        callback.on_round_end(SimpleNamespace(done=done, is_last_round=done == 30, engine=engine), {})
     assert written == [1, 12, 23, 30]  # more than 20 x 0.5 s apart

@@ -11,7 +11,7 @@ gains.csv   a row per method and client: the gain over Local, as a mean over see
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from fedbench.core.files import replace_text
-from fedbench.core.options import listed, require
+from fedbench.core.options import ConfigError, listed, require
 from fedbench.report.display import METHOD_KEYS, method_name
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import DAGGER, Spread
@@ -257,13 +257,16 @@ def write_page(page: Page) -> list[Path]:
     return written
 
 
-def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | None = None) -> list[Group]:
+def groups_of(
+    page: Page, part: str | None = None, where: Mapping[str, Any] | None = None, names: Sequence[Any] = ()
+) -> list[Group]:
     """Return the groups of complete runs of a part, in the order of runs.csv.  A group has equal labels.
 
     Args:
         page: The page.
         part: The part; None for the first one.
         where: Values that rows must have, by column or by the last part of its name.  A list means any of its values.
+        names: Values that rows must have, each in any of the labels.
 
     Raises:
         ConfigError: There is no such part or column, or a group has a summary of several runs beside other rows.
@@ -273,6 +276,8 @@ def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | No
     for key, expected in (where or {}).items():
         rows = rows[[_is_equal(value, expected) for value in rows[full_name(rows, key)]]]
     labels = page.labels(part)
+    for name in names:
+        rows = rows[rows[labels].map(lambda value, name=name: _is_equal(value, name)).any(axis=1)]
     groups = []
     for values, members in rows.groupby(labels, sort=False, dropna=False):
         is_mixed = len(members) > 1 and (members["n"] != 1).any()  # n: how many runs a row summarizes
@@ -305,17 +310,17 @@ def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping
         ConfigError: There is none, or there are several.
     """
     names = list(names)
-    groups = groups_of(page, part, where)
-    # each name must be one of the labels of the group
-    found = [g for g in groups if all(any(_is_equal(v, name) for v in g.labels.values()) for name in names)]
+    found = groups_of(page, part, where, names)
+    if len(found) == 1:
+        return found[0]
     requested = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
-    candidates = listed([" ".join(map(str, group.labels.values())) for group in found or groups], 40)
-    require(
-        len(found) == 1,
-        f"{page.folder}: {requested or 'a call without labels'} matches {len(found)} groups of part {page.part(part)} "
-        f"instead of one; choose one of {candidates}",
+    candidates = listed(
+        [" ".join(map(str, group.labels.values())) for group in found or groups_of(page, part, where)], 40
     )
-    return found[0]
+    raise ConfigError(
+        f"{page.folder}: {requested or 'a call without labels'} matches {len(found)} groups of part {page.part(part)} "
+        f"instead of one; choose one of {candidates}"
+    )
 
 
 def full_name(frame: Any, key: str) -> str:

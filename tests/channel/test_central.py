@@ -38,6 +38,7 @@ from fedbench.testing.privacy import audit, lower_bound
 
 SMALL = ("dataset.subset=0.2", "partition.num_clients=6", "model.hidden=[4]", "local.epochs=1", "rounds=3")
 REFUSAL = "privacy=central"
+SLOW = pytest.mark.slow
 
 
 def central(e: Engine, expected: float | None = None, rounds: int = 4, **options: Any) -> Engine:
@@ -74,7 +75,9 @@ def settings() -> list[tuple[Setting, int]]:
     return found
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), pytest.param(3, marks=SLOW)]
+)
 def test_epsilon_is_that_of_the_library(part: int) -> None:
     for s, rounds in settings()[part::4]:
         gaussian = GaussianDpEvent(s.noise_multiplier / s.releases**0.5 / (2 if s.sampling == "fixed" else 1))
@@ -91,10 +94,10 @@ def test_epsilon_is_that_of_the_library(part: int) -> None:
 @pytest.mark.parametrize(
     "kind, expected, releases",
     [
-        (("poisson", "pld"), 10.0, 1),
+        pytest.param(("poisson", "pld"), 10.0, 1, marks=SLOW),
         (("poisson", "rdp"), 5.5, 2),
         (("fixed", "rdp"), 10.0, 1),
-        (("fixed", "pld"), 100.0, 3),
+        pytest.param(("fixed", "pld"), 100.0, 3, marks=SLOW),
     ],
 )
 @pytest.mark.parametrize("target", [0.5, 4.0])

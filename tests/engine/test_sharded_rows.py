@@ -214,6 +214,7 @@ def test_every_method_has_the_states_of_one_process(name: str, tmp_path_factory:
         assert_same(of_rank, {n: t for n, t in expected.items() if n != "/scores/loss"})
 
 
+@pytest.mark.slow
 def test_a_process_of_four_stores_a_quarter_of_the_states(tmp_path_factory: pytest.TempPathFactory) -> None:
     (one,), four = results(tmp_path_factory, 1, "stored", []), results(tmp_path_factory, 4, "stored", [])
     assert one["memory"] > 0.95 * ROWS * (1 << 16)

@@ -386,6 +386,7 @@ def test_two_processes_receive_the_bytes_of_the_model(capsys: pytest.CaptureFixt
     assert found["libraries_mb"] < found["peak_memory_mb"] and "many10000 2 processes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_line_that_fails_says_why() -> None:
     line = bench_ranks.Line("many10000", 1, 2, ("algorithm.lam=1",))
     with pytest.raises(RuntimeError, match=r"^many10000 1 processes algorithm.lam=1 failed: .*") as caught:

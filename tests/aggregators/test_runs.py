@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Normed, four_of_six
-from cases import COHORTS, METHODS, case, set_up, state_of
+from cases import COHORTS, METHODS_BY_SPEED, case, set_up, state_of
 from tiny import close, compose, engine, equal, play, ragged, seeded
 from torch import Tensor
 
@@ -63,7 +63,7 @@ def first_round(method: str, *more: str) -> tuple[bool, dict[str, Tensor]]:
     return cohort.cost.takes_aggregates, state_of(sim)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_BY_SPEED)
 def test_every_method_that_averages_runs_with_a_rule(method: str) -> None:
     """The rule changes the states of those methods, and of no others."""
     more = ["algorithm.head_iter=0"] if method.startswith("lc_fed") else []  # else all bodies are equal in round 1

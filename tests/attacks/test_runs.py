@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import COHORTS, METHODS, Case, assert_same, case, run_rounds, set_up, state_of
+from cases import COHORTS, METHODS_BY_SPEED, Case, assert_same, case, run_rounds, set_up, state_of
 from tiny import compose, equal
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def first_round(of: Case) -> tuple[bool, dict[str, Tensor]]:
     return cohort.cost.takes_uploads, state_of(sim)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_BY_SPEED)
 def test_every_method_that_uploads_is_attacked(method: str) -> None:
     """The attack changes the states of those methods, and of no others."""
     used, state = first_round(attacked(method, "sign_flip", "attack.scale=1.5"))

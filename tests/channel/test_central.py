@@ -619,6 +619,7 @@ def test_the_audit_finds_a_missing_clip(sound: Any, monkeypatch: pytest.MonkeyPa
     assert audit(1.0, runs=1000).lower_bound > sound.epsilon
 
 
+@pytest.mark.slow
 def test_the_audit_of_sampled_rounds_is_below_the_accountant() -> None:
     found = audit(1.0, rounds=3, expected=10.0, runs=500)
     assert 0 < found.lower_bound < found.epsilon

@@ -389,7 +389,7 @@ def finished(folder: Path, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sync", ["ffa", "fedsa", *COMBINATIONS])
+@pytest.mark.parametrize("sync", ["ffa", *(pytest.param(s, marks=pytest.mark.slow) for s in ("fedsa", *COMBINATIONS))])
 def test_a_run_resumes_to_equal_bytes_and_exports_what_it_measured(sync: str, tmp_path: Path) -> None:
     words = [f"adapter.sync={sync}", "system.dropout=0.2"]
     whole = finished(tmp_path / "whole", *words)

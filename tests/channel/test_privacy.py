@@ -626,6 +626,7 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
     assert bool(seen) == (cohort.cost.bytes_up > 0)  # no byte goes up without its noise
 
 
+@pytest.mark.slow
 def test_every_plan_gives_the_same_rows_and_noise(other_method: Case) -> None:
     def found(plan: str) -> dict[str, Tensor]:
         return state_of(run_rounds(prepared(other_method, "paper", plan), 2), deploy=False)
@@ -643,6 +644,7 @@ def test_resuming_repeats_the_noise(other_method: Case, tmp_path: Path) -> None:
     assert_same(state_of(run_rounds(second, 3)), state_of(whole))
 
 
+@pytest.mark.slow
 def test_what_is_infinitely_loose_changes_no_bit(other_method: Case) -> None:
     for calibration in CALIBRATIONS:
         loose = prepared(other_method, calibration, epsilon=math.inf)

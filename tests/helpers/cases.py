@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 from omegaconf import DictConfig
 
 from fedbench.config.conf_tree import group_options
@@ -38,6 +39,22 @@ __all__ = [
     "without_learning",
 ]
 METHODS = group_options("algorithm")
+FAST = (
+    "fedavg",
+    "fedper",
+    "fedrep",
+    "ditto",
+    "apfl",
+    "pgfed",
+    "apple",
+    "fedfomo",
+    "scaffold",
+    "feddyn",
+    "fedbn",
+    "pfednet",
+)
+# for tests that run every method with an option: others than FAST run with  -m slow
+METHODS_BY_SPEED = [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 case = functools.cache(case_of)  # by option
 
 

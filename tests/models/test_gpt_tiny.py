@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import METHODS_BY_SPEED
 from language import VOCAB as SMALL_VOCAB
 from language import LanguageCase
 from tiny import close, compose, seeded
 from torch import Tensor, nn
 
-from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.models.gpt_tiny import GPTTiny
 from fedbench.nn.flat import FlatModel
@@ -151,7 +151,7 @@ REFUSED = re.compile(
 )
 
 
-@pytest.mark.parametrize("method", group_options("algorithm"))
+@pytest.mark.parametrize("method", METHODS_BY_SPEED)
 def test_every_method_trains_it_or_refuses_it_in_a_sentence(method: str) -> None:
     try:
         sim = run_rounds(LanguageCase(method, [*SMALL, "optimizer.momentum=0"]).simulation(), 2)

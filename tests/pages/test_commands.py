@@ -47,10 +47,11 @@ def composer() -> Composer:
     return Composer()
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_value_of_a_sweep_composes(name: str, composer: Composer) -> None:
+def test_every_value_of_a_sweep_composes(name: str, every: bool, composer: Composer) -> None:
     """Each value of each key, beside the first values of the others; two rows of each table, whose other rows are
-    composed by tests/test_experiments.py."""
+    composed by tests/test_experiments.py.  Without -m slow: the first and the last run of each command."""
     words = [word for word in COMMANDS[name] if word != "-m" and not OF_THE_LAUNCHER.match(word)]
     words = [re.sub(r",.*", "", word) if SWEPT_ALIKE.match(word) else word for word in words]
     swept = COMMANDS[name][0] == "-m"
@@ -62,6 +63,7 @@ def test_every_value_of_a_sweep_composes(name: str, composer: Composer) -> None:
     assert cells
     alone = [cell for cell in cells if sum(map(str.__ne__, cell, cells[0])) <= 1]
     other_rows = [cell for cell in alone if experiment(cell) != experiment(cells[0])]
-    for cell in [cell for cell in alone if cell not in other_rows[1:]]:
+    checked = [cell for cell in alone if cell not in other_rows[1:]]
+    for cell in checked if every else [checked[0], *checked[1:][-1:]]:
         full = composer.compose(cell)
         check(with_choices(full, full.hydra))

@@ -190,7 +190,7 @@ SERVERS = ("w", "u", "h", "x")  # rows that a server has one of, by the papers' 
 @pytest.mark.parametrize(
     "method",  # fedala and fedas do not train from all of the server's model, and fedkd truncates what it sends
     [
-        pytest.param(m, marks=pytest.mark.slow if i % 2 else ())
+        pytest.param(m, marks=pytest.mark.slow if i % 4 else ())
         for i, m in enumerate(METHODS)
         if m not in ("fedala", "fedas", "fedkd")
     ],

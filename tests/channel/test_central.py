@@ -529,7 +529,7 @@ def run(folder: Path, *options: str) -> None:
 
 
 def test_a_run_states_what_it_spent(tmp_path: Path) -> None:
-    run(tmp_path, "algorithm=fedavg", "privacy.target_epsilon=4", "privacy.delta=1e-5", "privacy.accountant=pld")
+    run(tmp_path, "algorithm=fedavg", "privacy.target_epsilon=4", "privacy.delta=1e-5", "privacy.accountant=rdp")
     folder = next(tmp_path.rglob("summary.json")).parent
     privacy = json.loads((folder / "summary.json").read_text())["privacy"]
     assert 3.9 < privacy["epsilon_spent"] <= 4 and privacy["delta"] == 1e-5 and "trusted" in privacy["guarantee"]

@@ -84,6 +84,7 @@ def after(method: str, sync: str, rounds: int) -> Simulation:
 
 
 @pytest.mark.parametrize("method, sync", [pair for pair in WORKING if pair[1] not in ("average", "ffa")])
+@pytest.mark.slow
 def test_with_one_client_all_rules_have_the_model_of_average(method: str, sync: str) -> None:
     """A mean over one client is that client's model.  ffa trains other parameters, so it is compared below.
 

@@ -589,7 +589,7 @@ LOADS_CLIP = ("fedotp", "pfedprompt", "zero_shot")  # pfedmoap, too: it stands f
 @pytest.mark.parametrize(
     "name, calibration",
     [
-        pytest.param(name, calibration, marks=pytest.mark.slow if (i + j) % 2 or name in LOADS_CLIP else ())
+        pytest.param(name, calibration, marks=pytest.mark.slow if (i + j) % 4 or name in LOADS_CLIP else ())
         for i, name in enumerate(METHODS)
         for j, calibration in enumerate(CALIBRATIONS)
     ],
@@ -636,6 +636,7 @@ def test_every_plan_gives_the_same_rows_and_noise(other_method: Case) -> None:
         assert_same(found(plan), whole, 1e-4)
 
 
+@pytest.mark.slow
 def test_resuming_repeats_the_noise(other_method: Case, tmp_path: Path) -> None:
     whole = run_rounds(prepared(other_method, "analytic"), 3)
     first, second = run_rounds(prepared(other_method, "analytic"), 2), prepared(other_method, "analytic")

@@ -68,11 +68,11 @@ def own_samples(name: str, clients: int, cohort: int, rounds: int, x: np.ndarray
         x: The inputs.  # [n, ...]
         model: cnn or mlp; not used by a setting with another model.
     """
-    own = np.arange(len(x)).reshape(clients, -1)
+    indices = np.arange(len(x)).reshape(clients, -1)
     y = np.random.default_rng(0).permutation(len(x)) % 10
     arrays = Arrays(x, y, np.zeros(len(x), np.int8), 10, mean=(0.5,) * 3, std=(0.5,) * 3)
     train, test = (
-        Ragged.from_sizes(part.ravel(), np.full(clients, part.shape[1])) for part in (own[:, 2:], own[:, :2])
+        Ragged.from_sizes(part.ravel(), np.full(clients, part.shape[1])) for part in (indices[:, 2:], indices[:, :2])
     )
     schedule = [build.draw_cohort(0, r, clients, cohort).tolist() for r in range(rounds)]
     return Workload(name, arrays, split_of(train, test), schedule, {"batch_size": 10, "epochs": 1, "lr": 0.05}, model)
@@ -269,7 +269,7 @@ def as_runs(rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> list
     machine, versions = environment["machine"], environment["versions"]
     software = f"Python {versions['python']}, torch {versions['torch']}"
     computer = f"{machine['processor']}, {machine['cores']} cores; {software}"
-    kept = ("images_per_s", "peak_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb", "data_mb", "received_mb")
+    columns = ("images_per_s", "peak_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb", "data_mb", "received_mb")
     return [
         {
             "part": "main",
@@ -283,7 +283,7 @@ def as_runs(rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> list
             "form": "full",
             "commit": environment["commit"][:12],
             "machine": computer,
-            **{name: row[name] for name in (*kept, "modelled_mb", "numbers", "cohort")},
+            **{name: row[name] for name in (*columns, "modelled_mb", "numbers", "cohort")},
         }
         for row in rows
     ]

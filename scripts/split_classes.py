@@ -28,12 +28,12 @@ def write_classes(path: Path, arrays: Arrays, classes: range) -> None:
         arrays: Images [n, channels, H, W] with one label each.
         classes: Labels of consecutive classes, which become 0, 1, ... in the file.
     """
-    kept = np.flatnonzero(np.isin(arrays.targets, list(classes)))
-    split = np.where(arrays.split[kept] == TEST, "test", "train")
+    selected = np.flatnonzero(np.isin(arrays.targets, list(classes)))
+    split = np.where(arrays.split[selected] == TEST, "test", "train")
     names = np.array([str(c) for c in arrays.class_names or range(arrays.num_classes)])[classes.start : classes.stop]
-    images = np.asarray(arrays.inputs)[kept]
-    np.savez(path, X=images, y=arrays.targets[kept] - classes.start, split=split, classes=names)
-    print(f"{path}: {len(kept):,} images of {', '.join(names)}")
+    images = np.asarray(arrays.inputs)[selected]
+    np.savez(path, X=images, y=arrays.targets[selected] - classes.start, split=split, classes=names)
+    print(f"{path}: {len(selected):,} images of {', '.join(names)}")
 
 
 def main() -> None:

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cases import assert_same, case, run_rounds, set_up, state_of, tensors
 from compressed import ON_CLIP, TWO, all_pairs, sampled, simulated, without_compression
-from conftest import ROOT
+from forked import assert_killed, run_driver, save_of_two
 from tiny import once
 
 from fedbench.channel import compression as channel
-from fedbench.engine import ranks
 from fedbench.engine.ranks import Ranks
 from fedbench.simulation import checkpoint
 from fedbench.simulation.run_state import Simulation
@@ -47,14 +43,6 @@ def killed(folder: Path, name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # of a method that uploads nothing
 
 
-def forked(work: Any, *args: Any) -> int:
-    """The id of a child that does this."""
-    if child := os.fork():
-        return child
-    work(*args)
-    os._exit(0)
-
-
 def drive(folder: Path, names: list[str]) -> None:
     """All that other processes are needed for."""
     torch.set_num_threads(1)
@@ -63,21 +51,8 @@ def drive(folder: Path, names: list[str]) -> None:
         simulated(*name.split(","))  # what is composed and chosen for it is there for all children
     for name in names:
         (folder / name).mkdir()
-        assert os.WTERMSIG(os.waitpid(forked(killed, folder / name, name), 0)[1]) == signal.SIGKILL, name
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = [forked(in_pair, folder, names, rank, port) for rank in range(2)]
-    assert not any(os.waitpid(child, 0)[1] for child in children)
-
-
-def in_pair(folder: Path, names: list[str], rank: int, port: int) -> None:
-    """What one of two processes that share the runs comes to."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-    together = ranks.connect()
-    torch.save({name: shared(name, together) for name in names}, folder / f"{rank}.pt")
-    ranks.disconnect()
+        assert_killed(killed, folder / name, name)
+    save_of_two(folder, lambda together: {name: shared(name, together) for name in names})
 
 
 def shared(name: str, together: Ranks | None) -> dict[str, torch.Tensor]:
@@ -92,23 +67,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Where the driver left what it found of the pairs that are tested."""
     chosen = {item.callspec.id: item.callspec.params for item in request.session.items if item.path == request.path}
     names = sorted({name_of(**p) for p in chosen.values() if not case(p["method"]).reason})
-
-    def make(folder: Path) -> None:
-        done = subprocess.run(
-            [sys.executable, __file__, str(folder), *names],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]),
-            },
-            timeout=1800,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-
-    return once(tmp_path_factory, "compressed", make)
+    return once(tmp_path_factory, "compressed", lambda folder: run_driver(__file__, folder, *names, timeout=1800))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ All processes run the same simulation.  They read and write the same rows in the
 rows were written.  A write stores the rows of this process's clients.  A read of written rows is collective: each
 process sends its own rows to the others.
 
-Letters: N clients, K clients of an access, k clients whose rows were written, m of them belong to this process.
+Letters: N clients, K clients of an access, k clients whose rows were written, m of these that belong to this process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from torch import Tensor
 from fedbench.core.rows import BLOCK, Ids, Rows, RowStore, mapped_tensor
 from fedbench.engine.ranks import Ranks
 
-SMALL = (
-    16  # bytes of a row, such as a counter, up to which all processes store all rows, because an exchange costs more
-)
+# Rows of at most so many bytes, such as counters, are stored by all processes, because an exchange costs more.
+SMALL = 16
 
 
 class ShardedRows(Rows):

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cases import Case, assert_same, case, run_rounds, set_up, state_of, tensors
-from conftest import ROOT
+from forked import assert_killed, run_driver, save_of_two
 from tiny import once
 
-from fedbench.engine import ranks
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.ranks import Ranks
 from fedbench.simulation import checkpoint
@@ -60,15 +55,6 @@ def killed(folder: Path, method: str, rule: str) -> None:
     run_rounds(sim, 3, COHORTS)
 
 
-def in_pair(folder: Path, rank: int, port: int) -> None:
-    """Run all pairs as one of two processes, and save the states."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-    both = ranks.connect()
-    torch.save({pair: shared(*pair, both) for pair in PAIRS}, folder / f"{rank}.pt")
-    ranks.disconnect()
-
-
 def shared(method: str, rule: str, processes: Ranks | None) -> dict[str, torch.Tensor]:
     """Return all states after a run whose clients these processes share."""
     sim = simulated(method, rule, "loop")
@@ -76,44 +62,19 @@ def shared(method: str, rule: str, processes: Ranks | None) -> dict[str, torch.T
     return state_of(run_rounds(sim, ROUNDS, COHORTS))
 
 
-def fork(work: Callable[..., None], *args: Any) -> int:
-    """Return the id of a child process that calls a function."""
-    if child := os.fork():
-        return child
-    work(*args)
-    os._exit(0)
-
-
 def drive(folder: Path) -> None:
     torch.set_num_threads(1)
     for pair in PAIRS:
         simulated(*pair)  # composes the configuration once for all children
         (folder / "-".join(pair)).mkdir()
-        assert os.WTERMSIG(os.waitpid(fork(killed, folder / "-".join(pair), *pair), 0)[1]) == signal.SIGKILL, pair
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = [fork(in_pair, folder, rank, port) for rank in range(2)]
-    assert not any(os.waitpid(child, 0)[1] for child in children)
+        assert_killed(killed, folder / "-".join(pair), *pair)
+    save_of_two(folder, lambda both: {pair: shared(*pair, both) for pair in PAIRS})
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with what the driver saved."""
-
-    def make(folder: Path) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")])
-        done = subprocess.run(
-            [sys.executable, __file__, str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            timeout=600,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-
-    return once(tmp_path_factory, "robust", make)
+    return once(tmp_path_factory, "robust", lambda folder: run_driver(__file__, folder))
 
 
 # -- tests -------------------------------------------------------------------------------------------------

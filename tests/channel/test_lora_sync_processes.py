@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import Case, assert_same, run_rounds, set_up, state_of, tensors
-from conftest import ROOT
+from forked import assert_killed, run_driver, save_of_two
 from language import LanguageCase
 from tiny import once
 
-from fedbench.engine import ranks
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.ranks import Ranks
 from fedbench.simulation import checkpoint
@@ -75,15 +71,6 @@ def killed(folder: Path, model: str, sync: str) -> None:
     run_rounds(sim, 3, COHORTS)
 
 
-def in_pair(folder: Path, model: str, rank: int, port: int) -> None:
-    """Run all rules as one of two processes, and save the states."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-    both = ranks.connect()
-    torch.save({sync: shared(model, sync, both) for sync in RANKS}, folder / f"{rank}.pt")
-    ranks.disconnect()
-
-
 def shared(model: str, sync: str, processes: Ranks | None) -> dict[str, torch.Tensor]:
     """Return all states after a run whose clients these processes share."""
     sim = simulated(model, sync, "loop")
@@ -91,44 +78,19 @@ def shared(model: str, sync: str, processes: Ranks | None) -> dict[str, torch.Te
     return state_of(run_rounds(sim, ROUNDS, COHORTS))
 
 
-def fork(work: Callable[..., None], *args: Any) -> int:
-    """Return the id of a child process that calls a function."""
-    if child := os.fork():
-        return child
-    work(*args)
-    os._exit(0)
-
-
 def drive(folder: Path, model: str) -> None:
     torch.set_num_threads(1)
     for sync in RANKS:
         simulated(model, sync)  # composes the configuration once for all children
         (folder / sync).mkdir()
-        assert os.WTERMSIG(os.waitpid(fork(killed, folder / sync, model, sync), 0)[1]) == signal.SIGKILL, sync
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = [fork(in_pair, folder, model, rank, port) for rank in range(2)]
-    assert not any(os.waitpid(child, 0)[1] for child in children)
+        assert_killed(killed, folder / sync, model, sync)
+    save_of_two(folder, lambda both: {sync: shared(model, sync, both) for sync in RANKS})
 
 
 @pytest.fixture
 def found(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
     """Return the folder with what the driver saved for a model."""
-
-    def make(folder: Path) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")])
-        done = subprocess.run(
-            [sys.executable, __file__, str(folder), model],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            timeout=600,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-
-    return once(tmp_path_factory, f"lora_sync_{model}", make)
+    return once(tmp_path_factory, f"lora_sync_{model}", lambda folder: run_driver(__file__, folder, model))
 
 
 # -- tests -------------------------------------------------------------------------------------------------

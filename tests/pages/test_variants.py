@@ -1,11 +1,10 @@
 """The forms of results/variants by hand, and the numbers of docs/variants.md, which are those of the page."""
 
-import importlib.util
 import re
-from types import ModuleType
 
 import numpy as np
 import pytest
+import script_files
 import torch
 from by_hand import COHORTS, six_clients
 from conftest import ROOT
@@ -35,15 +34,7 @@ from fedbench.nn.flat import FlatModel
 FOLDER = ROOT / "results" / "variants"
 
 
-def load_forms() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("forms", FOLDER / "forms.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-forms = load_forms()
+forms = script_files.load(FOLDER / "forms.py")
 
 
 def test_fluke_drops_the_first_change_and_then_has_momentum() -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import script_files
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["cat", "dog", "bird"]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_questions", ROOT / "scripts" / "draw_questions.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_files.load(ROOT / "scripts" / "draw_questions.py")
 
 
 def test_answers_are_the_labels(script: ModuleType) -> None:

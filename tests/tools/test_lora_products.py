@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import script_files
 import torch
+from conftest import ROOT
 
 from fedbench.core.options import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN = ["model=mlp", "model.hidden=[8]", "adapter=lora", "adapter.rank=2", "partition.num_clients=3", "rounds=2"]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lora_products", ROOT / "scripts" / "lora_products.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_files.load(ROOT / "scripts" / "lora_products.py")
 
 
 def test_the_distance_by_hand(script: ModuleType) -> None:

@@ -103,6 +103,7 @@ class Backbone(nn.Module):
             ConfigError: It does not, or the network cannot compute these images.
         """
         self.body.eval()
+        # self.channels: those of the network, in which grey images are repeated
         with library_errors(key, f"compute images {tuple(input_shape)}", IMAGE_REMEDY), torch.no_grad():
             features = self.features_of(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
         self.body.train()
@@ -168,7 +169,7 @@ def load_file(weights: str | None, with_head: bool = False) -> Callable[[nn.Modu
     """
 
     def load(network: nn.Module) -> None:
-        """Load the file `weights` into a network, in place, with_head also its head; do nothing if it is None."""
+        """Load the file `weights` into a network in place, its classifier only if with_head; if None, do nothing."""
         if weights is None:
             return
         path = Path(weights)
@@ -204,7 +205,7 @@ def load_state(network: nn.Module, state: Mapping[str, Tensor], key: str, with_h
         f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}. Set the "
         "options of model to those of the network from which the file was saved",
     )
-    network.load_state_dict(body, strict=False)
+    network.load_state_dict(body, strict=False)  # not strict, as the classifier may be left out
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -248,7 +249,7 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
         ConfigError: It does not.  The message lists similar names.
     """
     names = list(names)
-    suggestions = difflib.get_close_matches(name, names, 4) or sorted(names)[:6]
+    suggestions = difflib.get_close_matches(name, names, n=4) or sorted(names)[:6]
     require(
         name in names,
         f"model.name={name} is not a network of {library}: choose one that it has, such as {', '.join(suggestions)}",

@@ -101,8 +101,8 @@ class _Recorder(pickle.Unpickler):
         Raises:
             pickle.UnpicklingError: It is none of those that files of weights contain.
         """
-        if module.split(".")[0] == "__torch__":
-            return type("Module", (_Module,), {})
+        if module.split(".")[0] == "__torch__":  # a class of modules, whose code the archive contains
+            return _Module
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         allowed: dict[tuple[str, str], Callable] = {
@@ -151,7 +151,8 @@ class _Archive:
                     tensors[f"{prefix}{name}"] = self._tensor(value)
                 elif isinstance(value, _Module):
                     is_cyclic = id(value) in containing
-                    # a module is in several others only in a damaged file, which may have very many paths
+                    # A module is in several others only in a damaged file, which may have very many paths.  In an
+                    # intact one, each module takes several bytes of the content.
                     if is_cyclic or num_visited > len(content):
                         raise ValueError("its modules contain each other, so the file is damaged: download it again")
                     stack.append((f"{prefix}{name}.", value, {*containing, id(value)}))
@@ -163,6 +164,7 @@ class _Archive:
             dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
             # PyTorch stores tensors uncompressed; a compressed file could unpack to more than the memory
+            # file_size: unpacked; compress_size: in the archive
             if info.file_size != count * dtype.itemsize or info.compress_size < info.file_size:
                 raise ValueError(
                     f"data/{key} does not have the {count:,} values that data.pkl states, so the file is damaged: "
@@ -183,8 +185,9 @@ class _Archive:
             )
         if not math.prod(shape):
             return values.new_empty(shape)
-        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        if last >= len(values) or math.prod(shape) > len(values):
+        last_index = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        # strides of 0 would make a tensor of any size from one value
+        if last_index >= len(values) or math.prod(shape) > len(values):
             raise ValueError(
                 f"a tensor of shape {list(shape)} is larger than its storage of {len(values):,} values, so the file is "
                 "damaged: download it again"

@@ -84,7 +84,8 @@ class Attention(nn.Module):
         Args:
             x: Tokens that attend.  # [B, T, width]
             source: Tokens to which they attend.  # [B, S, width]
-            *visible: One mask of the tokens of source, or no argument if all are visible.  # [B, 1, 1, S] bool
+            *visible: One mask of the tokens of source, or no argument if all are visible: a traced graph (torch.fx)
+                computes attention for several clients only if all its arguments are tensors.  # [B, 1, 1, S] bool
 
         Returns:
             softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected.  # [B, T, width]
@@ -117,7 +118,7 @@ class Block(nn.Module):
             visible: Mask of the tokens, [B, 1, 1, T] bool.
         """
         x = x + self.attn(self.norm(x), visible)
-        return x + self.ffn(x)
+        return x + self.ffn(x)  # ffn: the second norm, then the mlp
 
 
 class InputSizes(NamedTuple):

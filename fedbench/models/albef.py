@@ -168,8 +168,10 @@ class ALBEF(nn.Module):
         """
         image = self.image(inputs["image"])
         x = self.words(inputs["text"])
-        # An adapter may have inserted tokens after the first one.  They are always visible.
-        visible = torch.cat([torch.ones_like(x[:, self.tokens :, 0]), inputs["text"] != PAD], 1) > 0  # [B, T]
+        # An adapter may have inserted tokens after the first one, so that x has more than the self.tokens of the text.
+        # They are visible, as the first one is: their part of the mask may come before it.
+        inserted = torch.ones_like(x[:, self.tokens :, 0])
+        visible = torch.cat([inserted, inputs["text"] != PAD], 1) > 0  # [B, T + inserted ones]
         mask = visible[:, None, None]
         for i, block in enumerate(self.blocks):
             x = block(x, mask, image) if i >= self.fusion_layer else block(x, mask)
@@ -244,9 +246,9 @@ def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         prefix = next((p for p in NAMES if name.startswith(p)), None)
         if prefix is not None:
             renamed |= _renamed_tensors(NAMES[prefix], name.removeprefix(prefix), t)
-    for name, first in (("image.embed.class_token", (0, 0)), ("image.embed.position", 0)):
+    for name, index in (("image.embed.class_token", (0, 0)), ("image.embed.position", 0)):
         if name in renamed:  # [1, 1, D] -> [D] without the axes of batch and token; [1, M, D] -> [M, D]
-            renamed[name] = renamed[name][first]
+            renamed[name] = renamed[name][index]
     return renamed
 
 

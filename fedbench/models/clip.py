@@ -109,16 +109,17 @@ class TextTower:
     def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Compute block i of the text tower for A contexts and C classes.
 
-        The layers scale1 and scale2 are CLIP's, usually the identity.
+        The layers scale1 and scale2 are CLIP's, usually the identity.  The layer end is the identity, to which an
+        adapter can be added.
 
         Args:
             i: Number of the block.
             head: Inputs at the positions common to all classes.  # [A, p, d]
             tail: Inputs at the other positions of each class.  # [A, C, S, d]
-            layer: Computes the layers by name.
+            layer: layer(name, x) returns the output of a layer, such as "0.norm1", for an input x.
 
         Returns:
-            The outputs, as head and tail.
+            The outputs at the same positions, as head and tail.
         """
         to_head, to_tail = self._attention(i, layer(f"{i}.norm1", head), layer(f"{i}.norm1", tail), layer)
         head, tail = head + layer(f"{i}.scale1", to_head), tail + layer(f"{i}.scale1", to_tail)
@@ -130,13 +131,14 @@ class TextTower:
         """Compute causal self-attention over p common positions followed by S positions of each class.
 
         Common positions attend to each other only, because the others are later.  The positions of a class attend to
-        the common ones and to their own; one softmax covers both.  A is the number of contexts, C that of classes.
+        the common ones and to their own; one softmax covers both.  A is the number of contexts, C that of classes, h
+        that of attention heads.  q, k, v are of common positions, Q, K, V of those of each class.
 
         Args:
             i: Number of the block.
             head: Inputs at the positions common to all classes.  # [A, p, d]
             tail: Inputs at the other positions of each class.  # [A, C, S, d]
-            layer: Computes the layers by name.
+            layer: layer(name, x) returns the output of a layer, such as "0.qkv", for an input x.
 
         Returns:
             The outputs at the same positions, as head and tail.
@@ -253,7 +255,7 @@ class ImageTower:
         Returns:
             The features that `pooled` returns [n, D], and those of M patches or positions of the feature map [n, M, D].
         """
-        visual = self.clip.visual
+        visual = self.clip.visual  # only CLIP's ResNets, not its vision transformers, have the layer attnpool
         return _convolutional(visual, images) if hasattr(visual, "attnpool") else _transformer(visual, images)
 
 
@@ -312,7 +314,7 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
     """
     import open_clip
 
-    open_clip.add_model_config(Path(__file__).with_name("tiny-clip.json"))
+    open_clip.add_model_config(Path(__file__).with_name("tiny-clip.json"))  # a model of fedbench, for tests
     names = open_clip.list_models()
     require(
         backbone in names,

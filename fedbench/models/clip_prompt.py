@@ -155,23 +155,26 @@ class CLIPPrompt(MoveListener):
             Features, [..., C, D].
         """
         context = context or ForwardContext()
-        params = params if params is not None and self._layers else {}
+        params = params if params is not None and self._layers else {}  # _layers: empty without an adapter
 
         def layer(name: str, x: Tensor) -> Tensor:
+            """Return the output of the layer blocks.<name>, computed with the client's parameters, for the input x."""
             return self._layers[0].apply(f"blocks.{name}", x, params, batched, context)
 
         adapted = [p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen]
-        tensors = [prompts, *adapted]
-        tower = functools.partial(self.tower, prompts, layer if params else None)
+        tensors = [prompts, *adapted]  # all on which the result depends
+        tower = functools.partial(self.tower, prompts, layer if params else None)  # computes the features
+        # hooks and recorded outputs need a pass through the layers, as gradients do
         if context.observes_layers or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return tower()
-        # the cache of this thread: prompts and adapted parameters of the last call, and their features
-        last, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
-        if last is not None and features is not None and _begins_with(last, tensors, batched=prompts.dim() > 2):
-            return features[: len(prompts)] if prompts.dim() > 2 else features
+        # the cache of this thread: the tensors of the last call, and their features
+        last, features = getattr(self._last, "tensors", None), getattr(self._last, "features", None)
+        has_clients = prompts.dim() > 2
+        if last is not None and features is not None and _are_first_of(tensors, last, has_clients):
+            return features[: len(prompts)] if has_clients else features
         with torch.no_grad():
             features = tower()
-        self._last.of, self._last.text = [t.detach().clone() for t in tensors], features
+        self._last.tensors, self._last.features = [t.detach().clone() for t in tensors], features
         return features
 
     def expose(self) -> list[str]:
@@ -221,14 +224,14 @@ class CLIPPrompt(MoveListener):
             inputs: One entry, the image features.  # [B, D] or [k, B, D]
             batched: Whether params and inputs have the axis of k clients.
             context: What the forward pass needs besides (`ForwardContext`).
-            until: Must be None, because a prompt has no layer named head.
+            until: Name of a layer whose input is wanted.  Must be None, because a prompt has no layer named head.
 
         Returns:
             Logits.  # [B, C] or [k, B, C]
         """
         if until is not None:
             raise ConfigError(missing_layer_message(until))
-        text = self.text(self.context(params), params, batched, context)
+        text = self.text(self.context(params), params, batched, context)  # [C, D] or [k, C, D]
         return self.scale * self.image(inputs[0]) @ text.transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -270,7 +273,8 @@ class CLIPPrompt(MoveListener):
         Returns:
             Images, [n, 3, size, size].
         """
-        size = self.images.size
+        size = self.images.size  # of the images that the tower reads
+        # _scaling: mean and standard deviation of the data set's channels, set by `prepare` if norm=official
         official = self.norm == "official" and self._scaling is not None
         x = images.float() / 255 if images.dtype == torch.uint8 else images
         side = min(images.shape[-2:])
@@ -283,7 +287,7 @@ class CLIPPrompt(MoveListener):
             x = F.interpolate(
                 x, (size, size), mode="bilinear" if official else "bicubic", antialias=not official, align_corners=False
             )
-        if official or not self._from_bytes:
+        if official or not self._from_bytes:  # floats of a data set without bytes are standardized already
             return x
         return self._scaled(x.clamp(0, 1), torch.tensor(CLIP_MEAN), torch.tensor(CLIP_STD))
 
@@ -424,7 +428,7 @@ class CLIPPrompt(MoveListener):
         Returns:
             Row of each image in self._views, and 0 for images that are not used for training.  # [n]
         """
-        made: list[dict[str, np.ndarray]] = []
+        views: list[dict[str, np.ndarray]] = []  # of each view: features of all images by name
         for v in range(self.views):
             # v=v: each function keeps the number of its view
             def view(x: Tensor, index: np.ndarray, v: int = v) -> Tensor:
@@ -432,10 +436,10 @@ class CLIPPrompt(MoveListener):
                 draws = np.stack([generator(v, "view", int(i)).random(5) for i in index])
                 return self.cropped(x, torch.from_numpy(draws))
 
-            made.append(self._features(images, used, f"view {v}", view, device))
+            views.append(self._features(images, used, f"view {v}", view, device))
         self._views = {
-            name: torch.from_numpy(np.stack([m[name][used] for m in made], 1)).to(device)  # type: ignore
-            for name in made[0]
+            name: torch.from_numpy(np.stack([view[name][used] for view in views], 1)).to(device)  # type: ignore
+            for name in views[0]
         }
         row = np.zeros(len(images), np.int64)
         row[used] = np.arange(len(used))
@@ -472,7 +476,9 @@ class CLIPPrompt(MoveListener):
         Returns:
             Features [..., B, D]: a tensor, or a dict by name if an algorithm also reads tokens.
         """
-        return x if self.augment == "none" else self._unwrap({n: t for n, t in x.items() if n in ("image", "tokens")})
+        if self.augment == "none":
+            return x  # the features themselves
+        return self._unwrap({n: t for n, t in x.items() if n in ("image", "tokens")})  # without what views need
 
     @staticmethod
     def _unwrap(features: dict[str, Tensor]) -> Any:
@@ -480,15 +486,15 @@ class CLIPPrompt(MoveListener):
         return features if len(features) > 1 else features["image"]
 
 
-def _begins_with(last: Sequence[Tensor], tensors: Sequence[Tensor], batched: bool) -> bool:
-    """Return whether cached results can be used: whether they were computed from the same tensors.
+def _are_first_of(tensors: Sequence[Tensor], last: Sequence[Tensor], has_clients: bool) -> bool:
+    """Return whether a cached result contains the result for some tensors: whether it was computed from the same ones.
 
     Args:
-        last: Tensors from which the cached result was computed.
         tensors: Tensors for which a result is needed.
-        batched: Whether they have an axis of clients.  Then cached tensors may have further clients at the end.
+        last: Tensors from which the cached result was computed.
+        has_clients: Whether they have a first axis of clients.  Then `last` may have further clients at the end.
     """
-    num_clients = len(tensors[0]) if batched else None
+    num_clients = len(tensors[0]) if has_clients else None  # None: the slice below selects everything
     return len(last) == len(tensors) and all(
         old.dim() == new.dim() and old[:num_clients].shape == new.shape and torch.equal(old[:num_clients], new)
         for old, new in zip(last, tensors)

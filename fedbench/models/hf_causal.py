@@ -89,7 +89,7 @@ class HFCausal(nn.Module):
         # from name to (name of the parent, ".", last part of the name, module)
         modules = {name: (*name.rpartition("."), module) for name, module in self.named_modules()}
         mlps = [name for name, (_, _, last, _) in modules.items() if last == "mlp"]
-        linear = {
+        linear = {  # from the name of a linear layer to that of its parent
             name: parent
             for name, (parent, _, _, module) in modules.items()
             if isinstance(module, nn.Linear) or is_transposed_linear(module)
@@ -97,7 +97,7 @@ class HFCausal(nn.Module):
         return {
             "attention": [name for name, parent in linear.items() if parent.rpartition(".")[2] in ATTENTION],
             "mlp": [*mlps, *(name for name, parent in linear.items() if parent in mlps)],
-            "block": [name.rpartition(".")[0] for name in mlps],
+            "block": [name.rpartition(".")[0] for name in mlps],  # a block has an mlp
         }
 
 

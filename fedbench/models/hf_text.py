@@ -76,7 +76,7 @@ class HFText(nn.Module):
         if self.pooling == "first":  # the head reads the first token, else the mean over tokens
             return self.head(z[:, 0])
         is_token = mask[..., None].to(z.dtype)
-        return self.head((z * is_token).sum(1) / is_token.sum(1).clamp_min(1))
+        return self.head((z * is_token).sum(1) / is_token.sum(1).clamp_min(1))  # 0 for a text without tokens
 
     def _attention_mask(self, mask: Tensor) -> Tensor:
         """Return the mask [B, T] as the encoder needs it, by default as numbers to add to scores, [B, 1, T, T].
@@ -109,11 +109,11 @@ def _new(name: str, options: dict[str, Any]) -> nn.Module:
     Raises:
         ConfigError: There is no such encoder, or it cannot be built.
     """
-    auto, names = _transformers()
+    transformers, names = _transformers()
     require_name(name, names, "transformers for texts")
     with library_errors(f"model.name={name}", "be built", "Change model.options or the network"):
-        config: Any = auto.AutoConfig.for_model(name, **options)
-        return auto.AutoModel.from_config(config, attn_implementation="eager")  # as torch.vmap requires
+        config: Any = transformers.AutoConfig.for_model(name, **options)
+        return transformers.AutoModel.from_config(config, attn_implementation="eager")  # as torch.vmap requires
 
 
 def _load(weights: str) -> nn.Module:
@@ -125,19 +125,20 @@ def _load(weights: str) -> nn.Module:
     Raises:
         ConfigError: It is no folder of a text encoder, or its weights are incomplete.
     """
-    auto, names = _transformers()
+    transformers, names = _transformers()
     folder = Path(weights)
     require(
         (folder / "config.json").is_file(),
         f"model.weights={weights} is {'a folder without config.json' if folder.is_dir() else 'not a folder'}. {REMEDY}",
     )
     with library_errors(f"model.weights={weights}", "be read", REMEDY):
-        kind = auto.AutoConfig.from_pretrained(folder, local_files_only=True).model_type
-        loaded: Any = auto.AutoModel.from_pretrained(
+        kind = transformers.AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        loaded: Any = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, attn_implementation="eager"
         )
     require(kind in names, f"model.weights={weights} has the network {kind}, which is no text encoder. {REMEDY}")
     network, info = loaded
+    # pooler: a layer that `forward` does not use
     missing = [name for name in sorted(info["missing_keys"]) if not name.startswith("pooler.")]
     require(not missing, f"model.weights={weights} lacks {', '.join(missing[:3])}. {REMEDY}")
     return network

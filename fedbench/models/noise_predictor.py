@@ -93,11 +93,11 @@ class NoisePredictor(nn.Module):
         """
         step = self.time(sinusoidal_embedding(x["step"], self.width))
         embedding = nn.functional.silu(step + self.label(x["label"]))  # [B, E]
-        a = self.down1(self.first(x["image"]), embedding)
-        b = self.down2(self.to_half(a), embedding)
-        y = self.middle(self.to_quarter(b), embedding)
-        y = self.up2(torch.cat([self.up(y), b], 1), embedding)
-        y = self.up1(torch.cat([self.up(y), a], 1), embedding)
+        full = self.down1(self.first(x["image"]), embedding)  # at the full resolution
+        half = self.down2(self.to_half(full), embedding)  # at half of it
+        y = self.middle(self.to_quarter(half), embedding)
+        y = self.up2(torch.cat([self.up(y), half], 1), embedding)
+        y = self.up1(torch.cat([self.up(y), full], 1), embedding)
         return self.last(y)
 
 

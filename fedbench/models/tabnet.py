@@ -160,7 +160,7 @@ class TabNet(nn.Module):
         steps = zip(list(self.transformers)[1:], self.queries, self.norms, strict=True)
         for transformer, query, norm in steps:
             M = sparsemax(prior * norm(query(a)))  # [B, F]
-            prior = prior * (self.relaxation - M)  # lowers features that this step selected
+            prior = prior * (self.relaxation - M)  # lowers features that this step selected; relaxation: gamma
             y = transformer(M * x, self.shared)
             decision = decision + y[:, : self.decision].relu()
             a = y[:, self.decision :]

@@ -40,7 +40,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     Returns:
         The model, frozen and in evaluation mode, and its tokenizer.
     """
-    _, tokenize = towers.load(TINY, pretrained=None)
+    _, tokenize = towers.load(TINY, pretrained=None)  # only its tokenizer is needed
     config = Path(towers.__file__).with_name("tiny-clip.json").read_text()
     # The name of the file has a hash of all that determines the weights, so that a change of them pre-trains again.
     recipe = (config, STEPS, BATCH, PEAK_LR, WEIGHT_DECAY, WARM_UP, digits_clip.PRETRAINING, digits_clip.NOISE, seed)
@@ -89,11 +89,11 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     clip.train()
     for _ in tqdm(range(steps), desc="pre-training tiny-clip", unit="step"):
         # Indices of a random digit, of one of 3 colours and of one of 5 styles for each image.
-        at, colour, style = (rng.integers(high, size=BATCH) for high in (len(label), 3, 5))
-        images = torch.from_numpy(digits_clip.render(grey[at], colour, style, rng))
+        sample, colour, style = (rng.integers(number, size=BATCH) for number in (len(label), 3, 5))
+        images = torch.from_numpy(digits_clip.render(grey[sample], colour, style, rng))
         captions = [
             caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
-            for s, c, d in zip(style, colour, label[at])
+            for s, c, d in zip(style, colour, label[sample])
         ]
         x = clip.encode_image(images, normalize=True)  # [B, D]
         t = clip.encode_text(tokenize(captions), normalize=True)  # [B, D]
@@ -105,7 +105,7 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
         optimizer.step()
         cycle.step()
         with torch.no_grad():
-            clip.logit_scale.clamp_(max=LARGEST_SCALE)  # log(100), as CLIP
+            clip.logit_scale.clamp_(max=LARGEST_SCALE)  # log(100), as in CLIP
 
 
 def caption(style: str, colour: str, digit: str, rng: np.random.Generator) -> str:

@@ -91,10 +91,11 @@ class ViLT(nn.Module):
         """
         text = self.text(inputs["text"])
         image = self.image(inputs["image"])
-        # An adapter may have inserted tokens after the first one of the text, and into the image.  They are visible.
+        # An adapter may have inserted tokens after the first one of the text, and into the image.  They are visible, as
+        # the first token is: the mask of those of the text may come before it.
         inserted = torch.ones_like(text[:, self.tokens :, 0])
         patches = torch.ones_like(image[:, :, 0])
-        visible = torch.cat([inserted, inputs["text"] != PAD, patches], 1) > 0  # [B, T]
+        visible = torch.cat([inserted, inputs["text"] != PAD, patches], 1) > 0  # [B, number of all tokens]
         x = torch.cat([text + self.text_modality, image + self.image_modality], 1)
         for block in self.blocks:
             x = block(x, visible[:, None, None])
@@ -111,7 +112,7 @@ class ViLT(nn.Module):
         """
         stored = read_state(path) if path.is_file() else self._read_folder(path)
         if "text.position" in stored:
-            stored["text.position"] = stored["text.position"][: self.tokens]
+            stored["text.position"] = stored["text.position"][: self.tokens]  # the length of the data set's texts
         if "image.position" in stored:
             stored["image.position"] = interpolate_positions(stored["image.position"], self.grid)
         load_weights(self, stored, path, "ViLT")

@@ -10,7 +10,7 @@ from fedbench.nn.traced_graph import TracedGraph, trace
 
 
 class BatchedLayers:
-    """Computes the layers of a `BatchedModule` (forward.py) for several clients.
+    """Computes single layers of a module that has its own forward pass for k clients (`BatchedModule`, forward.py).
 
     A layer is computed by its operator, or by its traced graph.  Adapters, hooks and recorded activations then work in
     the module.  Store it in a tuple as an attribute of the module, so that it is not a submodule.
@@ -43,7 +43,7 @@ class BatchedLayers:
         if type(layer) in OPERATORS:  # batched forward passes by class of layer
             y = OPERATORS[type(layer)](layer, name, params, x, batched, context)
         else:
-            if name not in self._graphs:
+            if name not in self._graphs:  # traced graphs of layers by name
                 self._trace(name)
             graph = self._graphs[name]
             require(
@@ -52,6 +52,7 @@ class BatchedLayers:
                 "another adapter, or a layer whose operations torch.fx can trace",
             )
             y = graph.run(params, (x,), batched, context)  # type: ignore[union-attr]
+        # hooks may change the output, and the context may record it
         return context.process_output(name, y, params, batched) if context.observes_layers else y
 
     def trace_all(self) -> None:

@@ -149,7 +149,7 @@ def _conv2d(layer: Any, name: str, params: Params, x: Tensor, batched: bool, con
     weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
     if not batched:
         if x.device.type == "cpu":
-            x = x.contiguous(memory_format=conv_memory_format(weight, layer.stride))
+            x = x.contiguous(memory_format=conv_memory_format(weight, layer.stride))  # the fastest safe one
         return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     k = len(x)
     if f"{name}.weight" in context.frozen:  # one batch of all clients' samples
@@ -289,7 +289,8 @@ def _batch_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
     batch_statistics = (context.train and not is_frozen) or mean is None
     channel_axis = 2 if batched else 1
     values_per_channel = x.shape[channel_axis - 1] * x.shape[channel_axis + 1 :].numel()  # of one client
-    require(values_per_channel != 1 or not batch_statistics, BATCH_OF_ONE)
+    require(values_per_channel != 1 or not batch_statistics, BATCH_OF_ONE)  # one value has no variance
+    # momentum: of the running statistics; FlatModel refuses norms in which it is None
     if not batched:
         return F.batch_norm(x, mean, var, weight, bias, batch_statistics, layer.momentum or 0.0, layer.eps)
     k, channels = len(x), x.shape[2]
@@ -314,7 +315,7 @@ def _batch_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
     )
     for statistic, updated in ((mean, flat_mean), (var, flat_var)):
         if context.train and statistic is not None and updated is not None:
-            _write_back(updated, statistic)
+            _write_back(updated, statistic)  # if reshape(-1) above has made a copy
     return y.unflatten(1, (k, channels)).transpose(0, 1)
 
 
@@ -422,7 +423,8 @@ def _flatten(layer: Any, name: str, params: Params, x: Tensor, batched: bool, co
 def _dropout(layer: Any, name: str, params: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     """Compute nn.Dropout: x [k, B, ...] -> the same shape, without k if not batched; x itself in evaluation mode.
 
-    The mask of each client depends only on its key and the name of the layer.
+    The mask of each client depends only on its key (context.keys) and the name of the layer.  Without keys, all clients
+    have the key 0.  params is unused, because the layer has no parameters.
     """
     if not context.train or layer.p == 0 or name in context.eval_layers:
         return x

@@ -137,7 +137,8 @@ def _dot_product_attention(
     """Compute scaled_dot_product_attention, by elementary operations if it has dropout or is vmapped.
 
     Queries are [..., L, d], keys and values [..., S, d].  A Boolean mask [..., L, S] is true where attention
-    is allowed.  mode has the random numbers of the client, and func is the replaced function.
+    is allowed.  mode has the random numbers of the client, and func is the replaced function, which also computes all
+    calls with enable_gqa (fewer heads of keys than of queries).
     """
     if enable_gqa or (dropout_p == 0 and not mode.vmapped):
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -236,7 +237,7 @@ def _attention_mask(given: SimpleNamespace, q: Tensor) -> Tensor | None:
 
     Args:
         given: Arguments of multi_head_attention_forward by name: the attention mask [L, S] or [N * H, L, S], and the
-            key padding mask [N, S] or [S].  The result is their sum.
+            key padding mask [N, S] or [S], for N samples and H heads.  The result is their sum.
         q: Queries, for the shape and the type.  # [N, H, L, d]
 
     Returns:
@@ -416,37 +417,51 @@ def _embedding(
     vectors = func(input, weight)
     if padding_idx is None:
         return vectors
-    return torch.where((input == padding_idx % len(weight))[..., None], vectors.detach(), vectors)
+    is_padding = input == padding_idx % len(weight)  # a negative padding_idx counts from the end
+    return torch.where(is_padding[..., None], vectors.detach(), vectors)
 
 
 def _bernoulli_(mode: ClientRandom, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
-    """Replace Tensor.bernoulli_: set each value of x to 1 with probability p, else to 0, in place; return x."""
+    """Replace Tensor.bernoulli_: set each value of x to 1 with probability p, else to 0, in place; return x.
+
+    The random numbers are those of the client (mode).  func, the replaced function, and generator are unused.
+    """
     return x.copy_((mode.random(x).uniform(*x.shape)[0] < p).to(x.dtype))
 
 
 def _bernoulli(mode: ClientRandom, func: Any, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
-    """Replace torch.bernoulli: return values 1 with probability p (default: x itself), else 0, in the shape of x."""
+    """Replace torch.bernoulli: return values 1 with probability p (default: x itself), else 0, in the shape of x.
+
+    The random numbers are those of the client (mode).  func, the replaced function, and generator are unused.
+    """
     return (mode.random(x).uniform(*x.shape)[0] < (x if p is None else p)).to(x.dtype)
 
 
 def _uniform_(
     mode: ClientRandom, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
 ) -> Tensor:
-    """Replace Tensor.uniform_: set the values of x to uniform numbers from low to high, in place; return x."""
+    """Replace Tensor.uniform_: set the values of x to uniform numbers from low to high, in place; return x.
+
+    The random numbers are those of the client (mode).  func, the replaced function, and generator are unused.
+    """
     return x.copy_(low + (high - low) * mode.random(x).uniform(*x.shape)[0])
 
 
 def _normal_(
     mode: ClientRandom, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
 ) -> Tensor:
-    """Replace Tensor.normal_: set the values of x to normal numbers of this mean and std, in place; return x."""
+    """Replace Tensor.normal_: set the values of x to normal numbers of this mean and std, in place; return x.
+
+    The random numbers are those of the client (mode).  func, the replaced function, and generator are unused.
+    """
     return x.copy_(mean + std * mode.random(x).normal(*x.shape)[0])
 
 
 def _random_like(distribution: str) -> Replacement:
     """Return a function that replaces torch.rand_like (distribution "uniform") or torch.randn_like ("normal").
 
-    It ignores the other options of these functions.
+    Its first arguments are the random numbers of the client, the replaced function, which is unused, and the tensor.
+    It ignores the options of these functions except dtype.
     """
 
     def random_like(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -459,7 +474,8 @@ def _random_like(distribution: str) -> Replacement:
 def _random_tensor(distribution: str) -> Replacement:
     """Return a function that replaces torch.rand (distribution "uniform") or torch.randn ("normal").
 
-    The default device of its results is that of the client's key.  It ignores the other options of these functions.
+    The default device of its results is that of the client's key.  It ignores the options of these functions except
+    dtype and device.
     """
 
     def random_tensor(

@@ -33,7 +33,7 @@ class ClientRanks:
         for (start, stop), index in zip(model.spans.values(), rank_indices(model)):
             if index is not None:
                 self.needed[start:stop] = index.to(model.device) + 1
-        self._of_lengths: dict[int, Tensor | None] = {}  # needed rank of each number of a message, by its length
+        self._needed_by_length: dict[int, Tensor | None] = {}  # `needed` of each number of a message of this length
 
     def of(self, ids: np.ndarray) -> Tensor:
         """Return the ranks of some clients.
@@ -62,16 +62,16 @@ class ClientRanks:
         Raises:
             RunError: Different column groups have this length.
         """
-        if length not in self._of_lengths:
-            candidates = self.model.columns_of(length)
+        if length not in self._needed_by_length:
+            candidates = self.model.columns_of(length)  # the sets of columns of which it may consist
             if len(candidates) > 1:
                 raise RunError(
                     f"adapter.rank: a message of {length:,} numbers can be any of {len(candidates)} column groups, so "
                     "that the columns above a client's rank are unknown; change model.columns, or use one rank"
                 )
             # needed: the smallest rank of a client that has a number
-            self._of_lengths[length] = candidates[0].take(self.needed) if candidates else None
-        needed = self._of_lengths[length]
+            self._needed_by_length[length] = candidates[0].take(self.needed) if candidates else None
+        needed = self._needed_by_length[length]
         return None if needed is None else needed <= self.of(ids)
 
     def truncated(self, ids: np.ndarray, rows: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class ClientRanks:
 
         Args:
             ids: The clients.  # [k]
-            length: Number of numbers of the message for rank R.
+            length: Number of numbers of the message of a client with the largest rank.
         """
         has = self.has(ids, length)
         return None if has is None else has.sum(1)

@@ -15,7 +15,7 @@ from fedbench.core.options import MissingColumns
 
 
 class Columns:
-    """A set of columns of a row [P].  It may be empty.
+    """A set of columns of a row [P], kept as slices (start, stop).  It may be empty.
 
     Args:
         slices: (start, stop) of each slice.  Overlapping and adjacent slices are merged.
@@ -39,8 +39,9 @@ class Columns:
             The columns: a view of rows if they are one slice, else a copy.  # [..., size]
         """
         if len(self.slices) == 1:
-            return rows[..., self.slices[0][0] : self.slices[0][1]]
-        return torch.cat([rows[..., a:b] for a, b in self.slices] or [rows[..., :0]], dim=-1)
+            return self.view(rows)
+        parts = [rows[..., start:stop] for start, stop in self.slices]
+        return torch.cat(parts or [rows[..., :0]], dim=-1)
 
     def view(self, rows: Tensor) -> Tensor:
         """Return these columns as a view, through which rows can be changed.
@@ -59,8 +60,8 @@ class Columns:
                 f"a set of {len(self.slices)} slices {self.slices} cannot be a view of rows, only a set of one slice: "
                 "use Columns.take to read these columns and Columns.put to replace them"
             )
-        a, b = self.slices[0] if self.slices else (0, 0)
-        return rows[..., a:b]
+        start, stop = self.slices[0] if self.slices else (0, 0)
+        return rows[..., start:stop]
 
     def put(self, rows: Tensor, values: Tensor) -> Tensor:
         """Return a copy of rows in which these columns are replaced.  Leading axes are broadcast.
@@ -75,10 +76,10 @@ class Columns:
         # NumPy's function, because torch.broadcast_shapes imports sympy, which is slow
         leading_shape = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])
         out = rows.expand(*leading_shape, rows.shape[-1]).clone()
-        start = 0
-        for a, b in self.slices:
-            out[..., a:b] = values[..., start : start + b - a]
-            start += b - a
+        done = 0  # number of values that are in place
+        for start, stop in self.slices:
+            out[..., start:stop] = values[..., done : done + stop - start]
+            done += stop - start
         return out
 
     def __and__(self, other: Columns) -> Columns:
@@ -107,11 +108,11 @@ class Columns:
 def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (start, stop) slices in ascending order, with overlapping and adjacent ones merged, without empty ones."""
     merged: list[tuple[int, int]] = []
-    for a, b in sorted(s for s in slices if s[0] < s[1]):
-        if merged and a <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+    for start, stop in sorted(s for s in slices if s[0] < s[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
         else:
-            merged.append((a, b))
+            merged.append((start, stop))
     return merged
 
 

@@ -25,7 +25,7 @@ from fedbench.nn.traced_graph import TracedGraph, missing_layer_message
 
 
 class FlatModel(RowLayout):
-    """A module, the layout of its rows, and its forward pass with rows as parameters.
+    """A module, the layout of its rows [P], and its forward pass with rows as parameters.
 
     Frozen parameters and integer counters are not in rows.
 
@@ -81,7 +81,9 @@ class FlatModel(RowLayout):
     def _set_layout(self) -> None:
         """Determine from the module and the added columns which tensors are in rows, in which order, and which are not.
 
-        It is called again whenever columns or groups are added.
+        It is called again whenever columns or groups are added.  It reads the option model.freeze (`_freeze`), the
+        names of layers that stay in evaluation mode because of it (`_eval_layers`), the tensors that methods added
+        (`_extras`), and the patterns of the column groups by name of the group (`_patterns`).
         """
         module = self.module
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -91,14 +93,15 @@ class FlatModel(RowLayout):
             n for n in statistics if n.rpartition(".")[0] in self._eval_layers or is_frozen_by_name(n, self._freeze)
         }
         buffers = {n: b for n, b in statistics.items() if n not in frozen_statistics}
-        # the order in rows: parameters, tensors that methods added (`extend`), running statistics
+        # Set all attributes of the layout (`RowLayout`).  The order in rows: parameters, tensors that methods added
+        # (`extend`), running statistics.
         super().__init__(dict(trained), self._extras, buffers)
         frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
         graph_names = self.traced_graph.shapes.keys() if self.traced_graph is not None else set()
         used_buffers = frozen_statistics | graph_names  # of the buffers outside of rows, those that a pass needs
         frozen |= {n: b for n, b in module.named_buffers() if n in used_buffers and n not in buffers}
         self.forward_pass.frozen = frozen
-        self.group_columns(self._patterns, self._class_of)
+        self.group_columns(self._patterns, self._class_of)  # sets `columns`
         modules = [name for name, _ in module.named_modules()]
         check_patterns(self._patterns, [*self.spans, *frozen], self._class_of, modules, list(self.spans))
 
@@ -175,7 +178,7 @@ class FlatModel(RowLayout):
         row_keys = range(keys) if isinstance(keys, int) else keys.tolist()
         out = self.init_row().repeat(len(row_keys), 1)
         for row, row_key in zip(out, row_keys):
-            module = self._new_module(*purpose, row_key)
+            module = self._new_module(*purpose, row_key)  # initialized by random numbers of this key
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             for name, (start, stop) in self.spans.items():  # added columns are not in the module, and keep their values
                 row[start:stop] = tensors.get(name, row[start:stop]).detach().reshape(-1)
@@ -318,7 +321,7 @@ class FlatModel(RowLayout):
         Raises:
             ConfigError: The model has no layer of this name.
         """
-        named = self.named(rows)
+        named = self.named(rows)  # parameters by name  [*shape] or [k, *shape] each
         if f"{name}.weight" not in named:
             raise ConfigError(missing_layer_message(name))
         weight, bias = named[f"{name}.weight"], named.get(f"{name}.bias")

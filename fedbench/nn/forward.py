@@ -52,7 +52,7 @@ class BatchedModule(Protocol):
 
 
 class ForwardPass:
-    """Computes a module with other parameters than its own.
+    """Computes a module with given parameters instead of its own, for one client or for several at once.
 
     Args:
         module: The module, in evaluation mode.
@@ -103,7 +103,7 @@ class ForwardPass:
         Raises:
             ConfigError: The model has no such layer.
         """
-        self.match_layers(name)
+        self.match_layers(name)  # for its error
         self._hooks[name] = hook
 
     def match_layers(self, *patterns: str) -> list[str]:
@@ -182,7 +182,7 @@ class ForwardPass:
         Returns:
             The logits, or the input of the layer, as float32.
         """
-        if self.frozen or self._hooks:
+        if self.frozen or self._hooks:  # eval_layers is empty without frozen parameters
             context = replace(context, frozen=self.frozen, eval_layers=self._eval_layers, hooks=self._hooks)
         with self.precision():
             out = self._apply(params, inputs, batched, context, until)

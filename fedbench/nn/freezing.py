@@ -35,7 +35,7 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
     for name, p in module.named_parameters():
         if is_frozen_by_name(name, patterns):
             p.requires_grad_(False)
-    require(
+    require(  # without patterns, a module that has nothing to train is not an error of the option
         any(p.requires_grad for p in module.parameters()) or not patterns,
         f"model.freeze={list(patterns)} freezes all parameters, so nothing is left to train: remove a pattern, or "
         "write one that matches fewer parameters",

@@ -100,6 +100,7 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
     if output is None or input_axes is None:
         return None
     size, num_blocks, output_axes = output
+    # from name of a parameter to (shape to which it is reshaped first, axis of the units)
     axes = {f"{prefix}.down.{name}": axis for name, axis in output_axes.items()}
     axes |= {f"{prefix}.up.{name}": axis for name, axis in input_axes.items()}
     parameter_names = [
@@ -109,6 +110,7 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
     ]
 
     def incoming_weights(named: Mapping[str, Tensor], module_prefix: str) -> Tensor:
+        """Return the weights [k, m, d] that lead to the m units, from k clients' parameters by name in the model."""
         if isinstance(down, HiddenUnitLayer):
             return down.incoming_weights(named, f"{module_prefix}{prefix}.down.")
         return named[f"{module_prefix}{prefix}.down.weight"]

@@ -34,7 +34,7 @@ class MessageLayout:
 
 
 class RowLayout:
-    """The layout of rows.
+    """Where each tensor is in a row [P]: trained parameters first, then tensors added by methods, then buffers.
 
     Args:
         trained: The module's parameters that require a gradient, by name.
@@ -138,7 +138,7 @@ class RowLayout:
         of these.
 
         Returns:
-            The layout.  None: no message has this length, or messages with different tensors have it.
+            The layout, without buffers.  None: no message has this length, or messages with different tensors have it.
         """
         candidates = self.columns_of(length)
         if len(candidates) != 1:
@@ -146,7 +146,7 @@ class RowLayout:
         spans, start = {}, 0
         for name in self._names_in(candidates[0]):
             if name in self.buffer_names:
-                break  # buffers are last
+                break  # running statistics, which are the last tensors of a row
             size = self.shapes[name].numel()
             spans[name] = (start, start + size, tuple(self.shapes[name]))
             start += size
@@ -158,9 +158,10 @@ class RowLayout:
         Args:
             length: The number of numbers of the message.
         """
-        # all sets of columns that a message of a method can consist of
+        # all sets of columns that a message of a method can consist of; without(name): all but a group
         candidates = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
         candidates += [columns & self.trained for columns in candidates]
+        # by the names of their tensors, because several candidates may be the same columns
         of_length = {tuple(self._names_in(columns)): columns for columns in candidates if columns.size == length}
         return list(of_length.values())
 

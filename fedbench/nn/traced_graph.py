@@ -98,7 +98,8 @@ class _Tracer(fx.Tracer):
         Returns:
             The output of the traced call.
         """
-        name, num_nodes_before = self.path_of_module(m), len(self.graph.nodes)
+        name = self.path_of_module(m)  # its dotted name
+        num_nodes_before = len(self.graph.nodes)
         out = super().call_module(m, forward, args, kwargs)
         # only one tensor, which the module computed itself (a new node) and did not use again: a hook may change it
         if isinstance(out, fx.Proxy) and not out.node.users and out.node in list(self.graph.nodes)[num_nodes_before:]:
@@ -311,11 +312,11 @@ def _is_supported_layer(module: nn.Module) -> bool:
     """Return whether a layer can be computed by an operator: there is one for its class, which supports its options."""
     if type(module) not in OPERATORS:
         return False
-    if isinstance(module, nn.Flatten):
+    if isinstance(module, nn.Flatten):  # the default: all axes after the batch
         return (module.start_dim, module.end_dim) == (1, -1)
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv2d):  # padding of zeros, by numbers instead of "same" or "valid"
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):  # None: means over all batches, which need a counter
         return module.momentum is not None
     return not isinstance(module, nn.Embedding) or has_default_options(module)
 

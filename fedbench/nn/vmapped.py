@@ -19,7 +19,7 @@ from fedbench.nn.traced_graph import missing_layer_message
 
 
 class VmappedModule:
-    """Computes a module with given parameters, by torch.func.functional_call.
+    """Computes a module with given parameters, by torch.func.functional_call on a copy of the module for each thread.
 
     Args:
         module: The module.
@@ -70,7 +70,7 @@ class VmappedModule:
             """
             for dropout in self._local.dropouts:  # the dropout layers of this thread's copy of the module
                 dropout.key = key
-            # without tensors that a method added, which only hooks read
+            # _names: of the module's own tensors; a method may have added others, which only hooks read
             module_params = {n: p for n, p in client_params.items() if n in self._names}
             client_context = replace(context, activations={})
 

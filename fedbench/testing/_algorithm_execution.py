@@ -25,15 +25,16 @@ SUITE: Suite[Case] = Suite("algorithm")
 def no_closure_over_the_cohort(case: Case) -> None:
     """A local step uses per-client tensors [K, ...] only if they were passed to cohort.train."""
     error = None
-    read_by_4: set[str] = set()
-    read_by_3: set[str] = set()
+    read_by_4: set[str] = set()  # names of tensors with 4 rows that steps read in rounds of 4 clients
+    read_by_3: set[str] = set()  # the same for 3
     try:
         state = _run_and_collect(case, 4, read_by_4)
-        # case.states[2]: the state after two rounds in which all clients are computed at once
-        if not read_by_4 or difference(state, case.states[2], 1e-4) is None:
+        # No such tensor, or none that has an effect: the state equals case.states[2], the state after two rounds in
+        # which all clients are computed at once.
+        if not read_by_4 or difference(state, case.states[2], tolerance=1e-4) is None:
             return
-        # Cohorts have 4 of 6 clients.  A tensor with 4 rows may be another one, such as a weight; with cohorts of 3
-        # clients, only tensors of the cohort have 3 rows.
+        # A tensor with 4 rows may be another one, such as a weight.  One that has 3 rows in rounds of 3 clients has a
+        # row for each client.
         _run_and_collect(case, 3, read_by_3)
     except Exception as raised:  # probably shapes that do not match
         error = raised
@@ -66,8 +67,9 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
             names.update(probes.cohort_tensors(arguments.get(key), len(cohort)))
         return train(start, **arguments)
 
-    with probes.trained_by(collect_and_train):
-        return state_of(run_rounds(case.simulation("loop"), 2, [cohort[:size] for cohort in COHORTS]))
+    with probes.trained_by(collect_and_train):  # in place of cohort.train
+        cohorts = [cohort[:size] for cohort in COHORTS]
+        return state_of(run_rounds(case.simulation("loop"), stop=2, cohorts=cohorts))
 
 
 @SUITE.check
@@ -107,7 +109,7 @@ def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
     """
     state = state_of(run_rounds(case.simulation(plan), 3))
     # {{}} becomes {}, where assert_same puts the difference
-    assert_same(state, case.states[3], 1e-4, f"{{}} between {description} and all clients at once")
+    assert_same(state, case.states[3], tolerance=1e-4, message=f"{{}} between {description} and all clients at once")
 
 
 @SUITE.check
@@ -124,7 +126,7 @@ def executor_batch_statistics(case: Case) -> None:
     except ConfigError as refused:
         raise SkipTest(f"the method refuses a model with BatchNorm: {refused}") from None
     message = "{} between one client at a time and all clients at once, on a model with BatchNorm"
-    assert_same(state_of(vmap), state_of(loop), 1e-3, message)
+    assert_same(state_of(vmap), state_of(loop), tolerance=1e-3, message=message)
     losses = [
         evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, round=1, final=False)["loss"] for sim in (vmap, loop)
     ]
@@ -145,8 +147,8 @@ def padding_is_ignored(case: Case) -> None:
     """
     with probes.other_padding():
         state = state_of(run_rounds(case.simulation(), 2), deploy=False)  # without what clients deploy
-    expected = {name: case.states[2][name] for name in state if name in case.states[2]}
-    assert_same(state, expected, 1e-5, "{} when the padding of batches contains other samples")
+    expected = {name: case.states[2][name] for name in state if name in case.states[2]}  # after two usual rounds
+    assert_same(state, expected, tolerance=1e-5, message="{} when the padding of batches contains other samples")
 
 
 @SUITE.check
@@ -178,10 +180,10 @@ def _train_and_compare_columns(train: Any, cohort: Cohort, start: Tensor, argume
     buffers = Columns(model.spans[name] for name in model.buffer_names)
     others = (trained | buffers).rest(model.size)
     changed = ((out.theta != before) & ~out.theta.isnan()).any(0)  # [P]; rows of NaN are diverged
-    names = [
+    names = [  # of the tensors with a changed column; spans: from name to (start, stop)
         name
         for name, span in model.spans.items()
-        if any(bool(changed[a:b].any()) for a, b in (others & Columns([span])).slices)
+        if any(bool(changed[start:stop].any()) for start, stop in (others & Columns([span])).slices)
     ]
     assert not names, f"cohort.train trains {trained.size} of {model.size} columns, but {', '.join(names)} changed"
     return out
@@ -193,7 +195,7 @@ def state_on_disk(case: Case) -> None:
 
     Remedy: write rows by rows[ids] = values.
     """
-    state = state_of(run_rounds(case.simulation(limits=0), 2))  # limits: bytes of client states in memory
+    state = state_of(run_rounds(case.simulation(limits=0), stop=2))  # limits: bytes of client states in memory
     assert_same(state, case.states[2], message="{} if client states are stored in files")
 
 

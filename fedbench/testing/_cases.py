@@ -68,12 +68,12 @@ def _composer() -> Composer:
 
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
-    """Return the configuration of a small run with these overrides.
+    """Return the configuration of a small run with these overrides, such as "model=mlp".
 
     It is composed only once for the same overrides: copy it before you change it.
     """
-    full = _composer().compose([*BASE, *overrides])
-    return with_choices(full, full.hydra)
+    full = _composer().compose([*BASE, *overrides])  # BASE: overrides that make it small
+    return with_choices(full, full.hydra)  # adds the names of the selected options, which Hydra keeps apart
 
 
 @dataclass
@@ -101,6 +101,7 @@ class Case:
             **values: Values that replace those of the configuration, by dotted key, such as "local.batch_size".
         """
         cfg = composed(f"algorithm={self.name}", *self.overrides).copy()
+        # `target` has either the class and all options of the method, or changes of the options in conf/algorithm
         if self.target is not None and "_target_" in self.target:
             cfg.algorithm = OmegaConf.create(dict(self.target))
         else:
@@ -170,8 +171,8 @@ class Case:
         """All tensors of one run by path (`state_of`), after 0, 1, 2, 3 and 4 rounds, as a list of five dicts."""
         sim = set_up(self.simulation())
         states = [state_of(sim)]
-        for r in range(ROUNDS):
-            states.append(state_of(continue_rounds(sim, r + 1, evaluated=True)))
+        for num_done in range(1, ROUNDS + 1):
+            states.append(state_of(continue_rounds(sim, stop=num_done, evaluated=True)))
         return states
 
     @functools.cached_property
@@ -191,7 +192,7 @@ def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | Non
     Returns:
         The case.  If the method accepts no model, its `reason` is that of the last refusal.
     """
-    case = Case(name, [], reason="there is no model", target=target)
+    case = Case(name, [], reason="there is no model", target=target)  # if conf/model has no options
     for overrides in _models() if model is None else [_small(model)]:
         for optimizer in OPTIMIZERS:
             case = Case(name, [*overrides, *optimizer], optimizer, target=target)
@@ -244,7 +245,7 @@ def target_of(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: There is no such class, or it is not a method.
     """
-    cls = find_target(path, "check")
+    cls = find_target(path, key="check")  # key: how messages name the target
     is_method = isinstance(cls, type) and issubclass(cls, Algorithm)
     require(
         is_method,
@@ -254,6 +255,7 @@ def target_of(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     rates = {
         parameter.name: parameter.default
         for parameter in parameters
+        # CLIENT_RATES: a pattern of names of learning rates, such as lr or eta_1
         if CLIENT_RATES.search(parameter.name) and isinstance(parameter.default, float)
     }
     return {"_target_": path, **rates, **options}
@@ -297,14 +299,15 @@ def continue_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluate
         sim.algorithm.round(Cohort(sim.engine, np.array(cohorts[sim.done]), sim.done))
         sim.done += 1
         if evaluated:
-            evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, sim.done - 1, sim.done == ROUNDS)
+            evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, round=sim.done - 1, final=sim.done == ROUNDS)
     return sim
 
 
 def without_learning(cfg: DictConfig) -> None:
     """Set all learning rates of clients in a configuration to 1e-30, in place; 0 would be refused.
 
-    They are those of the optimizer and of the method's options, but not those of the server.
+    They are those of the optimizer and those options of the method whose names are of learning rates, such as lr or
+    eta_1 (CLIENT_RATES), but not those of the server.
     """
     cfg.optimizer.lr = 1e-30
     for key, value in cfg.algorithm.items():
@@ -349,7 +352,7 @@ def state_of(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
         "rows": {name: rows.whole() for name, rows in sim.engine.rows.all.items() if not name.startswith("server/")},
     }
     if deploy:
-        state["deployed"] = deployed(sim.engine, sim.algorithm, sim.done - 1, sim.done == ROUNDS)
+        state["deployed"] = deployed(sim.engine, sim.algorithm, round=sim.done - 1, final=sim.done == ROUNDS)
         row = sim.algorithm.global_row()
         if row is not None:
             state["global"] = row

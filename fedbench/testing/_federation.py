@@ -58,7 +58,8 @@ def arrays_of(x: Any, y: np.ndarray, num_classes: int, **options: Any) -> Arrays
         num_classes: The number of classes.
         **options: Other fields of Arrays, such as class_names.
     """
-    return Arrays(x, y, np.zeros(len(y), np.int8), num_classes, **options)
+    no_split = np.zeros(len(y), np.int8)  # 0 for each sample
+    return Arrays(x, y, no_split, num_classes, **options)
 
 
 def ragged(
@@ -139,8 +140,8 @@ def engine_on(
         model=model,
         optimizer=optimizer or SGD(lr=0.1),
         executor=Executor(PLANS[plan] if isinstance(plan, str) else plan, CPU),
-        rows=RowStore(federation.num_clients, CPU, limits, limits),
-        **{"batch_size": 5, "rounds": 4, **options},
+        rows=RowStore(federation.num_clients, CPU, device_limit=limits, host_limit=limits),
+        **{"batch_size": 5, "rounds": 4, **options},  # options replace these
     )
 
 
@@ -164,6 +165,8 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 def deployed(e: Engine, algorithm: Any, round: int = 0, final: bool = True) -> Any:
     """Return the row that each client deploys after a round [N, P], or the dict that the method returns instead.
+
+    A method returns a dict, such as {"theta": rows, ...}, if a prediction needs more than the parameters.
 
     Args:
         e: The engine.

@@ -86,7 +86,7 @@ def kind_of(target: str) -> tuple[str, str]:
         raise ConfigError(
             f"{target} is not the dotted path of a class: write package and class, such as my_package.MyMethod{hint}"
         )
-    found = find_target(target, "check")
+    found = find_target(target, key="check")  # key: how messages name the target
     kinds = [name for name, kind in KINDS.items() if kind.includes(found)]
     if not kinds:
         bases = ", ".join(kind.base.__name__ for kind in KINDS.values())

@@ -217,6 +217,7 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
         order: A permutation of the clients [N].
         engine: The engine, whose model initializes rows.
     """
+    # the original functions: random bits by key and client, a generator by key with the client at its end, initial rows
     bits, generator, model = rng.bits, federation_module.generator, engine.model
     init_rows, num_clients = model.init_rows, len(order)
 
@@ -237,6 +238,7 @@ def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]
 
     with (
         patch.object(rng, "bits", permuted_bits),
+        # key[-1]: the client
         patch.object(federation_module, "generator", lambda *key: generator(*key[:-1], int(order[key[-1]]))),
         patch.object(model, "init_rows", permuted_rows),
     ):

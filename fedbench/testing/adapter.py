@@ -1,7 +1,7 @@
-"""Checks of adapters: a frozen backbone, and results that do not depend on how clients are computed.
+"""Checks of adapters in a small vision transformer, on batches of B = 5 images of each of K = 3 clients.
 
-The model is a small vision transformer with two blocks, whose layers are `attn.qkv`, `attn.proj`, `mlp.0`, `mlp.2` and
-layer norms, and a head.
+The backbone must be frozen, and results must not depend on how clients are computed.  The model has two blocks, whose
+layers are `attn.qkv`, `attn.proj`, `mlp.0`, `mlp.2` and layer norms, and a head.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def what_is_added_learns(case: AdapterCase) -> None:
     if "adapter" not in model.columns:
         raise SkipTest("it adds nothing")
     start, columns = model.init_row(), model.columns["adapter"]
-    spans = {name: (a, b) for name, (a, b) in model.spans.items() if columns.overlaps(a, b)}
+    # (first, stop): the columns of a parameter in a row
+    spans = {name: (first, stop) for name, (first, stop) in model.spans.items() if columns.overlaps(first, stop)}
     unchanged = [name for name, (a, b) in spans.items() if torch.equal(theta[:, a:b], start[a:b].expand(K, -1))]
     assert not unchanged, f"parameters that do not change: {listed(unchanged)}"
 
@@ -251,7 +252,7 @@ def mapped_over_clients(case: AdapterCase) -> None:
     """
     module = case.flat().module
     module.get_submodule("embed").register_forward_hook(lambda *_: None)  # modules with hooks are not traced
-    mapped = FlatModel(module, {})
+    mapped = FlatModel(module)
     logits, gradients = _logits_and_gradients(mapped, rows_of(mapped), case.inputs())
     for i in range(K):
         _compare_with_together(case, (logits[i : i + 1], gradients[i : i + 1]), i, "mapped by torch.vmap")

@@ -1,6 +1,6 @@
-"""Checks of aggregation rules: symmetries, weights, wrong uploads, and no state.
+"""Checks of aggregation rules on random uploads of N = 11 clients: symmetries, weights, wrong uploads, and no state.
 
-A rule combines random uploads of 11 clients, and of fewer.
+Some checks have fewer clients.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def weights_count_if_it_uses_them(case: AggregatorCase) -> None:
 # -- wrong uploads ---------------------------------------------------------------------------------------
 @SUITE.check
 def f_is_below_half(case: AggregatorCase) -> None:
-    """`max_f` is at least 0 and less than half of the rows; the rule works with this f.
+    """`max_f`, the largest number of wrong rows among m, is from 0 to less than m / 2; the rule works with this f.
 
     Remedy: no rule can withstand wrong uploads by half of the clients: return at most (m - 1) // 2.
     """
@@ -265,7 +265,7 @@ def wrong_uploads_do_not_move_it_far(case: AggregatorCase) -> None:
     """
     rule = case.make()
     m = math.ceil(N / rule.bucket_size) if rule.pre == "bucketing" else N  # rows that the rule combines
-    wrong = min(rule.num_wrong(N), rule.max_f(m))
+    wrong = min(rule.num_wrong(N), rule.max_f(m))  # as many as it assumes and can withstand
     if wrong == 0:
         raise SkipTest("with its options, it assumes no wrong upload")
     rows = uploads()

@@ -207,7 +207,7 @@ def evaluation_changes_nothing(case: Case) -> None:
     """
     sim = case.after_two_rounds
     before = state_of(sim, deploy=False)
-    first, second = (tensors(deployed(sim.engine, sim.algorithm, 1, final=True)) for _ in range(2))
+    first, second = (tensors(deployed(sim.engine, sim.algorithm, round=1, final=True)) for _ in range(2))
     assert difference(tensors(second, "/deployed"), tensors(first, "/deployed")) is None, (
         "`personalized` returns other rows in its second call"
     )
@@ -217,7 +217,7 @@ def evaluation_changes_nothing(case: Case) -> None:
         rows = sim.algorithm.personalized(Cohort(sim.engine, two, round=1, mode="evaluation"), final=True)
     if isinstance(rows, Tensor) and rows.dim() == 2:
         of_all = first[""]  # the rows of all clients, a tensor without a name  [N, P]
-        are_equal = torch.allclose(rows, of_all[two], 1e-5, 1e-5)
+        are_equal = torch.allclose(rows, of_all[two], rtol=1e-5, atol=1e-5)
         assert are_equal, "`personalized` returns other rows for two clients than for all"
 
 
@@ -229,7 +229,9 @@ def last_round_deploys_the_same(case: Case) -> None:
     score is then not compared with earlier ones.
     """
     sim = case.after_two_rounds
-    before, last = (tensors(deployed(sim.engine, sim.algorithm, 1, final), "/deployed") for final in (False, True))
+    before, last = (
+        tensors(deployed(sim.engine, sim.algorithm, round=1, final=final), "/deployed") for final in (False, True)
+    )
     found, fine_tunes = difference(before, last), sim.algorithm.fine_tunes_after_training
     assert found is None or fine_tunes, f"`personalized` returns other rows after the last round ({found})"
     assert found is not None or not fine_tunes, "fine_tunes_after_training is set, but the last round changes nothing"
@@ -254,9 +256,15 @@ def global_is_the_servers_row(case: Case) -> None:
     if all_deploy_it:
         message = "the personal scores are used as global ones, but {}"
         assert_same({"/deployed": rows}, {"/deployed": global_rows}, message=message)
+    # Rows that clients deploy are evaluated by the method's own `predict`, others by the model.
     predict = algorithm.predict if all_deploy_it else None
-    expected = evaluate.score(all_clients(engine, 1, "evaluation"), global_rows, predict, "test")
-    different = [n for n, v in expected.items() if not np.allclose(scores["global"][n], v, 1e-4, 1e-5, equal_nan=True)]
+    cohort = all_clients(engine, round=1, mode="evaluation")
+    expected = evaluate.score(cohort, global_rows, predict, split="test")
+    different = [
+        name
+        for name, values in expected.items()
+        if not np.allclose(scores["global"][name], values, rtol=1e-4, atol=1e-5, equal_nan=True)
+    ]
     assert not different, f"global/{', global/'.join(different)} is not the score of the row that `global_row` returns"
 
 
@@ -270,7 +278,7 @@ def nothing_moves_without_learning(case: Case) -> None:
     before = _deployed_rows(sim, round=0)
     after = _deployed_rows(continue_rounds(sim, 2), round=1)
     largest = float((after - before).abs().max())
-    are_close = torch.allclose(after, before, 2e-6, 2e-6)  # an average of equal rows differs by rounding
+    are_close = torch.allclose(after, before, rtol=2e-6, atol=2e-6)  # an average of equal rows differs by rounding
     assert are_close, f"what clients deploy changes by up to {largest:.2g} with a learning rate of 1e-30"
 
 
@@ -322,7 +330,7 @@ def renumbering_clients(case: Case) -> None:
         found[name], expected[name] = state[name], case.states[3][name]
         if name != "/global" and len(expected[name]) == len(ALL_IDS):  # a row per client, not one that all share
             expected[name] = expected[name][torch.from_numpy(PERMUTATION)]
-    assert_same(found, expected, 1e-4, "{} when the clients are in another order")
+    assert_same(found, expected, tolerance=1e-4, message="{} when the clients are in another order")
 
 
 # -- communication ---------------------------------------------------------------------------------------
@@ -332,7 +340,7 @@ def bytes_are_counted(case: Case) -> None:
 
     Remedy: use cohort.broadcast, download, fetch and upload.
     """
-    states, costs = [], []
+    states, costs = [], []  # for both data sets; bytes (up, down) of each round
     for arrays in (ARRAYS, other_data()):
         sim = set_up(case.simulation(arrays=arrays))
         for r in range(2):
@@ -388,7 +396,8 @@ def _messages_with_random_uploads(case: Case, arrays: Any, **values: Any) -> lis
     with probes.random_uploads(messages):
         sim = run_rounds(case.simulation(arrays=arrays, **values), ROUNDS)
         with torch.no_grad():
-            row = sim.algorithm.initial_row_for_new_clients([all_clients(sim.engine, ROUNDS - 1, "evaluation")])
+            cohort = all_clients(sim.engine, round=ROUNDS - 1, mode="evaluation")
+            row = sim.algorithm.initial_row_for_new_clients([cohort])
     return [*messages, row]
 
 
@@ -448,9 +457,9 @@ def clients_of_two_samples(case: Case) -> None:
     """
     x = np.random.default_rng(0).normal(size=(20, 1, 4, 4)).astype(np.float32)
     train = Ragged.from_sizes(np.arange(10), np.array([2, 2, 6]))
-    val, test = (Ragged.from_sizes(np.arange(a, a + 3), np.array([1, 1, 1])) for a in (10, 13))
-    sim = case.simulation(split=Split(train, val, test), arrays=arrays_of(x, np.arange(20) % 3, 3))
-    _run_and_require_finite(sim, [[0, 1, 2]] * 2)
+    val, test = (Ragged.from_sizes(np.arange(first, first + 3), np.array([1, 1, 1])) for first in (10, 13))
+    sim = case.simulation(split=Split(train, val, test), arrays=arrays_of(x, np.arange(20) % 3, num_classes=3))
+    _run_and_require_finite(sim, cohorts=[[0, 1, 2]] * 2)
 
 
 def _run_and_require_finite(sim: Simulation, cohorts: Any) -> None:

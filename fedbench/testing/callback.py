@@ -147,7 +147,7 @@ class CallbackCase:
         """
         saved = checkpoint.load(folder) if (folder / checkpoint.NAME).is_file() else None
         sim = self.prepare(folder, saved, write=True)
-        tables, recorded = Tables(), Recorded(callback)
+        tables, recorded = Tables(), Recorded(callback)  # Tables writes metrics.csv and clients.csv
         callbacks = [tables, recorded, Checkpoint(every=1, others=[tables, recorded])]
         status: Status = "finished"
         for started in callbacks:  # with the state that `on_checkpoint` returned, if the run is resumed

@@ -84,6 +84,7 @@ def _report(args: argparse.Namespace) -> Any:
     torch.set_num_threads(1)  # threads slow down small operations
     target, values = _option_in_folder(args.target, args.config_dir)
     kind, target = kind_of(target)
+    # KIND_OF_FLAG: from name of an argument to (its flag, the only kind that has it)
     given = {name: getattr(args, name) for name in KIND_OF_FLAG if getattr(args, name) is not None}
     for name in given:
         flag, expected = KIND_OF_FLAG[name]
@@ -113,6 +114,7 @@ def _option_in_folder(target: str, config_dir: str | None) -> tuple[str, dict[st
     from fedbench.testing._targets import entry_of
 
     group, _, name = target.partition("=")
+    # a name with a dot is the path of a class
     if config_dir is None or group not in GROUPS or name in group_options(group) or "." in name:
         return target, {}
     texts = option_files(group, name, conf_dirs(config_dir)).values()

@@ -1,6 +1,6 @@
-"""Checks of compressors: independent rows, keyed random numbers, and bit streams of the stated length.
+"""Checks of compressors on random rows of K = 5 clients: independent rows, keyed random numbers, the number of bits.
 
-A compressor is run on rows of 300 values, which include matrices of 10 x 20 and 6 x 3 x 5, and on shorter rows.
+The longest rows have SIZE = 300 values, which include matrices of 10 x 20 and 6 x 3 x 5, and on shorter rows.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def store(num_clients: int) -> RowStore:
 
 
 def message_of(size: int, clients: int = K) -> Message:
-    """Return the description of a message.
+    """Return the description of a message, such as the ids of its clients.
 
     Args:
         size: The number of values of each client.  If it is SIZE, they are the matrices of `SPANS`.
@@ -316,7 +316,8 @@ def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
     if not case.make().unbiased:
         raise SkipTest("its attribute `unbiased` is false")
     size = 40
-    x, message = rows_of(size)[2], message_of(size, SEEDS)
+    # one row, sent by as many clients as there are seeds, because each client has other random numbers
+    x, message = rows_of(size)[2], message_of(size, clients=SEEDS)
     received, _ = case.send(x.expand(SEEDS, size).contiguous(), message)
     mean, error = received.mean(0), received.std(0) / SEEDS**0.5
     excess = (mean - x).abs() - 6 * error - 1e-5 * x.abs().max()

@@ -1,7 +1,7 @@
-"""Checks of models: a row computes what the module computes, however many clients are computed at once.
+"""Checks of models, on batches of B = 5 samples of each of K = 3 clients: a row computes what the module computes.
 
-A model is computed by a traced graph, by a manual backward pass, by a batched forward pass of the module, or by
-torch.vmap.  The checks use each way that the model allows.
+It does so however many clients are computed at once.  A model is computed by a traced graph, by a manual backward
+pass, by a batched forward pass of the module, or by torch.vmap.  The checks use each way that the model allows.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ def audit(
     )
     e = replace(e, central=applied or promised)
     scores = np.array(
-        [[score(replace(e, seed=2 * run + half), half == 1, clip, size) for half in (0, 1)] for run in range(2 * runs)]
+        [
+            [score(replace(e, seed=2 * run + has_canary), bool(has_canary), clip, size) for has_canary in (0, 1)]
+            for run in range(2 * runs)
+        ]
     )  # [2 runs, 2]: without and with the canary
     threshold = best_threshold(scores[:runs], delta)
     without, with_canary = (scores[runs:] > threshold).sum(0)
@@ -95,12 +98,12 @@ def score(e: Engine, has_canary: bool, clip: float, size: float) -> float:
     assert e.central is not None
     w = torch.zeros(LENGTH)
     for round in range(e.rounds):
-        ids = e.central.draw_poisson(e.seed, round)
+        ids = e.central.draw_poisson(e.seed, round)  # the clients of the round
         cohort = Cohort(e, ids if has_canary else ids[ids > 0], round)
         received = cohort.broadcast(w=w).w
         change = torch.zeros(len(cohort), LENGTH)
-        change[:, 1] = 0.5 * clip  # the others move along another axis
-        change[cohort.index == 0] = torch.eye(LENGTH)[0] * size * clip
+        change[:, 1] = 0.5 * clip  # the others move along another axis than the canary, which moves along axis 0
+        change[cohort.index == 0] = torch.eye(LENGTH)[0] * size * clip  # index: the client of each row
         up = cohort.upload(w=received + change, relative_to={"w": "w"})
         w = cohort.mean(up.w, updates="w")
     return float(w[0])

@@ -1,6 +1,7 @@
-"""Checks of tasks: a loss per sample with its gradient, and scores that can be computed in small batches.
+"""Checks of tasks on random outputs for batches of B = 5 samples of each of K = 3 clients: loss, gradient and scores.
 
-Targets and outputs are random.  There are six clients, one of which has no test samples.
+The loss is one value per sample, and scores can be computed in small batches.  Targets are random, too.  There are six
+clients, one of which has no test samples.
 """
 
 from __future__ import annotations
@@ -85,10 +86,10 @@ class TaskCase:
         generator = torch.Generator().manual_seed(5)
         images = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
         x = images if task.has_stochastic_inputs else torch.randn(len(y), 16, generator=generator)
-        train = Ragged.from_sizes(np.arange(30), np.full(6, 5))
+        train = Ragged.from_sizes(np.arange(30), np.full(6, 5))  # samples 0 to 29, 5 for each client
         test = Ragged.from_sizes(np.arange(30, SAMPLES), TEST_SIZES)
-        none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(6, np.int64))
-        return Federation(x, y, {"train": train, "val": none, "test": test}, task, self.num_classes)
+        val = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(6, np.int64))  # no samples
+        return Federation(x, y, {"train": train, "val": val, "test": test}, task, self.num_classes)
 
     @functools.cached_property
     def task(self) -> Task:
@@ -386,6 +387,7 @@ def scores_are_streamed(case: TaskCase) -> None:
     """
     batches = [case.sample_statistics(a, a + 4) for a in range(0, 30, 4)]  # samples a to a + 3 of the 30 test samples
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    # OFFSETS[i]:OFFSETS[i + 1] are the test samples of client i
     _assert_equal(case.task.scores(joined, OFFSETS), case.scores, "if `sample_statistics` gets four samples at a time")
 
 
@@ -411,7 +413,8 @@ def _assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.nda
         condition: End of the message, such as "for client 0 alone".
     """
     for name, values in expected.items():
-        assert np.allclose(found[name], values, 1e-5, 1e-6, equal_nan=True), f"the score {name} differs {condition}"
+        is_equal = np.allclose(found[name], values, rtol=1e-5, atol=1e-6, equal_nan=True)
+        assert is_equal, f"the score {name} differs {condition}"
 
 
 @SUITE.check
@@ -438,7 +441,8 @@ def the_loss_is_a_score(case: TaskCase) -> None:
     # a:b are the test samples of a client
     means = [loss[a:b].mean() if b > a else np.nan for a, b in itertools.pairwise(OFFSETS)]
     assert "loss" in case.scores, "there is no score loss"
-    assert np.allclose(case.scores["loss"], means, 1e-4, 1e-5, equal_nan=True), "the score loss is not the mean loss"
+    is_mean = np.allclose(case.scores["loss"], means, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert is_mean, "the score loss is not the mean loss"
 
 
 @SUITE.check

@@ -59,7 +59,7 @@ def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
     bottlenecks = []
     for name, module in model.module.named_modules():
         hidden_units = module.hidden_units() if isinstance(module, HasHiddenUnits) else None
-        if hidden_units is None:
+        if hidden_units is None:  # another layer, or a bottleneck whose units have a fixed order
             continue
         # names of the parameters in the model
         names = [f"{name}.{member}" if name else member for member in hidden_units.parameter_names]
@@ -72,7 +72,7 @@ def bottlenecks_of(model: FlatModel, within: Columns) -> list[Bottleneck]:
 
 # -- one bottleneck --------------------------------------------------------------------------------------
 def costs(mover: Tensor, anchor: Tensor) -> Tensor:
-    """Return the Euclidean distances between the units of two bottlenecks.
+    """Return the Euclidean distances between the m units of two bottlenecks, each described by d numbers.
 
     Args:
         mover: Values that describe the units to be reordered.  # [..., m, d]
@@ -95,9 +95,9 @@ def assign(cost: np.ndarray) -> np.ndarray:
         For each position j, the unit order[j] that comes there; the sum of cost[order[j], j] is minimal.  # [m] int64
     """
     m, largest = len(cost), float(np.abs(cost).max(initial=0))
-    if not largest:
+    if not largest:  # all costs are 0: every unit stays
         return np.arange(m)
-    # a unit off the diagonal moves, which costs a little more, so that units with equal costs stay
+    # a unit off the diagonal moves, which costs a little more (MOVE_COST = 1e-7), so that units with equal costs stay
     cost = cost + MOVE_COST * largest * (1 - np.eye(m))
     mover_units, positions = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
@@ -125,18 +125,18 @@ def renumber(model: FlatModel, rows: Tensor, bottleneck: Bottleneck, orders: Ten
 
     Args:
         model: The model.
-        rows: Rows, which are changed.  # [K, P]
-        bottleneck: The bottleneck.
+        rows: K client models as rows, which are changed.  # [K, P]
+        bottleneck: The bottleneck, which has m units.
         orders: Order of the units of each row.  # [K, m] int64
     """
     named = model.named(rows)  # views of rows
-    # shape of the parameter, and its axis of units
+    # axes: from the name of a parameter to its shape, and to the axis of that shape along which the units are
     for parameter, (shape, axis) in bottleneck.hidden_units.axes.items():
         values = named[bottleneck.prefix + parameter].view(len(rows), *shape)  # a view of rows
         broadcast_shape = [1] * len(shape)  # 1 except along the axis of the units
         broadcast_shape[axis] = bottleneck.hidden_units.size
         index = orders.to(rows.device).view(len(rows), *broadcast_shape).expand_as(values)
-        values.copy_(values.gather(axis + 1, index))
+        values.copy_(values.gather(axis + 1, index))  # + 1: the first axis is that of the K rows
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ class Alignment:
 
 
 def align(model: FlatModel, rows: Tensor, bottlenecks: list[Bottleneck], cost: list[Tensor]) -> Alignment:
-    """Reorder the units of rows at every bottleneck so that their total cost is minimal.
+    """Reorder the units of every bottleneck, for each row, so that the total cost of their moves is minimal.
 
     Args:
         model: The model.
-        rows: Rows, which are not changed.  # [K, P]
+        rows: K client models as rows, which are not changed.  # [K, P]
         bottlenecks: The bottlenecks.
         cost: For each bottleneck, the cost of moving unit i to position j.  # [K, m, m] each
 

@@ -1,4 +1,4 @@
-"""Exchange of APPLE's core models: which version of each core a client has, and which cores it downloads."""
+"""Exchange of APPLE's core models c_j, one trained by each client j: who has which version, who downloads which."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedbench.engine.cohort import Cohort
 
 
 class CoreExchange:
-    """Exchange without a bandwidth limit.  A client downloads the newest cores of all others in each of its rounds.
+    """Exchange without a bandwidth limit.  In each of its rounds a client downloads the newest c_j of all others.
 
     State:
         cores: All versions of all cores that are in use, [V, P].
@@ -43,7 +43,8 @@ class CoreExchange:
             versions: Output of `download`; unused here, where only the newest versions are stored.  # [K, N]
             core: The uploaded cores.  # [K, P]
         """
-        self.cores = self.cores.index_copy(0, cohort.index, core)  # without older versions, row j of `cores` is c_j
+        # without older versions, row j of `cores` is c_j; cohort.index: the clients' ids as a tensor  [K]
+        self.cores = self.cores.index_copy(0, cohort.index, core)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors that are attributes of this exchange, by attribute name, for a checkpoint."""
@@ -89,7 +90,8 @@ class LimitedCoreExchange(CoreExchange):
         Returns:
             Index into `cores` of the version of c_j that each client then has.  # [K, N]
         """
-        is_new = self.held[cohort.index, :1] < 0  # `held` is -1 before a client's first round  [K, 1]
+        # held[i, j]: index into `cores` of client i's version of c_j; -1 before its first round
+        is_new = self.held[cohort.index, :1] < 0  # [K, 1]
         chosen = self.choose(cohort, d) & ~is_new  # the first download, of all cores, does not count as a choice
         # seen: which cores a client has chosen before; newest: the index in `cores` of each core's newest version
         self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
@@ -116,7 +118,7 @@ class LimitedCoreExchange(CoreExchange):
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
         turn = 2 * is_self.int()  # cores of a lower turn are selected first; a client's own core comes last
         if self.selection == "intended":
-            # grows over the rounds, so large |d_ij| are preferred more and more
+            # grows over the rounds, so large |d_ij| are preferred more and more; > 1, so that its logarithm is positive
             base = max(1.5, cohort.round * self.bandwidth / n)
             score = score + was_chosen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
             turn = turn + was_chosen.int()  # cores that the client never chose come first
@@ -132,7 +134,7 @@ class LimitedCoreExchange(CoreExchange):
         """
         # which versions all clients have; -1 before a client's first round  [N, N]
         all_versions = self.held.index_copy(0, cohort.index, versions)
-        # their indices, after all stored versions  [K]
+        # indices of the uploaded cores, which are appended to all stored versions  [K]
         added = torch.arange(len(cohort), device=core.device) + len(self.cores)
         newest = self.newest.index_copy(0, cohort.index, added)
         used = torch.cat([all_versions[all_versions >= 0], newest]).unique()  # ascending

@@ -20,17 +20,17 @@ def coefficients_after(
     steps: Tensor,
     alpha_max: float | Tensor | None,
 ) -> Tensor:
-    """Apply `pgfed.coefficient_step` for the local steps t = 1 .. steps_i of every client i.
+    """Update the coefficients a_ij by all local steps t = 1 .. T of a round.
 
-    Step t is a_t = max(a_(t-1) - x_t, 0) with x_t = eta2 (c + gbar . theta_i at step t), and x_t = 0 after a client's
-    last step.  Without an upper bound several steps are computed at once: with X_t = x_1 + ... + x_t,
+    Step t is a_t = max(a_(t-1) - x_t, 0), for each a = a_ij, with x_t = eta2 (c_j + gbar . theta_i at step t).  After a
+    client's last step x_t = 0.  Without an upper bound several steps are computed at once: with X_t = x_1 + ... + x_t,
     a_T = max(a_0, X_1, ..., X_T) - X_T.  With an upper bound there is no such form, so steps are taken one at a time.
 
-    K clients train, and K' clients j uploaded before.  f_j is the local objective of client j, theta_i the model of
+    K clients i train, and K' clients j uploaded before.  f_j is the local objective of client j, theta_i the model of
     client i, and gbar the weighted mean of the gradients of all f_j, which the server sent.
 
     Args:
-        alpha: Coefficients before the round, >= 0.  # [K, K']
+        alpha: Coefficients a_ij before the round, >= 0.  # [K, K']
         eta2: Learning rate of the coefficients, a number or [K, 1].
         c: Constants c_j of the linear models of f_j as clients receive them, multiplied by mu.  # [K'] or [K, K']
         gbar_theta: Recorded scalar products gbar . theta_i.  # [K, T]
@@ -40,11 +40,12 @@ def coefficients_after(
     Returns:
         Coefficients after the round.  # [K, K']
     """
-    at_once = max(1, AT_ONCE // alpha.numel()) if alpha_max is None else 1  # steps in a block, limited by memory
-    training = torch.arange(gbar_theta.shape[1], device=gbar_theta.device) < steps[:, None]  # [K, T]
+    # steps in a block [t, K, K'], which has at most AT_ONCE entries to limit memory
+    at_once = max(1, AT_ONCE // alpha.numel()) if alpha_max is None else 1
+    still_trains = torch.arange(gbar_theta.shape[1], device=gbar_theta.device) < steps[:, None]  # [K, T]
     for start in range(0, gbar_theta.shape[1], at_once):
         block = slice(start, start + at_once)
-        x = (eta2 * (c + gbar_theta.T[block, :, None])) * training.T[block, :, None]  # [t, K, K']
+        x = (eta2 * (c + gbar_theta.T[block, :, None])) * still_trains.T[block, :, None]  # [t, K, K']
         X = x.cumsum(0)
         alpha = torch.maximum(alpha, X.amax(0)) - X[-1]
         alpha = alpha if alpha_max is None else alpha.clamp_(max=alpha_max)

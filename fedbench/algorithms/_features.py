@@ -33,7 +33,7 @@ def refuse_features_of_tokens(federation: Federation, name: str) -> None:
         name: The method's name in the option algorithm.
 
     Raises:
-        ConfigError: The outputs of the model are [B, T, C].
+        ConfigError: The outputs of the model are [B, T, C], logits of each of T tokens.
     """
     task = federation.task
     # the target of sample 0, whose shape tells that of the outputs
@@ -104,7 +104,7 @@ BANDWIDTHS = (10, 15, 20, 50)  # values of a in the kernels exp(-d^2 / 2a), as i
 def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
     """Return the squared maximum mean discrepancy between two sets of features.
 
-    The kernel is the sum of the Gaussian kernels exp(-d^2 / 2a) at distance d, for a = 10, 15, 20 and 50.
+    The kernel is the sum of the Gaussian kernels exp(-d^2 / 2h) at distance d, for bandwidths h = 10, 15, 20 and 50.
 
     Args:
         z: Features of a batch.  # [k, B, F]
@@ -115,8 +115,8 @@ def mmd(z: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         The discrepancy of each client.  # [k]
     """
 
-    def mean_kernel(a: Tensor, b: Tensor) -> Tensor:  # weighted mean over all pairs of samples  [k]
-        d2 = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None] - 2 * a @ b.mT  # squared distances  [k, B, B]
+    def mean_kernel(x: Tensor, y: Tensor) -> Tensor:  # weighted mean over all pairs of samples  [k]
+        d2 = x.square().sum(2)[:, :, None] + y.square().sum(2)[:, None] - 2 * x @ y.mT  # squared distances  [k, B, B]
         kernels = torch.stack([(d2 / (-2 * bandwidth)).exp() for bandwidth in BANDWIDTHS]).sum(0)
         return torch.einsum("kbc,kb,kc->k", kernels, weight, weight)
 
@@ -182,13 +182,15 @@ def mean_prototypes(cohort: Cohort, means: Tensor, counts: Tensor, by_samples: b
     Args:
         cohort: The clients.
         means: Class means of the clients.  # [K, C, F]
-        counts: Numbers of samples, which may be noisy.  # [K, C]
+        counts: Numbers of samples.  Noise for privacy may make them negative.  # [K, C]
         by_samples: Whether clients are weighted by their samples of the class.  False: equally.
 
     Returns:
         The prototypes [C, F], 0 for a class that no client has, and has_prototype [C], 1.0 if a client has the class,
         else 0.0.
     """
+    # weight of each client in the mean of each class
     shares = counts.clamp_min(0) if by_samples else (counts > 0).float()  # [K, C]
     total = cohort.sum(shares, exact=True)  # exact: a plain sum also with robust aggregation  [C]
+    # 1e-12: no division by 0, for classes that no client has
     return cohort.sum(means, weights=shares) / total.clamp_min(1e-12)[:, None], (total > 0).float()

@@ -19,7 +19,7 @@ Weights = Literal["uniform", "samples"]
 
 
 class FedOpt(FedAvg):
-    """Base class of FedAdagrad, FedAdam and FedYogi.
+    """Base class of FedAdagrad, FedAdam and FedYogi.  w: server model; rule: the server's optimizer, which keeps m, v.
 
     Args:
         rule: The server's optimizer.

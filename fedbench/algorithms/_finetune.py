@@ -95,7 +95,7 @@ class FineTuned(Wrapper):
         if self.when == "end" and not final:
             return deployed
         is_dict = isinstance(deployed, dict)
-        # one model for each client, even if all share it; cohort.positions: which row of the result is the client's
+        # one model for each client, even if all share it; cohort.positions: for each client, its row in `deployed`
         start = select_rows(deployed if is_dict else {"theta": deployed}, cohort.positions)  # each [K, ...]
         theta, others = start["theta"], {name: value for name, value in start.items() if name != "theta"}
 

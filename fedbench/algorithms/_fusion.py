@@ -79,7 +79,7 @@ def dual_norm(U: Tensor, norm: Norm) -> Tensor:
 
 # -- networks ------------------------------------------------------------------------------------------------
 class Network:
-    """A network of clients, factored for the fused proximal step.
+    """Network with edges (i, j) of clients.  vectors S, values: S' C S = I and S' L S = diag(values), ascending.
 
     Args:
         adjacency: [N, N], symmetric.
@@ -135,7 +135,7 @@ class Network:
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
         """A generalized inverse of the graph Laplacian L = B' B, by its positive eigenvalues.  # [N, N]"""
-        # the eigenvalue 0 of each component has no inverse
+        # the first eigenvalues are 0, one for each connected component; they have no inverse
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
 
@@ -145,10 +145,11 @@ class Network:
 
     def sums(self, W: Tensor) -> Tensor:
         """Return B' W: for each client, the sum of the rows of W [M, d] over its edges, with their signs.  # [N, d]"""
-        if W.is_cuda:
+        if W.is_cuda:  # on a GPU a matrix product is faster
             return self.B.T.to(W) @ W
-        edges, signs, first = self.incident  # on a CPU embedding_bag is faster than index_add_
-        # sums the signed rows of each client's edges
+        # edges of client 0, then 1, ...; their signs in B; where each client's edges begin
+        edges, signs, first = self.incident
+        # sums the signed rows of each client's edges, on a CPU faster than index_add_
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
     def weighted(self, V: Tensor) -> Tensor:
@@ -156,7 +157,10 @@ class Network:
         return self.weights[:, None].to(V) * V
 
     def inverse(self, r: float) -> Tensor:
-        """Return (C + r L)^-1 for the client weights C, the graph Laplacian L and a penalty r > 0.  # [N, N]"""
+        """Return (C + r L)^-1 for the client weights C, the graph Laplacian L and a penalty r > 0.  # [N, N]
+
+        The columns of `vectors` S are eigenvectors with S' C S = I and S' L S = diag(`values`).
+        """
         return self.vectors / (1 + r * self.values) @ self.vectors.T
 
     def means(self, V: Tensor) -> Tensor:
@@ -164,6 +168,7 @@ class Network:
 
         Two clients are connected if a path of edges leads from one to the other.
         """
+        # component: number of each client's connected component  [N]
         member = torch.nn.functional.one_hot(self.component, self.num_components).to(V)  # [N, components]
         member = self.weighted(member)  # one-hot component, times the client's weight
         return ((member.T @ V) / member.sum(0)[:, None])[self.component]
@@ -238,18 +243,19 @@ def fuse(
         keep_dual: Whether to return the last dual U.
 
     Returns:
-        Z in V's type, the dual, and the number of iterations.  The dual is None if it is not kept, or if no iteration
-        was needed.
+        Z in V's type [N, d], the dual U [M, d] for M edges, and the number of iterations.  The dual is None if it is
+        not kept, or if no iteration was needed.
     """
     if tau == 0 or len(network) == 0 or V.shape[1] == 0:  # len(network): number of edges
         return Fused(V, U=None, iterations=0)
     mean = network.means(V.double())
     X = (V - mean).to(V)  # centered: the step does not change the means
-    basis = None  # orthonormal basis of the span of X's rows, if N < d
+    basis = None  # orthonormal basis of the span of X's rows if N < d, as the l2 norm permits to compute in this basis
     if norm == "l2" and len(X) < X.shape[1]:
         basis, R = torch.linalg.qr(X.T)  # [d, N], [N, N]
         X = R.T.contiguous()  # X @ basis is R'
-    if (dual_norm(network.flows(X), norm) <= tau).all():  # a dual solution of Z = mean
+    # Z = mean is the solution if it has a dual variable, such as flows(X), whose rows have dual norms of at most tau
+    if (dual_norm(network.flows(X), norm) <= tau).all():
         return Fused(mean.to(V), U=None, iterations=0)
     Z, U, count = _admm(X, network, tau, norm, iterations, tolerance)
     if basis is not None:
@@ -265,6 +271,7 @@ def _admm(
     B [M, N] is the signed incidence matrix of the edges, L = B' B, and C the diagonal matrix of the client weights c_i.
     W [M, d] stands for B Z, with dual U and penalty r.  With R = B Z + U / r, an iteration is
     Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W);   W <- prox_{tau / r} (R).
+    The primal residual is B Z - W, and the dual one r B' (W - W of the iteration before).
 
     Args:
         V: The clients' vectors, centered in each component.  # [N, d]
@@ -281,11 +288,11 @@ def _admm(
     Z, r, count = V, network.r, 0  # [N, d]; network.r: first value of the penalty r
     W = R = network.differences(Z)  # [M, d]
     inverse = network.inverse(r).to(V)  # [N, N]
-    pull = network.weighted(V)  # [N, d]
-    start = inverse @ pull  # [N, d]
+    pull = network.weighted(V)  # C V  [N, d]
+    start = inverse @ pull  # the part of Z that only r changes  [N, d]
     for count in range(1, iterations + 1):
         Z = torch.addmm(start, inverse, network.sums(torch.lerp(R, W, 2)), alpha=r)  # lerp: 2 W - R
-        gap, before = network.differences(Z).sub_(W), W
+        gap, before = network.differences(Z).sub_(W), W  # gap: B Z - W
         R = torch.add(R, gap, alpha=RELAXED)
         W = prox(R, tau / r, norm)
         if count % EVERY == 0:  # seldom, because a check synchronizes with a GPU
@@ -293,7 +300,8 @@ def _admm(
             primal, dual = torch.stack([primal, dual]).tolist()
             if max(primal, dual) <= max_residual:
                 break
-            if max(primal, dual) > UNEVEN * min(primal, dual):  # one residual is much larger: change the penalty r
+            # one residual is more than UNEVEN = 4 times the other: multiply or divide the penalty r by BALANCE = 2
+            if max(primal, dual) > UNEVEN * min(primal, dual):
                 factor = BALANCE if primal > dual else 1 / BALANCE
                 r, R = factor * r, W + (R - W) / factor  # U is unchanged
                 inverse = network.inverse(r).to(V)

@@ -13,6 +13,8 @@ from fedbench.nn.flat import FlatModel
 def columns_of_pairs(model: FlatModel) -> tuple[Columns, Columns]:
     """Return the columns of all first and of all second bottlenecks of a model.
 
+    An adapted layer with paired bottlenecks has two of equal shape: a first one named adapter, a second one named twin.
+
     Returns:
         Two groups of columns in the same order, so values can be copied from one to the other.  Both are empty if the
         model has no paired bottlenecks.

@@ -57,7 +57,8 @@ def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
     """
     if isinstance(inputs, Tensor) and inputs.dim() == 5:
         return inputs.flatten(3)
-    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in wrap_inputs(inputs).values()], 2)[:, :, None]
+    arrays = wrap_inputs(inputs).values()  # one array [k, b, ...], or several
+    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in arrays], 2)[:, :, None]
 
 
 def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:

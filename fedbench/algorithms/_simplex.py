@@ -22,7 +22,8 @@ def minimize_on_simplex(Q: np.ndarray) -> np.ndarray:
     scale = np.trace(Q) / len(Q)
     if scale <= 0:  # Q is 0, and all weights are equally good
         return np.full(len(Q), 1 / len(Q))
-    # lower factor [K, K]; the ridge makes it exist for a singular Q
+    # lower factor [K, K]; the ridge of 1e-12 makes it exist for a singular Q
     factor = np.linalg.cholesky(Q / scale + RIDGE * np.eye(len(Q)))
+    # minimizes |factor' x - factor^-1 1|^2 over x >= 0; the default of 3 K iterations may be too few
     x, _ = nnls(factor.T, solve_triangular(factor, np.ones(len(Q)), lower=True), maxiter=100 * len(Q))
     return x / x.sum()

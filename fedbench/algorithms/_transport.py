@@ -30,6 +30,7 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
 
     There is one problem for each of A clients and each entry of the middle axes.  It transports from M rows, such as
     image tokens, to J columns, such as prompts.  Every column receives mass / J, and a row gives at most 1 / M.
+    The plan is T = diag(u) exp(sim / eps) diag(v), up to a constant factor of v.
     Every problem stops by itself, so its plan does not depend on the others.  The last update is that of the columns,
     so their sums are exact.
 
@@ -45,7 +46,8 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
         Plans T, how much each row gives to each column.  # [A, J, ..., M]
     """
     x = sim.movedim(1, 0).flatten(1, -2) / eps  # [J, n, M]
-    plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: the problems in x
+    # n problems, of all clients; unsolved: the problems that x still has
+    plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)
     a, b = 1 / x.shape[2], mass / x.shape[0]  # largest sum of a row of T, and sum of each column
     g = math.log(b) - x.logsumexp(-1, keepdim=True)  # [J, n, 1]
     for start in range(0, max_iter, CHECK):

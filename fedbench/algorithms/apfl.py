@@ -65,7 +65,7 @@ class APFL(Algorithm):
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step of w (s.theta) and of v_i (s.state.v), with gradients at w and at the mixture vbar.
 
-        If adaptive, the first step of a round also moves the mixture weight a_i (s.state.a).
+        If adaptive, the first step of a round (s.t == 0) also moves the mixture weight a_i (s.state.a).
         """
         vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # the mixture  [k, P]
         g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)  # gradients at w and at the mixture  [k, P] each

@@ -103,11 +103,12 @@ class APPLE(Algorithm):
             if self.bandwidth is None
             else LimitedCoreExchange(cores, self.bandwidth, self.selection)
         )
-        self.core = rows("core", default=w)  # [N, P]; a row equals the default until it is set
+        # c_i as client i last trained it, [N, P]; a row equals the default until it is set
+        self.core = rows("core", default=w)
         self.d = rows("d", default=self.q)  # [N, N]; a row equals the default until it is set
         # sum_j q_j c_j, with the initial running statistics  [P]
-        first = model.trained.put(w, model.trained.take(self.q @ cores))
-        self.theta = rows("theta", default=first)  # [N, P]; a row equals the default until it is set
+        first_mixture = model.trained.put(w, model.trained.take(self.q @ cores))
+        self.theta = rows("theta", default=first_mixture)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of APPLE (Algorithm 1): clients download cores, train c_i and d_i, and upload c_i.
@@ -122,9 +123,9 @@ class APPLE(Algorithm):
         # a client that has trained uses its local core, without the noise and compression of its upload
         core = torch.where(self.core.has(cohort.ids)[:, None], self.core[cohort.ids], on_server)
         personal = self.mix(core.clone(), core, d, cores, versions, i)
-        # rate of d in this round; the schedule is a factor
+        # learning rate of d in this round; the schedule is a factor
         eta2 = self.eta2 * cohort.engine.optimizer.schedule(cohort.round, cohort.rounds)
-        # factor of (d - q) in the gradient of the penalty
+        # factor of (d_i - q): the gradient of lambda(r) mu ||d_i - q||^2 is 2 lambda(r) mu (d_i - q)
         pull = self.mu * (2 * self.strength(cohort.round, cohort.rounds))
 
         def step(s: Step, batch: Batch) -> None:

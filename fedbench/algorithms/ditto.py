@@ -43,7 +43,8 @@ class Ditto(FedAvg):
         w is the global model, and v_i the client's personal model, which is not uploaded.
         """
         w = cohort.broadcast(w=self.w).w  # [P]
-        pull = (lambda s: s.value(self.lam) * (s.theta - w)) if self.lam else None  # [k, P]
+        # gradient of lam/2 |v_i - w|^2, at s.theta = v_i; s.value: one number, or [k, 1] if lam is a list  [k, P]
+        pull = (lambda s: s.value(self.lam) * (s.theta - w)) if self.lam else None
         v = cohort.train(
             self.v[cohort.ids],
             extra_grad=pull,

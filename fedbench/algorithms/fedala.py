@@ -66,7 +66,7 @@ class FedALA(Algorithm):
         """Create the state: server and client models with the same initial values, and mixing weights A_i = 1."""
         # columns (start, stop), without running statistics
         trained = [span for name, span in model.spans.items() if name not in model.buffer_names]
-        self.h = Columns(trained[-self.tensors :])  # columns of the last layers, for which A is learned
+        self.h = Columns(trained[-self.tensors :])  # columns of the last `tensors` parameters, for which A is learned
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         self.A = rows("A", default=torch.ones(self.h.size, device=self.w.device))  # [N, |h|], at first the default
@@ -142,7 +142,8 @@ class FedALA(Algorithm):
                 break
             where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)  # positions of the clients that still learn
             how = LocalTraining(
-                # uploaded: the weights A_i stay with the client; throughput_weight=0: images/s count each sample once
+                # drop_last=False: train on the last batch even if it is smaller; uploaded=False: the weights A_i stay
+                # with the client; throughput_weight=0: images/s count each sample once
                 epochs=1,
                 drop_last=False,
                 split=subset,
@@ -162,7 +163,8 @@ class FedALA(Algorithm):
             A[where] = out.A
             losses = np.concatenate([losses, np.zeros((len(cohort), 1))], 1)
             losses[learns, -1] = out.last_loss.cpu().numpy()
-            if n + 1 > WINDOW:  # a client stops when its last 10 losses are nearly equal
+            # a client stops when the standard deviation of its last WINDOW = 10 losses is below LARGEST_DEVIATION = 0.1
+            if n + 1 > WINDOW:
                 learns &= losses[:, -WINDOW:].std(1) >= LARGEST_DEVIATION
         return A
 
@@ -179,7 +181,7 @@ class FedALA(Algorithm):
         loss_before = s.summed_loss.clone()  # sum of the losses of earlier batches  [k]
         mixed = self.h.put(s.theta, self.h.take(s.theta) - D * (1 - A))  # [k, P]
         g = self.h.take(s.grad(batch, rows=mixed))  # [k, |h|]
-        A.copy_((A - self.eta_A * g * D).clamp(0, 1))
+        A.copy_((A - self.eta_A * g * D).clamp(0, 1))  # eta_A: learning rate of A
         s.state.last_loss.copy_(s.summed_loss - loss_before)  # loss of this batch
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -71,6 +71,7 @@ class FedAMP(Algorithm):
         if self.cap is not None:
             return  # no weight can be negative
         others, sigma = federation.num_clients - 1, float(self.sigma)
+        # X_ii is 1 minus the weights of the others, of which each is at most alpha_k / sigma
         if self.alpha_k * others <= sigma:
             return
         log.warning(
@@ -95,14 +96,17 @@ class FedAMP(Algorithm):
                 f"{rows.most:,}",
                 read / 2**30,
             )
-        self.columns = model.trained
+        self.columns = model.trained  # columns by which models are compared, without running statistics
         self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))  # [N, P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedAMP: clients get mixtures u_i of similar models, and train with a pull towards them."""
+        """Run one round of FedAMP: clients get mixtures u_i of similar models, and train with a pull towards them.
+
+        They train from their own models, or if `starts_from_cloud` from u_i.
+        """
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
-        weight = self.lam / alpha  # of the pull towards u_i in the gradient
+        weight = self.lam / alpha  # of the pull towards u_i in the gradient; alpha: the server's step size
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
@@ -157,7 +161,7 @@ class FedAMP(Algorithm):
             alpha: Step size alpha_k of the server in this round.
 
         Returns:
-            X_ij, and 0 where j = i.  # [K, M]
+            X_ij, and 0 where j = i; scaled down to a sum of `cap` over j where it is larger.  # [K, M]
         """
         # "auto": the median distance of this round
         sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)

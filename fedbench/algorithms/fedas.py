@@ -39,7 +39,7 @@ from fedbench.engine.optim import SGD
 
 
 class FedAS(Algorithm):
-    """FedAS.
+    """FedAS.  w: server model; theta_i: model of client i; t_i: its weight in w; mu_c: mean of its features of class c.
 
     Args:
         align_lr: Learning rate of the alignment, >= 0.

@@ -14,7 +14,7 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, R
 
 
 class FedAvg(Algorithm):
-    """FedAvg.
+    """FedAvg.  w: server model; theta: the clients' own models, stored only with deploy="local".
 
     Args:
         deploy: "global" deploys the server model; "local" deploys each client's model as last trained (FedAvg-local).
@@ -41,7 +41,7 @@ class FedAvg(Algorithm):
         out = cohort.train(w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
-        if self.theta is not None:  # deploy="local"
+        if self.theta is not None:  # deploy="local": clients deploy their own trained models
             self.theta[cohort.ids] = out.theta
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -13,7 +13,7 @@ Deployed: b_i with the newest w.  From round beta + 1 on the threshold exceeds a
 Departs from the paper: the server computes m_i from the uploaded theta_i and sends b_i.  In the paper clients compute
 m_i and receive w and c_i.  The result is equal if nothing is compressed and no noise is added.  If all O_ij are equal,
 c_i = theta_i from round beta + 1 on, too.  Running statistics come from w.
-If the int(tau n)-th largest sensitivity of a tensor is at most TINY, only those above TINIEST are critical.
+If the int(tau n)-th largest sensitivity of a tensor is at most TINY, those above ZERO are critical.
 Reduces to: FedAvg with tau = 0; Local with tau = 1 and beta < 1, if all sensitivities are positive.
 """
 
@@ -24,7 +24,7 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, R
 from fedbench.core.linalg import products
 from fedbench.core.options import Positive, Probability
 
-TINY, TINIEST = 1e-10, 1e-20  # a threshold below TINY is replaced by the smallest sensitivity above TINIEST
+TINY, ZERO = 1e-10, 1e-20  # a threshold up to TINY is replaced by the smallest sensitivity above ZERO
 
 
 class FedCAC(Algorithm):
@@ -72,7 +72,7 @@ class FedCAC(Algorithm):
     def critical(self, sensitivity: Tensor) -> Tensor:
         """Return which parameters of each client are critical.
 
-        In each parameter tensor of n numbers these are the int(tau n) of largest magnitude.
+        In each parameter tensor of n numbers these are the int(tau n) whose sensitivities have the largest magnitude.
 
         Args:
             sensitivity: Sensitivities (theta_i - b_i) theta_i of K clients.  # [K, P]
@@ -81,13 +81,14 @@ class FedCAC(Algorithm):
             True for critical parameters.  Those without any sensitivity (at most 1e-20) never are.  # [K, P] bool
         """
         m = torch.zeros_like(sensitivity, dtype=torch.bool)
-        for a, b in self.spans:  # columns of each parameter tensor
-            s = sensitivity[:, a:b].abs()
-            if count := int(self.tau * (b - a)):
-                smallest = s.topk(count, sorted=False).values.amin(1, keepdim=True)  # [K, 1]
-                above = torch.where(s > TINIEST, s, torch.inf).amin(1, keepdim=True)  # smallest one above 0
-                # a threshold of 0 would select all parameters, those without any sensitivity, too
-                m[:, a:b] = s >= torch.where(smallest <= TINY, above, smallest)
+        for start, stop in self.spans:  # columns of each parameter tensor
+            s = sensitivity[:, start:stop].abs()
+            if count := int(self.tau * (stop - start)):
+                threshold = s.topk(count, sorted=False).values.amin(1, keepdim=True)  # smallest of the largest  [K, 1]
+                # a threshold of about 0 would select parameters without any sensitivity, too, so it is replaced by
+                # the smallest sensitivity that is not 0
+                positive = torch.where(s > ZERO, s, torch.inf).amin(1, keepdim=True)  # [K, 1]
+                m[:, start:stop] = s >= torch.where(threshold <= TINY, positive, threshold)
         return m
 
     def similar(self, m: Tensor, t: int) -> Tensor:
@@ -108,6 +109,7 @@ class FedCAC(Algorithm):
         if len(m) == 1:
             return itself
         pairs = overlap[~itself]  # O_ij
+        # it rises from the mean overlap to the largest, which it reaches in round beta
         threshold = pairs.mean() + t / self.beta * (pairs.max() - pairs.mean())
         return (overlap >= threshold) & (t <= self.beta) | itself  # after round beta, only the client itself
 

@@ -86,7 +86,8 @@ class FedCP(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedCP: clients train base, head and policy; the server averages base, policy and heads.
 
-        The policy splits each sample's features between the client's head h and the global head g.
+        The policy splits each sample's features between the client's head h and the global head g.  A client uploads
+        the mean of both heads, and the mean of these over clients is the next g.
         """
         server = cohort.broadcast(w=self.w, g=self.g)
         theta = self.train(cohort, self.rows_of(cohort, server.w, server.g))  # [K, P]
@@ -128,7 +129,7 @@ class FedCP(Algorithm):
 
     def noise(self, s: Step, z: Tensor) -> Tensor:
         """Return standard Gumbel noise for the two shares of every feature in z [k, B, F].  # [k, B, 2, F]"""
-        u = s.rng.uniform(z.shape[1], 2, z.shape[2]).clamp_min(2**-25)
+        u = s.rng.uniform(z.shape[1], 2, z.shape[2]).clamp_min(2**-25)  # > 0, so that its logarithm is finite
         return -(-u.log()).log()
 
     def logits(self, model: FlatModel, rows: Tensor, z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:

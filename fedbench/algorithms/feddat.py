@@ -33,7 +33,7 @@ from fedbench.engine.step import Loss
 
 
 class FedDAT(Algorithm):
-    """FedDAT.  A is the number of parameters of all first bottlenecks.
+    """FedDAT.  A0, A1: personal and shared adapter; A2: A1 as received; A: parameters of all first bottlenecks.
 
     Args:
         tau: Temperature of the distillation, > 0.
@@ -84,6 +84,7 @@ class FedDAT(Algorithm):
         start = self.rows(cohort, A1, A1)  # A1 in both bottlenecks  [K, P]
         A0 = self.first.put(start, self.A0[cohort.ids])  # as rows of the model  [K, P]
         # uploaded: the columns that leave the client, whose gradients privacy clips
+        # buffers: names under which the optimizer states of theta (with A1) and A0 are stored
         how = LocalTraining(uploaded=self.first, buffers={"theta": "theta", "A0": "A0"})
         out = cohort.train(start, step=lambda s, batch: self.step(s, batch, A1), how=how, A0=A0)
         self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)

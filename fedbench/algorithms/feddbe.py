@@ -63,7 +63,7 @@ class FedDBE(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add a shift of the features to the model, and create the state: w, the shifts c_i = 0 and the global mean."""
         self.g = torch.zeros(num_features(model), device=federation.device)  # [F]
-        self.has_g = torch.zeros((), dtype=torch.bool)  # on the host
+        self.has_g = torch.zeros((), dtype=torch.bool)  # on the host, where reading it does not wait for a GPU
         model.extend(shift=self.g)  # new columns "shift" in every row, at first 0
         self.shift = model.columns["shift"]
         self.shared = self.shift.rest(model.size)  # all other columns
@@ -137,8 +137,9 @@ class FedDBE(Algorithm):
         Returns:
             The new r, whose gradient passes through this batch only.  # [k, F]
         """
-        mean = torch.einsum("kbf...,kb->kf", z, batch.weight)  # [k, F], a sum over pixels
-        r = (1 - self.m) * s.state.r + self.m * mean / math.prod(z.shape[3:])
+        # batch.weight: weights of the samples, of sum 1; a mean over samples, and a sum over pixels, if any  [k, F]
+        mean = torch.einsum("kbf...,kb->kf", z, batch.weight)
+        r = (1 - self.m) * s.state.r + self.m * mean / math.prod(z.shape[3:])  # divided by the number of pixels
         s.state.r.copy_(r.detach())
         return r
 

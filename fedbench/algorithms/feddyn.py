@@ -44,7 +44,8 @@ class FedDyn(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedDyn: clients train with the linear and quadratic term; the server updates h and w.
 
-        The loss of client i gets -<g_i, theta> + (alpha/2) |theta - w|^2.  h is the mean of all g_i.
+        The loss of client i gets -<g_i, theta> + (alpha/2) |theta - w|^2.  h is the mean of all g_i.  alpha is one
+        number, or one per client; the server then divides h by the mean of all.
         """
         g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w  # [P]

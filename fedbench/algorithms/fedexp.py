@@ -20,7 +20,7 @@ from fedbench.server.exp import Extrapolation
 
 
 class FedExP(Algorithm):
-    """FedExP.
+    """FedExP.  w: server model; previous: the one before; rule: how the server extrapolates the mean change.
 
     Args:
         eps: Added to the squared norm of the mean change, >= 0.

@@ -59,7 +59,8 @@ class FedFomo(Algorithm):
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
         # Pref - I
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # [N, N], at first the default
-        federation.hold_out(self.held_out)  # splits each client's training samples into "remaining" and "held_out"
+        # splits each client's training samples into "remaining" and "held_out"; self.held_out: the fraction held out
+        federation.hold_out(self.held_out)
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedFomo: from round 2 on clients mix downloaded models; then they train and upload."""

@@ -102,9 +102,9 @@ class FedGH(Algorithm):
         Returns:
             The trained head.  # [|h|]
         """
-        # only its head is used, and replaced by h
+        # row: any model, of which only the head is used, with the values h; lr: by default that of the clients
         row, lr = cohort.model.init_row(), cohort.rate() if self.head_lr is None else self.head_lr
-        h, size = self.h, int(np.max(cohort.engine.batch_size))  # with one for each client, the largest
+        h, size = self.h, int(np.max(cohort.engine.batch_size))  # size of a batch: the largest one of the clients
         for z, c in zip(means.split(size), classes.split(size)):
             with torch.enable_grad():
                 leaf = h.detach().requires_grad_()

@@ -59,7 +59,10 @@ class FedKD(Algorithm):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: student w, teachers theta_i with the same initial values, and the feature maps W_i."""
+        """Create the state: student, teachers theta_i with the same initial values, and the feature maps W_i.
+
+        w is the mean of the clients' students, and g is w truncated, which the clients receive.
+        """
         self.w = self.g = model.init_row()  # [P]
         self.numbers = torch.tensor([self.g.numel()], device=self.g.device)  # how many numbers represent g: all
         self.theta = rows("theta", default=self.g)  # [N, P]; a row equals the default until it is set

@@ -24,7 +24,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedLC(FedAvg):
-    """FedLC.
+    """FedLC.  w: server model; n [N, C]: training samples of each client and class; tau: strength of the calibration.
 
     Args:
         tau: Strength of the calibration, >= 0, or a list with one per client.  At 0, absent classes still leave the

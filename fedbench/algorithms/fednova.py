@@ -28,7 +28,7 @@ from fedbench.engine.optim import SGD
 
 
 class FedNova(FedAvg):
-    """FedNova.
+    """FedNova.  w: server model; v: server momentum; mu: weight of the proximal term mu/2 |theta - w|^2.
 
     Args:
         mu: Weight of the proximal term mu/2 |theta - w|^2, >= 0.
@@ -57,6 +57,7 @@ class FedNova(FedAvg):
             "algorithm=fednova divides updates by what SGD accumulates in a round, which is known only for plain SGD "
             "or SGD with momentum: set optimizer=sgd optimizer.nesterov=false optimizer.weight_decay=0",
         )
+        # buffers: names of the optimizer's state, such as its momentum; empty without
         require(
             not optimizer.buffers or optimizer.reset == "round",
             f"algorithm=fednova needs momentum that starts at 0 in each round, but optimizer.reset={optimizer.reset} "
@@ -77,7 +78,8 @@ class FedNova(FedAvg):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedNova: clients train from w, and the server averages their normalized changes.
 
-        A change is divided by a_i, the effective number of local steps, and the mean multiplied by their mean tau_eff.
+        A change is divided by a_i, the effective number of local steps, and the mean multiplied by tau_eff.  This is the
+        mean of a_i, or with mu > 0 the mean number T of steps.
         """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, extra_grad=(lambda s: self.mu * (s.theta - w)) if self.mu else None)
@@ -93,7 +95,7 @@ class FedNova(FedAvg):
         tau_eff = cohort.mean(up.T if self.mu else up.a)  # weighted by n_i  []
         normalized = (self.w - up.theta) * (tau_eff / up.a.clamp_min(1e-12))[:, None]  # [K, P], 0 without steps
         G = cohort.mean(normalized)  # [P]
-        if self.server_momentum:
+        if self.server_momentum:  # cohort.rate(): learning rate of this round
             self.v = self.server_momentum * self.v + G / cohort.rate()
             G = cohort.rate() * self.v
         statistics = cohort.model.trained.rest(cohort.model.size)  # columns of running statistics

@@ -22,7 +22,7 @@ EXCLUDED = -1e9  # logit of a class that leaves the softmax
 
 
 class FedNTD(FedAvg):
-    """FedNTD.
+    """FedNTD.  w: server model; beta: weight of the distillation; tau: its temperature.
 
     Args:
         beta: Weight of the distillation, >= 0, or a list with one per client.
@@ -47,9 +47,9 @@ class FedNTD(FedAvg):
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
 
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
-            """Return the task's loss plus the divergence from w's predictions without the true class.  # [k, B]
+            """Return the task's loss plus beta tau^2 times the divergence from w's predictions, without the true class.
 
-            w is the received server model, and theta are the trained models.
+            w is the received server model, and theta are the trained models.  # [k, B]
             """
             logits = s.forward(theta, batch)  # [k, B, C]
             # log probabilities without the true class, of the received w and of theta
@@ -77,4 +77,5 @@ class FedNTD(FedAvg):
         excluded = batch.y[..., None] == classes  # [k, B, C]
         if batch.class_mask is not None:
             excluded = excluded | ~batch.class_mask[:, None]
+        # EXCLUDED is -1e9, a logit of probability 0
         return (logits / self.tau).masked_fill(excluded, EXCLUDED).log_softmax(2)

@@ -52,7 +52,10 @@ class FedOTP(Algorithm):
         self.gamma, self.eps = gamma, eps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add a personal prompt p_l to the model, and create the state: all clients start from the same two prompts."""
+        """Add a personal prompt p_l to the model, and create the state: all clients start from the same two prompts.
+
+        w is a row with the server's p_g.  A prompt has l tokens (clip.length) of width d (clip.width).
+        """
         clip: Any = model.module  # a model with text, tokens and prompts
         # new columns "local"; 0.02 is the standard deviation by which the model's own prompt is initialized
         model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
@@ -93,7 +96,7 @@ class FedOTP(Algorithm):
         """
         clip: Any = model.module  # a model with text, tokens and prompts
         named = model.named(rows)
-        # text features under both prompts
+        # text features under both prompts: context returns p_g, and "local" is p_l  [k, l, d] each
         T = clip.text(torch.stack([clip.context(named), named["local"]], -3))  # [k, 2, C, D]
         F = clip.tokens(inputs)  # image tokens  [k, B, M, D]
         return clip.scale * self.transported(similarities(F, T))
@@ -107,6 +110,7 @@ class FedOTP(Algorithm):
         Returns:
             <T*, sim>, without a gradient through T*.  # [k, B, C]
         """
+        # eps: weight of the entropy; gamma: transported mass
         plan = _transport.plan(sim, self.eps, self.gamma)  # T*  [k, 2, C, B, M]
         return (plan * sim).sum((1, 4)).transpose(1, 2)  # over prompts and tokens
 

@@ -172,7 +172,8 @@ class FedPAC(Algorithm):
                 training.
 
         Returns:
-            V_i [K] (formula: module), and H_i[c] = pi_ic mu_ic [K, C, F], for label shares pi_i and class means mu_i.
+            V_i = (sum_c pi_ic E|z|^2_c - pi_ic^2 |mu_ic|^2) / n_i [K], and H_i[c] = pi_ic mu_ic [K, C, F], for label
+            shares pi_i and class means mu_i of the features z.
         """
         pi = statistics.counts / statistics.counts.sum(1, keepdim=True).clamp_min(1)  # label shares  [K, C]
         variance = (pi * statistics.squares - pi.square() * statistics.means.square().sum(2)).sum(1)  # [K]
@@ -181,6 +182,8 @@ class FedPAC(Algorithm):
 
     def head_weights(self, V: Tensor, H: Tensor) -> Tensor:
         """Solve each client's quadratic program for the weights of all heads in its own.
+
+        a_i minimizes |H_i - sum_j a_ij H_j|^2 + sum_j a_ij^2 V_j over all weights >= 0 of sum 1.
 
         Args:
             V: Variances of H.  # [K]
@@ -192,7 +195,7 @@ class FedPAC(Algorithm):
         v = V.double().clamp_min(0).cpu().numpy()  # privacy noise may make V negative  [K]
         H_flat = H.flatten(1).double().cpu().numpy()  # [K, C F]
         a = np.stack([minimize_on_simplex((H_i - H_flat) @ (H_i - H_flat).T + np.diag(v)) for H_i in H_flat])
-        a[a < SMALLEST_WEIGHT] = 0  # as in the released code
+        a[a < SMALLEST_WEIGHT] = 0  # below 0.001, as in the released code
         return torch.from_numpy(self.normalized(a)).to(H)  # rows sum to 1 again
 
     def normalized(self, a: np.ndarray) -> np.ndarray:

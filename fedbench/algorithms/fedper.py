@@ -10,7 +10,7 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, L
 
 
 class FedPer(Algorithm):
-    """FedPer.
+    """FedPer.  u: shared base; v_i: personal head of client i.
 
     State:
         u: Averaged base (all columns except the head), [|base|].

@@ -129,7 +129,7 @@ class FedPIA(Algorithm):
             self.personal[everybody] = self.shared.put(w.expand(len(each), -1), each)
         self.bottlenecks = alignment.bottlenecks_of(model, self.shared)
         n, S = federation.num_clients, len(self.bottlenecks)
-        # figures of each client's last round: share of moved units, mean costs, q, first and last loss
+        # figures of each client's last round: share of moved units, mean costs, weights q in G, first and last loss
         self.moved_server, self.moved_client, self.first_loss, self.last_loss = (torch.zeros(n) for _ in range(4))
         self.cost_server, self.cost_client = torch.zeros(n, 2), torch.zeros(n, 2)  # before and after alignment
         self.q = torch.zeros(n, S)
@@ -182,8 +182,8 @@ class FedPIA(Algorithm):
         if self.cost == "weight":  # units are compared by their incoming weights, else by activations on samples
             cost = [self._weight_cost(cohort.model, rows, personal, b) for b in self.bottlenecks]
         else:
-            activations = [self.unit_activations(cohort, self.in_both(r)) for r in (rows, personal)]
-            cost = [alignment.costs(a, b) for a, b in zip(*activations)]
+            of_G, of_personal = (self.unit_activations(cohort, self.in_both(r)) for r in (rows, personal))
+            cost = [alignment.costs(mover, anchor) for mover, anchor in zip(of_G, of_personal)]
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
         self._note_alignment("client", cohort, aligned)
         return self.shared.take(aligned.rows)
@@ -199,8 +199,8 @@ class FedPIA(Algorithm):
             For each bottleneck, the activations of its m units; d is the number of samples (times classes, if a unit
             has an activation for each class).  Zeros pad clients with fewer samples.  # [K, m, d] each
         """
-        # one pass for all bottlenecks, unless layers read the class names instead of the samples (text towers)
-        # these have an activation for each class, and are computed once for all samples
+        # One pass over the samples for all bottlenecks.  But layers that read the class names instead of the samples,
+        # as in a text tower, have an activation for each class, so then each bottleneck has its own pass.
         one_by_one = any(self._is_computed_once(cohort.model, b) for b in self.bottlenecks)
         passes = [[b] for b in self.bottlenecks] if one_by_one else [self.bottlenecks]
         return [activations for group in passes for activations in self._activations_at(cohort, rows, group)]
@@ -236,7 +236,8 @@ class FedPIA(Algorithm):
 
         each = cohort.forward(rows, activations, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
         sizes = [b.hidden_units.num_blocks * b.hidden_units.size for b in bottlenecks]  # outputs of each layer
-        width = max((e.shape[1] for e in each if e.dim() > 1), default=sum(sizes))  # outputs of all layers together
+        # D: the sum of sizes, or for a layer that is computed once the number of classes times its size
+        width = max((e.shape[1] for e in each if e.dim() > 1), default=sum(sizes))
         each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # clients without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
         split = padded.split([width] if len(bottlenecks) == 1 else sizes, 2)
@@ -285,7 +286,7 @@ class FedPIA(Algorithm):
             """Take one step on w (s.theta) with the gradient at w_eff = (1 - lam) w + lam Gk."""
             g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
             s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
-            s.record("loss_sum", s.summed_loss)
+            s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step, for figures
 
         out = cohort.train(personal, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
         return out, shared.take(out.theta).lerp(Gk, self.lam)
@@ -332,7 +333,7 @@ class FedPIA(Algorithm):
         for bottleneck in self.bottlenecks:
             w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
             d = (w - bottleneck.columns.take(anchor)).norm(dim=1)  # [K]
-            q = (-self.gamma * d).softmax(0)  # of sum 1 over the clients  [K]
+            q = (-self.gamma * d).softmax(0)  # weights that fall with the distance, of sum 1 over the clients  [K]
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
         self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))
@@ -401,6 +402,7 @@ class FedPIA(Algorithm):
             return
         sums, last = sums.cpu(), torch.from_numpy(np.maximum(cohort.num_steps - 1, 0))
         at_end = sums.gather(1, last[:, None])[:, 0]
+        # the sum before the last step, 0 if that is the first one
         before = torch.where(last > 0, sums.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], torch.zeros(()))
         self._note(cohort, first_loss=sums[:, 0], last_loss=at_end - before)
 

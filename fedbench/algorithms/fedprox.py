@@ -14,7 +14,7 @@ from fedbench.engine.per_client import per_client
 
 
 class FedProx(FedAvg):
-    """FedProx.
+    """FedProx.  w: server model; mu: weight of the proximal term.
 
     Args:
         mu: Weight of the proximal term, >= 0.  A list sets one value per client.

@@ -19,7 +19,7 @@ from fedbench.algorithms.fedavg import FedAvg
 
 
 class FedSLD(FedAvg):
-    """FedSLD.
+    """FedSLD.  w: server model; counts_of [N, C]: uploaded label counts; Pt [C]: shares of the classes among all samples.
 
     Args:
         reduction: "mean" or "sum" of the weighted losses of a batch.
@@ -72,7 +72,7 @@ class FedSLD(FedAvg):
         if is_first_round:
             self.counts_of = self.upload_counts(cohort.all_clients())
         total = self.counts_of.sum(0)
-        prior = total / total.sum().clamp_min(1e-30)
+        prior = total / total.sum().clamp_min(1e-30)  # no division by 0
         return cohort.all_clients().broadcast(prior=prior, uncompressed=["prior"]).prior if is_first_round else prior
 
     def upload_counts(self, clients: Cohort) -> Tensor:

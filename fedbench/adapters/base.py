@@ -83,7 +83,8 @@ class Adapter:
     def insert(self, model: nn.Module) -> list[str]:
         """Freeze a model except the parameters of `train`, and adapt it in place.
 
-        `train` is an option, a list of patterns.  A model with hidden layers names its trained parameters itself.
+        `train` is an option, a list of patterns of parameter names.  A model with hidden layers (`HasHiddenLayers`)
+        names its trained parameters itself; patterns of `train` then need not match.
 
         Args:
             model: The model, which is changed.

@@ -79,11 +79,11 @@ class Bottleneck(Adapter):
             read = written if self.tap == "output" else linear[0].in_features
         else:
             return None
-        # kinds: classes of adapted layers
+        # kinds: from a word to the class of the adapted layer
         if isinstance(layer, nn.LayerNorm):  # it ends a block
             kind = "norm"
         else:
-            kind = "more" if takes_more(layer) else "rows"  # more: it also takes a mask or options
+            kind = "more" if takes_more(layer) else "rows"  # rows: it takes x alone; more: also a mask or options
         return self.kinds[kind](layer, self.scale, *self.networks(read, written, name))
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:

@@ -65,11 +65,12 @@ class Fusion(Bottleneck):
         Raises:
             ConfigError: The files were trained in another model or have adapters in other layers.
         """
-        # further initializations of the model have other random backbones, so only the first one is compared
+        # If `adapters` names files, they are read once, when the model is built first, and compared with this model.
+        # Models that are built again have other random frozen parameters.  used: names of the parameters in use.
         self.files, self.used = self.files or self._read(model), set()
         new, parameters = super().add(model), dict(model.named_parameters())
         for path, state in self.files.items():
-            unused = state.keys() - self.used  # used: the parameters that were copied into bottlenecks
+            unused = state.keys() - self.used  # parameters of the file that were not copied into a bottleneck
             require(
                 not unused,
                 f"{self._key}: {path} also has {min(unused, default='')}, for which the model has no layer: set "

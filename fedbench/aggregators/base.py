@@ -107,7 +107,8 @@ class Aggregator:
         Raises:
             ConfigError: f is too large for the rule.
         """
-        if not self.uses_f and self.pre == "none" and self.f < 1:  # such as the default
+        # f has no effect, and is a fraction such as the default; a number that the user set is checked nevertheless
+        if not self.uses_f and self.pre == "none" and self.f < 1:
             return
         # number of rows that the rule receives: one per client or per bucket
         m = math.ceil(num_clients / self.bucket_size) if self.pre == "bucketing" else num_clients

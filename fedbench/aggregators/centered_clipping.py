@@ -48,12 +48,14 @@ class CenteredClipping(Aggregator):
         for _ in range(self.iterations):
             distance = distances(u.rows, v)  # [m]
             tau = self.tau  # a number, or [1]
-            if tau is None:  # as float64, because distances of very large rows are infinite
+            # None: the weighted median of the distances, in float64, because those of very large rows are infinite
+            if tau is None:
                 tau = weighted_median(distance[:, None].double(), u.weights).to(distance)
             if bool((distance <= tau).all()):
                 v = u.mean  # no row is clipped
                 continue
-            scale = (tau / distance.clamp_min(TINY)).clamp_max(1)  # min(1, tau / |x_i - v|)  [m]
+            # min(1, tau / |x_i - v|); TINY: no division by 0  [m]
+            scale = (tau / distance.clamp_min(TINY)).clamp_max(1)
             factors = u.weights * scale  # [m]
             v = (1 - factors.sum()) * v + factors @ u.rows
         return v

@@ -46,6 +46,6 @@ class GeometricMedian(Aggregator):
             distance = distances(u.rows, z)  # [m]
             if not bool(torch.isfinite(distance).all()):  # in float32, squares of values above 1.8e19 are infinite
                 distance = (u.rows.double() - z.double()).norm(dim=1)
-            b = u.weights / distance.clamp_min(self.nu)  # [m]
+            b = u.weights / distance.clamp_min(self.nu)  # weights of the next mean; nu: smallest divisor  [m]
             z = (b / b.sum()).to(u.rows) @ u.rows
         return z

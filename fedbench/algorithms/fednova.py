@@ -78,8 +78,8 @@ class FedNova(FedAvg):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedNova: clients train from w, and the server averages their normalized changes.
 
-        A change is divided by a_i, the effective number of local steps, and the mean multiplied by tau_eff.  This is the
-        mean of a_i, or with mu > 0 the mean number T of steps.
+        A change is divided by a_i, the effective number of local steps, and the mean multiplied by tau_eff.  tau_eff is
+        the mean of a_i, or with mu > 0 the mean number T of steps.
         """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         out = cohort.train(w, extra_grad=(lambda s: self.mu * (s.theta - w)) if self.mu else None)

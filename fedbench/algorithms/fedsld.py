@@ -19,7 +19,7 @@ from fedbench.algorithms.fedavg import FedAvg
 
 
 class FedSLD(FedAvg):
-    """FedSLD.  w: server model; counts_of [N, C]: uploaded label counts; Pt [C]: shares of the classes among all samples.
+    """FedSLD.  w: server model; counts_of [N, C]: uploaded label counts; Pt [C]: class shares among all samples.
 
     Args:
         reduction: "mean" or "sum" of the weighted losses of a batch.

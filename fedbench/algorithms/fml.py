@@ -81,7 +81,10 @@ class FML(Algorithm):
         self.w = cohort.mean(up.g, weights="uniform", updates="w")  # or the option server's step towards the mean
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one local step of both models of each client: s.theta is g, s.state.personal is theta_i."""
+        """Take one local step of both models of each client: s.theta is g, s.state.personal is theta_i.
+
+        alpha and beta are the weights of the cross-entropy in the losses of theta_i and g.
+        """
 
         def L(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # loss of theta_i, which g teaches  [k, B]
             return self.loss(s, theta, s.theta, batch, a=s.value(self.alpha), b=s.value(self.beta))
@@ -112,8 +115,10 @@ class FML(Algorithm):
         with torch.no_grad():
             log_p_others = log_probabilities(s.forward(others, batch), batch)
         log_p = log_probabilities(logits, batch)
-        loss = a * s.task_loss(logits, batch) + (1 - a) * kl(log_p_others, log_p, self.kl)
-        return loss + (1 - b) * kl(log_p, log_p_others, self.kl) if self.targets == "live" else loss
+        loss = a * s.task_loss(logits, batch) + (1 - a) * kl(log_p_others, log_p, over_classes=self.kl)
+        if self.targets == "live":
+            loss = loss + (1 - b) * kl(log_p, log_p_others, over_classes=self.kl)
+        return loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort, the personal models theta_i.  # [K, P]

@@ -143,7 +143,7 @@ class FPFC(Algorithm):
         if self.one_s and len(ids) == len(self.W):
             # with one s, self.delta is D, from which delta_ij = D_i - D_j; its mean does not matter
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
-            s = self.scad(torch.pdist(D))  # [M]
+            s = self.scad(torch.pdist(D))  # from the norms of delta_ij  [M]
             if bool(s.min() == s.max()):  # all pairs still have the same s
                 self.delta, self.s = D, s
                 return
@@ -190,7 +190,8 @@ class FPFC(Algorithm):
     def scad(self, n: Tensor) -> Tensor:
         """Return s such that theta = s delta minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), with n = ||delta||.
 
-        Yu et al., 2022, the proximal operator of SCAD, smoothed by a quadratic for ||theta|| <= xi.
+        P_a is the SCAD penalty of weight lam and shape a, smoothed by a quadratic for ||theta|| <= xi.  This is its
+        proximal operator (Yu et al., 2022).
 
         Args:
             n: Norms of delta.  # [M]
@@ -260,7 +261,7 @@ class FPFC(Algorithm):
         return torch.from_numpy(labels).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:
-        """Return the mean of the last uploads of every cluster, weighted by n.
+        """Return the mean of the last uploads of every cluster, weighted by the client weights n [N].
 
         Args:
             label: Cluster of each client, counted from 0.  # [N]

@@ -104,7 +104,7 @@ class KNNPer(FedAvg):
         def both(model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
             return torch.stack(self.probabilities(model, rows, inputs), 2)  # p_knn, then the softmax  [k, b, 2, C]
 
-        # validation samples; the GRID values of lam to try
+        # positions of each client's validation samples in the data set; the GRID = 11 values of lam to try
         split, grid = cohort.federation.splits["val"], torch.linspace(0, 1, GRID, device=cohort.device)
         lam = torch.full((len(cohort), 1), WITHOUT_VALIDATION, device=cohort.device)  # 0.5
         for position, p in enumerate(cohort.forward(rows, both, split="val")):
@@ -147,7 +147,7 @@ def neighbours(z: Tensor, stored: Tensor, y: Tensor, k: int, scale: float, num_c
     The weight of a neighbour at distance d is proportional to exp(-d^2 / (F scale)).
 
     Args:
-        z: Features of the samples.  # [n, b, F]
+        z: Features of b samples of each of n clients.  # [n, b, F]
         stored: Features of the stored samples of each client.  # [n, m, F]
         y: Their classes; -1 is padding.  # [n, m]
         k: Number of neighbours.

@@ -241,7 +241,7 @@ class LCFed(Algorithm):
         return (is_peak & (u > MIN_PEAK)).to(u)
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
-        """Return A(a) = K * a, the maps smoothed by the fixed Gaussian K.
+        """Return A(a) = K * a, the maps smoothed by the fixed Gaussian K of KERNEL x KERNEL pixels.
 
         Args:
             a: Maps of all classes.  # [B, C, H, W]
@@ -253,8 +253,8 @@ class LCFed(Algorithm):
         offset = torch.arange(KERNEL, device=a.device) - KERNEL // 2
         bell = torch.exp(-(offset**2) / (2 * SIGMA**2))[None, None]  # K is separable  [1, 1, KERNEL]
         images = a.flatten(0, 1)[:, None]
-        down = F.conv2d(images, bell[..., None], padding=(KERNEL // 2, 0))
-        return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
+        smoothed_down = F.conv2d(images, bell[..., None], padding=(KERNEL // 2, 0))
+        return F.conv2d(smoothed_down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Return what the cohort deploys: the models, and all heads, which HC compares.
@@ -300,18 +300,21 @@ def pcs_layers(clients: int, channels: int) -> nn.Module:
 def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
     """Scale the channels of one client's features by PCS: x <- h x + x, where h depends on x and the client.
 
+    h = sigmoid(F [mean of x; m] + F [maximum of x; m]) with m = E(client index).  E and F are small networks, whose
+    layers are embed1 and embed2 (E), squeeze and excite (F).
+
     Args:
         x: Outputs of the calibrated layer.  # [B, C] or [B, C, H, W]
         row: The client's parameters by name, with its one-hot index "client" [N].
 
     Returns:
-        Calibrated features, as x.
+        Calibrated features, of the shape of x.
     """
     embedded = F.linear(row["client"], row["pcs.embed1.weight"]).relu()
     m = F.linear(embedded, row["pcs.embed2.weight"]).expand(x.shape[:2])  # [B, C]
     pixels = x.flatten(2) if x.dim() > 2 else x[..., None]  # [B, C, H W]
     h = torch.zeros_like(m)
-    for pooled in (pixels.mean(2), pixels.amax(2)):  # F [avg x; m] + F [max x; m]
+    for pooled in (pixels.mean(2), pixels.amax(2)):
         hidden = F.linear(torch.cat([pooled, m], 1), row["pcs.squeeze.weight"]).relu()
         h = h + F.linear(hidden, row["pcs.excite.weight"])
     h = torch.sigmoid(h).view(*x.shape[:2], *(1,) * (x.dim() - 2))

@@ -16,7 +16,7 @@ from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatM
 
 
 class LGFedAvg(Algorithm):
-    """LG-FedAvg.
+    """LG-FedAvg.  h: shared head; theta_i: model of client i, whose base is personal.
 
     Args:
         update: Local step: "alternate", base then head, or "joint", both at once.

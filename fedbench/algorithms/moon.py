@@ -21,7 +21,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class Moon(FedAvg):
-    """MOON.  v_i: client i's model of its last round.
+    """MOON.  v_i: client i's model of its last round; mu, tau: weight and temperature of the contrastive term.
 
     Args:
         mu: Weight of the contrastive term, >= 0, or a list with one per client.

@@ -33,7 +33,7 @@ from fedbench.engine.per_client import per_client
 
 
 class PerFedAvg(Algorithm):
-    """Per-FedAvg.
+    """Per-FedAvg.  w: server model; parts: number of sub-batches of a batch; alpha: size of the step that adapts w.
 
     Args:
         mode: "fo", first order, or "hf", Hessian-free.
@@ -83,7 +83,10 @@ class PerFedAvg(Algorithm):
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one local step of s.theta along the meta-gradient, estimated on 2 (hf: 3) parts of the batch."""
+        """Take one local step of s.theta along the meta-gradient, estimated on 2 parts of the batch.
+
+        mode="hf" (Hessian-free) adds the term with the Hessian H, by differences of size delta on a third part.
+        """
         alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
         sub_batches = batch.split(self.parts)
         adapted = s.theta - alpha * s.grad(sub_batches[0])  # [k, P]

@@ -19,7 +19,7 @@ from fedbench.engine.per_client import per_client
 
 
 class PFedMe(Algorithm):
-    """pFedMe.  w_i: copy of the server model at client i; theta_i: its personal model, near w_i.
+    """pFedMe.  w_i: copy of the server model at client i; theta_i: its personal model; lam: weight of its pull to w_i.
 
     Args:
         lam: Weight of the regularization towards w_i, >= 0.  A list sets one value per client.

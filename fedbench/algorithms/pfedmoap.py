@@ -282,7 +282,7 @@ class PFedMoAP(Algorithm):
         """
         contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))  # [K, l, d]
         # a few prompts at a time, to limit memory
-        return torch.cat([self.expert_form(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
+        return torch.cat([self.expert_form(self.clip.text(part)) for part in contexts.split(ENCODED_AT_ONCE)])
 
     # -- the client: logits --------------------------------------------------------------------------------
     def pooled(self, z: Tensor) -> Tensor:
@@ -360,6 +360,7 @@ class PFedMoAP(Algorithm):
         q = by_head("query.", image)  # [k, h, B, d/h]
         key = by_head("key.", X.flatten(1, 2))  # [k, h, E C, d/h]
         value = by_head("value.", X.flatten(1, 2))  # [k, h, E C, d/h]
+        # scale: the option, in place of the usual 1 / sqrt(d/h)
         score = (self.scale * q @ key.mT).unflatten(-1, (E, C))  # [k, h, B, E, C]
         a = score.masked_fill(missing[:, None, None, :, None], float("-inf")).softmax(-2)  # over experts
         # weighted values of all heads side by side

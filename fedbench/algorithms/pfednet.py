@@ -256,7 +256,8 @@ class PFedNet(Algorithm):
             return theta
         weights = "samples" if self.mode == "local_epochs" else "uniform"
         for i in range(self.x_steps or 1):
-            out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.shared))
+            how = self.how("local", i, self.shared)  # "local": key of the random batches
+            out = cohort.train(theta, columns=self.shared, how=how)
             dx = x - self.shared.take(out.theta)  # [K, d1]
             up = cohort.upload(dx=dx, relative_to={"dx": None})  # dx is already a difference
             self.x = self.x - cohort.mean(up.dx, weights=weights)
@@ -339,7 +340,8 @@ class PFedNet(Algorithm):
         # factor of dZ, and step size eta of the z-step: with z_step="paper" both are N times smaller
         factor, eta = (1.0, n * largest) if self.z_step in ("full", "single") else (1 / n, largest)
         weights = np.divide(largest, rates, out=np.ones(n), where=rates > 0)  # c_i  [N]
-        fused = fuse(self.Z - factor * dZ, self.network(weights), eta * self.lam, self.norm, keep_dual=False)
+        V, network = self.Z - factor * dZ, self.network(weights)
+        fused = fuse(V, network, tau=eta * self.lam, norm=self.norm, keep_dual=False)  # lam: weight of the penalty
         self.Z, self.iterations = fused.Z, torch.full_like(self.iterations, fused.iterations)
 
     def network(self, weights: np.ndarray) -> Network:

@@ -64,7 +64,8 @@ class PFedPrompt(Algorithm):
         indices = [torch.from_numpy(train[i]) for i in cohort.ids]  # [n_i] each
         number = pad_sequence(indices, batch_first=True, padding_value=-1).to(cohort.device)  # [K, n]
         keys = cohort.forward(self.w, image_features, split="train")  # [n_i, D] each
-        return {"keys": pad_sequence(keys, batch_first=True), "labels": targets[number.clamp_min(0)], "number": number}
+        labels = targets[number.clamp_min(0)]  # of padding: any label, which `predict` ignores
+        return {"keys": pad_sequence(keys, batch_first=True), "labels": labels, "number": number}
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Return what the cohort deploys: theta, the prompt as a row [P], and the clients' training features.
@@ -90,7 +91,7 @@ class PFedPrompt(Algorithm):
         T = clip.text(clip.context(model.named(theta)))  # [k, C, D]
         g = clip.image(inputs)  # [k, B, D]
         cosines = g @ rows["keys"].transpose(1, 2)  # [k, B, n]
-        # attention by classes, without padding  [k, B, C]
+        # attention by classes, without padding; beta: how fast it falls with the cosine distance  [k, B, C]
         bonus = torch.exp(-self.beta * (1 - cosines)) * real @ F.one_hot(rows["labels"], clip.num_classes).to(g)
         # / 100: as Tip-Adapter, whose alpha is not multiplied by the scale of the logits, CLIP's 100
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)

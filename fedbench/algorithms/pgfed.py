@@ -127,7 +127,8 @@ class PGFed(Algorithm):
         Returns:
             What the server receives: theta [K, P], and g [K, P] and c [K] of f_i(theta) ~ c_i + g_i . theta.
         """
-        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)  # [K, P], [K]
+        # gradient and value of each f_i; drop_last: without a last batch that is smaller  [K, P], [K]
+        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)
         c = f - dot(g, out.theta)
         # theta - w is sent; g and c are sent as they are (None)
         return cohort.upload(theta=out.theta, g=g, c=c, relative_to={"theta": "w"}, previous={"g": None, "c": None})

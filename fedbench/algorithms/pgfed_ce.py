@@ -58,7 +58,7 @@ class PGFedCE(PGFed):
             What the server receives, as PGFed.
         """
         up = super().upload(cohort, out)
-        if self.G is not None:
+        if self.G is not None:  # from the second round on there are clients j of a last cohort
             g_theta = mean(self.mu) * products(up.theta, self.G)  # mu g_j . theta_i  [K, K']
             eta2 = self.coefficient_rate(cohort) * out.steps[:, None]  # [K, 1]
             alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)

@@ -24,7 +24,7 @@ LIMIT = 50_000  # maximum of training samples times clients per round
 
 
 class PGFedExact(FedAvg):
-    """PGFed-exact.
+    """PGFed-exact.  w: server model; theta_i: model of client i; mu: weight of the other clients' mean risk.
 
     Args:
         mu: Weight of the other clients' risks, >= 0.  A list sets one value per client.
@@ -68,7 +68,8 @@ class PGFedExact(FedAvg):
         super().setup(federation, model, rows)
         train = federation.splits["train"]
         self.samples = train.indices  # positions of all clients' training samples in the data set  [n] on the host
-        weight = 1 / np.maximum(train.sizes, 1) / (federation.num_clients - 1)  # [N]
+        # 1 / (n_j (N - 1)): a mean over the n_j samples of client j, then over the other clients  [N]
+        weight = 1 / np.maximum(train.sizes, 1) / (federation.num_clients - 1)
         self.owner, self.weight = train.owners(), weight[train.owners()]  # [n] on the host
 
     def round(self, cohort: Cohort) -> None:

@@ -23,7 +23,7 @@ GRID = [number / 10 for number in range(11)]  # candidate values of lambda
 
 
 class SuPerFed(Algorithm):
-    """SuPerFed.  w_f: federated model; w_l: personal model; lambda in [0, 1] mixes them.
+    """SuPerFed.  w_f: federated model; w_l: personal model; lambda mixes them; mu, nu: weights of both penalties.
 
     Args:
         mu: Weight of ||w_f - w||^2, >= 0.

@@ -40,7 +40,8 @@ def append_copies(arrays: Arrays, samples: np.ndarray, targets: np.ndarray, imag
     Returns:
         The data set of n + k samples.
     """
-    shared = {}  # by name of the input: which stored entry of the input each sample reads
+    # from the name of an input to the stored entry of it that each sample reads; samples may share entries
+    shared = {}
     inputs = arrays.parts()
     for name, values in inputs.items():
         entries = (arrays.shared or {}).get(name, np.arange(len(arrays)))  # [n]

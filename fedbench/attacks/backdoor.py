@@ -22,7 +22,7 @@ from fedbench.data.base import Arrays
 
 
 class Backdoor(Attack):
-    """Images with a trigger and the target label among the attackers' training samples.
+    """Images with a trigger, a white square, and the target label among the attackers' training samples.
 
     Args:
         fraction: Fraction of the training clients that attack.
@@ -59,12 +59,18 @@ class Backdoor(Attack):
             attackers: The attackers.  # [f]
             seed: The run's seed, for the choice of the poisoned samples.
 
+        Returns:
+            The data; `triggered` has the test samples of honest clients with trigger and target label, except those
+            that already are of the target class.
+
         Raises:
             ConfigError: The data are not images with classes, or an option does not fit them.
         """
         images = self._images(arrays)
         sizes = split.train.sizes_of(attackers)  # [f]
-        counts = np.floor(self.poisoned * sizes + 0.5).astype(np.int64)  # the nearest integer
+        # poisoned: fraction of an attacker's samples that get the trigger; rounded to the nearest integer
+        counts = np.floor(self.poisoned * sizes + 0.5).astype(np.int64)
+        # positions among each attacker's own samples  [count] each
         chosen = rng.subsets(rng.key(seed, "backdoor"), attackers, sizes, counts)
         begins = split.train.offsets[attackers]  # [f]
         # positions in split.train.indices of the poisoned samples
@@ -94,7 +100,7 @@ class Backdoor(Attack):
             "attack=backdoor puts its trigger into images, but the inputs of this data set are none: use a data set of "
             "images, or another attack such as attack=label_flip",
         )
-        assert images is not None
+        assert images is not None  # for type checkers
         require(
             self.target < arrays.num_classes,
             f"attack.target={self.target} must be a class of the data set, from 0 to {arrays.num_classes - 1}",

@@ -44,7 +44,7 @@ class AttackState:
             initial: Its initial value, with its shape and type.  # [...]
         """
         path = f"{self.path}/{name}"
-        # a store with a single row, which all attackers share
+        # a store with a single row, which all attackers share; SHARED is the index of this row
         store = self.rows.all[path] if path in self.rows.all else self.rows(path, initial, count=1)
         return store[SHARED][0]
 

@@ -58,7 +58,7 @@ def line_search(function: Callable[[float], float], evaluations: int, largest: f
 
     Args:
         function: The function to maximize.
-        evaluations: Number of its evaluations.
+        evaluations: Number of its evaluations, at least 1.
         largest: Upper limit of the argument.
         step: The first step.
     """
@@ -69,5 +69,5 @@ def line_search(function: Callable[[float], float], evaluations: int, largest: f
         is_growing = is_growing and value > highest
         if value > highest:
             best, highest = candidate, value
-        step *= 2 if is_growing else SHRINKING  # SHRINKING < 1
+        step *= 2 if is_growing else SHRINKING  # SHRINKING is 0.8
     return best

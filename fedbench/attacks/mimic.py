@@ -58,7 +58,8 @@ class Mimic(Attack):
         """Return the client to mimic in this round, after an update of z in the warm-up.
 
         z [p] is the direction in which honest uploads differ most.  In the warm-up, the client with the largest product
-        with z is mimicked, and later the last such client, while it takes part.
+        with z is mimicked, and later the last such client, while it takes part.  A round moves z by one power iteration
+        for the covariance of the uploads.
         """
         # number of rounds so far, and the client that was chosen last
         progress = o.state.get("progress", torch.tensor([0, -1], device=o.truthful.device))

@@ -40,7 +40,7 @@ class Scaled(Compressor):
         Args:
             x: The rows.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             The inner encoding with the code a [k, 1].

@@ -1,6 +1,6 @@
-"""Total variation denoising of one row:
+"""Total variation denoising of one row g [d], which makes neighbouring values of the result v equal.
 
-    argmin_v 0.5 ||v - g||^2 + gamma (sum_{k<d} |v_k - v_{k+1}| + |v_d|).
+    v = argmin_v 0.5 ||v - g||^2 + gamma (sum_{k<d} |v_k - v_{k+1}| + |v_d|).
 
 `exact` is Johnson's dynamic program (J. Comput. Graph. Stat. 2013), whose time and memory are linear in d.  Let f_k(b)
 be the minimal cost of v_1 .. v_k with v_k = b.  Its derivative is piecewise linear.  A step clips it to
@@ -65,14 +65,15 @@ def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[
     Args:
         g: The row.  # [d]
         gamma: Weight of the total variation, > 0.
-        low: Buffer for lo_k.  # [d]
-        high: Buffer for hi_k.  # [d]
+        low: Buffer for the lower bounds low[k].  # [d]
+        high: Buffer for the upper bounds high[k].  # [d]
         position: Buffer for the knots of f_k': position[first .. last], which grows to both sides.  # [2 d]
-        slope: Change of slope at each knot.  # [2 d]
-        intercept: Change of intercept at each knot.  # [2 d]
-        v: The result.  # [d]
+        slope: Change of the slope of f_k' at each knot.  # [2 d]
+        intercept: Change of the intercept of f_k' at each knot.  # [2 d]
+        v: Buffer for the result.  # [d]
     """
     d = len(g)
+    # left_ and right_: the line of f_k' before its first knot, and behind its last one
     first, last = d, d - 1  # no knots
     for k in range(d):
         if k == 0:  # f_1' = b - g_1 is not clipped
@@ -87,7 +88,7 @@ def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[
             right_slope, right_intercept = right_slope - slope[last], right_intercept - intercept[last]
             last -= 1
         high[k] = (gamma - right_intercept) / right_slope
-        first -= 1
+        first -= 1  # new knots at both bounds, beyond which the clipped f_k' is constant
         position[first], slope[first], intercept[first] = low[k], left_slope, left_intercept + gamma
         last += 1
         position[last], slope[last], intercept[last] = high[k], -right_slope, gamma - right_intercept

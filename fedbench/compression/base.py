@@ -123,7 +123,7 @@ class Compressor:
         Args:
             x: Finite rows.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             The encoding, with num_values(message) values per row.
@@ -203,7 +203,7 @@ class Compressor:
         Args:
             x: Rows.  # [k, n] float32
             draws: Random numbers, one key per client and message.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
             changes_state: Whether the clients' states are updated.
 
         Returns:
@@ -231,13 +231,13 @@ class Compressor:
         Args:
             x: The rows.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Properties of the message.
-            changes_state: Whether client states may change.
+            message: Name of the message, size n of its rows, and its clients.
+            changes_state: Whether the compressor's states of the clients are updated.
 
         Returns:
             The rows that the receiver gets [k, n], and the number of bits of each row [k].
         """
-        is_valid = (x.abs() < LIMIT).all(1)  # False for NaN  # [k]
+        is_valid = (x.abs() < LIMIT).all(1)  # LIMIT is 2^100; False for NaN  [k]
         encoded = self.compress(torch.where(is_valid[:, None], x, 0), draws, message)
         received = self.decompress(encoded, message)
         bits = self.count(encoded, message) + FLOAT * self.num_values(message)  # codes, and values of 32 bits
@@ -251,7 +251,7 @@ class Compressor:
         Args:
             x: The row.  # [n]
             draws: Random numbers with the client's key only.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             The stream; empty for a row that diverged.
@@ -270,7 +270,7 @@ class Compressor:
 
         Args:
             stream: Output of `encode`.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             The row; NaN for an empty stream, which stands for a row that diverged.  # [n]

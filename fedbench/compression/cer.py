@@ -73,7 +73,7 @@ class CER(Compressor):
         """
         rows = x.detach().cpu().double().numpy()
         v = torch.from_numpy(np.stack([self.denoised(row) for row in rows]) if len(rows) else rows).float().to(x.device)
-        if self.has_values:  # send="all"
+        if self.has_values:  # send="all": the rows are sent as float32 values
             return Encoded(v)
         begins = torch.ones_like(v, dtype=torch.bool)  # True where a segment of equal values begins
         begins[:, 1:] = v[:, 1:] != v[:, :-1]
@@ -89,10 +89,10 @@ class CER(Compressor):
 
         The options gamma or gamma_rel set the weight of the total variation.
         """
-        # weight of the penalty, absolute or relative
+        # weight of the penalty, absolute or relative to the smallest one for which the whole block becomes 0
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
         assert gamma is not None
-        # the other solver is that of pFedNet's released code, 20 smoothing steps of size ETA
+        # the other solver is that of pFedNet's released code, 20 smoothing steps of size ETA = 0.001
         return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, times=20)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:

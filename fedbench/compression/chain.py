@@ -100,7 +100,7 @@ class Chain(Compressor):
         Args:
             x: The rows.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             The values of the last compressor, and the codes of all, whose names begin with "0/", "1/" and so on.

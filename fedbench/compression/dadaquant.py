@@ -26,7 +26,7 @@ from fedbench.core.rng import RowRandom
 
 
 class DAdaQuant(QSGD):
-    """DAdaQuant.
+    """DAdaQuant.  q [1]: number of levels; H [phi]: running losses of the last phi rounds; past [phi]: their levels.
 
     Args:
         q_min: Initial number of levels.
@@ -108,7 +108,7 @@ class DAdaQuant(QSGD):
         Args:
             x: The rows.  # [k, n]
             draws: Random numbers of each client.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             Codes "scale", the norm [k, 1]; "q", the number of levels [k, 1]; and "level", signed levels [k, n].

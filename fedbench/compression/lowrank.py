@@ -40,7 +40,7 @@ class _Part(NamedTuple):
 
 
 class LowRank(Compressor):
-    """Low-rank approximation of parameter matrices.
+    """Low-rank approximation of parameter matrices.  last: stored factors Q of each client, from the message's name.
 
     Args:
         rank: Rank r of the factors.
@@ -209,6 +209,7 @@ def _orthonormal(columns: Tensor) -> Tensor:
     basis: list[Tensor] = []
     for column in columns.unbind(2):  # [k, a]
         remainder = column
+        # DEPENDENT is 1e-5
         for _ in range(2):  # the second pass removes what rounding left
             for other in basis:
                 remainder = remainder - total(other * remainder)[:, None] * other

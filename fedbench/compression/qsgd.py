@@ -57,7 +57,7 @@ class QSGD(Compressor):
         Args:
             x: The rows.  # [k, n]
             draws: Random numbers of each client.
-            message: Properties of the message.
+            message: Name of the message, size n of its rows, and its clients.
 
         Returns:
             Codes "scale", the norm [k, 1], and "level", signed levels [k, n] int32.

@@ -148,7 +148,10 @@ class FedPAC(Algorithm):
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-            """Return the task's loss plus lam times the squared distance of features to the prototype.  # [k, B]"""
+            """Return the task's loss plus lam times the squared distance of features to their class's prototype.
+
+            The distance is the mean over features, and 0 for a class without prototype.  # [k, B]
+            """
             z, logits = features_and_logits(s, rows, batch)  # [k, B, F], [k, B, C]
             distance = (z - G[batch.y]).square().mean(2) * has_prototype[batch.y]  # [k, B]
             return s.task_loss(logits, batch) + s.value(self.lam) * distance

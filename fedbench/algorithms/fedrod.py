@@ -32,7 +32,7 @@ from fedbench.algorithms.base import (
 
 
 class FedRoD(Algorithm):
-    """FedRoD.  u: shared base; h: shared head; g_i: personal head of client i.
+    """FedRoD.  u: shared base; h: shared head; w: server's row with u and h; g_i: personal head of client i.
 
     State:
         w: Shared base u and generic head h, [P]; its columns "head2" are the initial personal head.

@@ -29,7 +29,7 @@ from fedbench.core.rows import free_memory
 
 
 class FPFC(Algorithm):
-    """FPFC.  There are M = N (N - 1) / 2 pairs i < j, in the order (0, 1), (0, 2) ... (1, 2) ...
+    """FPFC.  W: last uploads w_i; M = N (N - 1) / 2 pairs i < j: (0, 1), (0, 2) ... with theta_ij = s_ij delta_ij.
 
     Args:
         lam: Weight of the penalty, >= 0; at 0 clients are independent.
@@ -113,7 +113,7 @@ class FPFC(Algorithm):
         self.personal[cohort.ids] = out.theta
         w = cohort.upload(w=columns.take(out.theta), previous={"w": self.W[cohort.index]}).w  # its change is sent
         self.W = self.W.index_copy(0, cohort.index, w)
-        self.fuse(cohort.ids)
+        self.fuse(cohort.ids)  # updates the variables of all pairs with one of these clients
 
     def zeta(self) -> Tensor:
         """Return zeta_i, towards which client i trains: (1/N) sum_j (w_j + theta_ij - v_ij/rho).

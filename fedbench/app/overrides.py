@@ -69,7 +69,8 @@ def check_choice(override: Override, folders: list[Path]) -> None:
     if group not in GROUPS or override.is_delete():
         return
     options, plus = group_options(group, folders), "+" if group == "experiment" else ""
-    values = _values(override)
+    values = _values(override)  # several in a sweep
+    # a run may have several experiments and several callbacks
     require(
         bool(plus) or group == "callbacks" or not any(isinstance(value, list) for value in values),
         f"{override.input_line} is a list, but a run has one {group}; to run several: -m {group}=a,b",
@@ -80,13 +81,15 @@ def check_choice(override: Override, folders: list[Path]) -> None:
             continue
         hint = nearest(str(value), options, f"{plus}{group}=")
         shown = value if isinstance(value, str) else show(value)
+        # options in the same folder, such as table/row for table/other
         same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
         listed = ", ".join(same or group_overview(options)) or "none"
+        # more than one folder: --config-dir was given
         advice = "" if hint or len(folders) > 1 else "; give the folder of your own options by --config-dir"
         raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{advice}")
     given = str(override.input_line)
     why = "needs a plus, because it is added to the default run" if plus else "has a plus, which only +experiment needs"
-    has_right_plus = bool(plus) == (override.type is not OverrideType.CHANGE)
+    has_right_plus = bool(plus) == (override.type is not OverrideType.CHANGE)  # CHANGE: without a plus
     require(has_right_plus, f"{given} {why}: write {plus}{given.lstrip('+')}")
 
 

@@ -131,8 +131,9 @@ class Compression:
         """
         if not self.compresses_downloads or self._passes(value[None]):
             return Received(value, len(context) * num_bytes(value))
-        path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
-        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), count=1)  # what all clients have  [1, n]
+        path, x = _path("down", name, call), value.reshape(1, -1)  # path: name of the stored state; [1, n]
+        # what all clients have: a state of a single row, whose id is SERVER  [1, n]
+        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), count=1)
         if last.used:  # there was a broadcast before: only the difference is sent
             message = self._message(path, name, x.shape[1], context=None)
             received, bits = self._difference(context, x, last[SERVER], message, SERVER)
@@ -142,7 +143,8 @@ class Compression:
         if not context.changes_state:  # an evaluation, whose bytes are not counted
             return Received(received.view(value.shape), num_bytes=0)
         last[SERVER] = received
-        return Received(received.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
+        missed = self._bits_missed(path, context, bits, x.shape[1])  # also of broadcasts while a client was away  [K]
+        return Received(received.view(value.shape), in_bytes(missed))
 
     def _bits_missed(self, path: str, context: RoundContext, bits: Tensor, size: int) -> Tensor:
         """Return the bits that each client is sent with a broadcast, and record it.

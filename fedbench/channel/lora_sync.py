@@ -71,7 +71,7 @@ class Factors(NamedTuple):
         return weighted.transpose(0, 1).flatten(1) @ self.A.double().flatten(0, 1)  # [out, K R] [K R, in]
 
     def means(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means of A [R, in] and B [out, R] with these weights [K]."""
+        """Return the means of A [R, in] and B [out, R] over the K clients, with weights [K]; R is the largest rank."""
         return torch.einsum("k,kri->ri", weights, self.A), torch.einsum("k,kor->or", weights, self.B)
 
 

@@ -260,9 +260,9 @@ class Compressor:
         if self.exact or not message.size:  # sent as float32
             out.floats(x)
         elif bool((x.abs() < LIMIT).all()):  # no value is so large (2^100) or NaN that the row counts as diverged
-            encoded = self.compress(x[None], draws, message)
-            self.write(encoded, out, message)
-            out.floats(encoded.values[0])
+            encoded = self.compress(x[None], draws, message)  # of one row
+            self.write(encoded, out, message)  # the codes, such as positions
+            out.floats(encoded.values[0])  # the values that remain float32, if any
         return out.stream()
 
     def decode(self, stream: bytes, message: Message) -> Tensor:

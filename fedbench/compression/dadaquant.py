@@ -131,11 +131,11 @@ class DAdaQuant(QSGD):
         return super().count(encoded, message) + omega_lengths(encoded.codes["q"][:, 0])
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row: q, the norm and the levels."""
+        """Write the codes of one row: q, its number of levels, then its norm and the level of each value."""
         out.omega(int(encoded.codes["q"][0, 0]))
         super().write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row: q, the norm and the levels."""
+        """Read the codes of one row by name: q, its number of levels, then its norm and the level of each value."""
         q = torch.tensor([[stream.omega()]], dtype=torch.int32)
         return {"q": q, **super().read(stream, message)}

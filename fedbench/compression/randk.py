@@ -71,7 +71,7 @@ class RandK(Compressor):
         out.fixed(int(encoded.codes["key"]) % 2**KEY, KEY)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the key of one row, and compute the positions from it."""
+        """Read the key of one row; return {"key": key [1, 1], "positions": those that follow from it}."""
         bits = stream.fixed(KEY)  # the key as a number without sign
         key = torch.tensor([[bits - 2**KEY if bits >> (KEY - 1) else bits]])
         return {"key": key, "positions": self._positions(key, message)}

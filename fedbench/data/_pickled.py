@@ -225,9 +225,9 @@ class _Builder:
         Raises:
             NotPlainError: The call has other arguments than NumPy writes.
         """
-        if call.name in EMPTY:
+        if call.name in EMPTY:  # an array, whose content is in the state
             _, shape, dtype, fortran, content = call.state  # version, shape, dtype, Fortran order, bytes or objects
-            if isinstance(content, list) and _code(dtype).startswith("O"):
+            if isinstance(content, list) and _code(dtype).startswith("O"):  # O: Python objects
                 return self._objects(content, shape)
             return self._array(content, dtype, shape, "F" if fortran else "C")
         if call.name in SCALAR:  # a single number of NumPy
@@ -236,7 +236,7 @@ class _Builder:
         if call.name in BUFFER:  # an array as pickle protocol 5 stores it
             content, dtype, shape, order = call.args
             return self._array(content, dtype, shape, order)
-        if call.name == ENCODE:
+        if call.name == ENCODE:  # bytes as protocol 2 stores them: a text to encode
             return _encoded(*call.args)
         if call.name in NO_BYTES and not call.args:
             return b""

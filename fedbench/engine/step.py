@@ -523,7 +523,7 @@ class Step:
             if buffer not in state:
                 num_parameters = len(self.model.parameter_spans(rows.shape[1]))  # for buffers with a number for each
                 state[buffer] = optimizer.new(buffer, rows, num_parameters)
-        return {buffer: values[: self.k] for buffer, values in state.items()}
+        return {buffer: values[: self.k] for buffer, values in state.items()}  # clients that still train come first
 
     def _parameter_index(self, length: int) -> ParameterIndex:
         """Return which parameter each column belongs to, for rows of `length` columns; cached.

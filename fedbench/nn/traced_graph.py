@@ -197,7 +197,7 @@ class TracedGraph:
         """
         if node.op == "call_module":
             module = self.modules[str(node.target)]
-            name = self.prefix + str(node.target)
+            name = self.prefix + str(node.target)  # prefix: name of this module in a larger one, to which params belong
             x = values[node.args[0]]  # type: ignore[index]
             return OPERATORS[type(module)](module, name, params, x, batched, context)
         if node.op == "get_attr":

@@ -405,6 +405,7 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
     """
     keys = ["method", *paper.KEYS]
     ours_by_cell: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows of cells.csv by the values of keys
+    # the rows of the table, without notes on cells that were not run
     run = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")]
     for our_row in run.to_dict("records"):
         ours_by_cell.setdefault(tuple(str(our_row[key]) for key in keys), []).append(our_row)

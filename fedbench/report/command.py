@@ -222,7 +222,7 @@ def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], 
     scores.check_metric(metric, args.target, runs)
     groups, repeated = group_runs(runs, options.group)  # repeated: the number of runs that later ones replace
     tables = [results(groups, runs, options)] if groups else [Table("no run has finished yet", [])]
-    if table_format not in MACHINE_FORMATS:
+    if table_format not in MACHINE_FORMATS:  # a table for readers, or OBJECT: one JSON object of all tables (--json)
         if groups:
             labels = list(groups[0].labels)
             communication = sent_table(groups, tables[0], options)  # None if no run was compressed

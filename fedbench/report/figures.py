@@ -66,7 +66,7 @@ def draw_settings(groups: list[Group], runs: list[Run], options: Options, files:
         suffix = file_name(setting, options.metric)
         paths.append(draw_curves(members, options, files.path(f"curves_{suffix}"), setting))
         gains = {group.name: client_gains(group, runs, options) for group in members}
-        gains = {name: values for name, values in gains.items() if len(values)}
+        gains = {name: values for name, values in gains.items() if len(values)}  # none without a run of Local
         if gains:
             paths.append(draw_gains(gains, options, files.path(f"gains_{suffix}"), setting))
     return paths

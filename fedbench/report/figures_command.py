@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     """Run the command line and return the exit status."""
     args = parser().parse_args(argv)
     rounds = parse_rounds(args.rounds)
-    require(args.target == args.target, "--target must be a number, got nan")
+    require(args.target == args.target, "--target must be a number, got nan")  # only nan differs from itself
     files = figure_files("--out", args.out) if args.out else FigureFiles(args.folders[0] / "figures")
     intact, damaged = readable(find_runs(args.folders, args.config_dir))
     for path, reason in damaged.items():
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         prefix = f"{folder_name(run, runs)}_" if len(runs) > 1 else ""  # file names of several runs must differ
         try:
             draw_run_figures(run, files, prefix, metric, rounds)
-        except DAMAGE as error:
+        except DAMAGE as error:  # what reading a damaged file may raise
             print(f"damaged, not all drawn: {run.path}: {run.clients_error or first_line(error)}", file=sys.stderr)
     draw_comparisons(runs, files, Options(metric=metric, target=args.target))
     return 0

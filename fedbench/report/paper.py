@@ -169,7 +169,8 @@ def read_table(name: str) -> list[dict[str, str]]:
         f"table {name}: fedbench/papers/{name}.csv has numbers of a figure or a text, which are not compared with "
         "runs; python -m fedbench paper lists the tables that are",
     )
-    nearest = get_close_matches(name, names, 3, 0.3) or [t for t in names if name.split("_")[0] in t] or names
+    # similar names, else those with the same first word, such as the method, else all
+    nearest = get_close_matches(name, names, n=3, cutoff=0.3) or [t for t in names if name.split("_")[0] in t] or names
     require(name in names, f"table {name}: no such table; the nearest are {', '.join(nearest)}")
     return _read_csv(path)
 
@@ -192,6 +193,7 @@ def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
         table: The name of the table.
         row: The cell: its row of the table's CSV file, values by column.
     """
+    # all but "table", and "select", the round at which the paper reports the metric
     columns = {column: value for column, value in paper.items() if column not in ("table", "select")}
     if "method" not in columns or not names_table(paper, table):
         return False

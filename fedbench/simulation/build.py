@@ -310,9 +310,9 @@ def engine(
         ConfigError: The components do not fit each other.
     """
     device, ranks = _device(cfg), processes.current()
-    ranks.by_owner = divides_samples(cfg)
+    ranks.by_owner = divides_samples(cfg)  # whether each process stores and trains its own clients only
     clients = _clients(cfg, arrays, split, device)
-    training = _training(cfg, clients)
+    training = _training(cfg, clients)  # the federation without new clients
     component(cfg, "adapter").check(training.num_clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"
@@ -321,6 +321,7 @@ def engine(
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
         check_method(built, method)
+    # time the plans; a single one is tried as well if torch.vmap may fail
     if not stored and (len(plans) > 1 or flat.uses_vmap):
         built = choose_executor(built, plans)
     return built

@@ -97,7 +97,10 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
 
 
 def _few_samples(federation: Federation) -> Tensor:
-    """Return the indices [B] of 5 or 6 training samples, repeated if the data set has fewer."""
+    """Return the indices [B] of 5 training samples, or 6 if there are 5 classes, so that B and C differ.
+
+    Samples are repeated if the data set has fewer.
+    """
     count = 5 if federation.num_classes != 5 else 6  # B != C, so that swapped axes are noticed
     index = np.resize(federation.splits["train"].indices[:count], count)
     return torch.from_numpy(index).to(federation.device)

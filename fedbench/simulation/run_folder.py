@@ -148,7 +148,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
     """
     if "digest" not in summary:
         return None
-    from fedbench.core.digests import differing, digest  # NumPy
+    from fedbench.core.digests import differing, digest  # here, because it imports NumPy, which takes time
 
     if digest({name: value for name, value in summary.items() if name != "digest"}) != summary["digest"]:
         return "summary.json"

@@ -221,7 +221,10 @@ def _small(model: str) -> list[str]:
 
 @functools.cache
 def _other_models() -> list[str]:
-    """Return the options of conf/model besides `SMALL` and `CLIP` that can be built, smallest models first."""
+    """Return the options of conf/model besides `SMALL` and `CLIP` that fit the small federation, smallest models first.
+
+    Models that need a library that is not installed are left out, too.
+    """
     federation, sizes = Federation.build(ARRAYS, SPLIT, CPU), {}
     for model in group_options("model"):
         if model in (*SMALL, CLIP):

@@ -363,7 +363,7 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
 
 
 def run_overrides(search: Search, trial: Trial, seed: int) -> list[str]:
-    """Return all overrides of a run."""
+    """Return the overrides of the run of a trial with a seed: those of the search, the trial's values, and the seed."""
     return [*search.overrides, *(f"{key}={value}" for key, value in trial.values.items()), f"seed={seed}"]
 
 

@@ -114,7 +114,8 @@ class CIFAR10(DownloadedImages):
         Returns:
             train_images and test_images [n, 3, 32, 32] uint8, train_labels and test_labels [n], and classes [C].
         """
-        names = [self.names_file, self.python_names_file]
+        names = [self.names_file, self.python_names_file]  # with the names of the classes
+        # members: from part ("train", "test") to the names of its files
         names += [name for members in (self.members, self.python_members) for part in members.values() for name in part]
         try:
             contents = read_members(source, [self.folder, self.python_folder], names)

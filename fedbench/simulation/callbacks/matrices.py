@@ -108,7 +108,7 @@ class MatrixLog:
             write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
 
     def load(self, done: int, digests: Mapping[str, str] | None = None) -> None:
-        """Read the recorded matrices up to the round of the checkpoint.
+        """Read the recorded matrices up to the round of the checkpoint.  Without room for any (`active`), do nothing.
 
         Args:
             done: The round of the checkpoint.
@@ -121,7 +121,7 @@ class MatrixLog:
             stored = read_npz(self.path)
             for r, round in enumerate(stored.pop("rounds").tolist()):
                 if round <= done and self._is_recorded(round):
-                    # np.asarray: an entry may be a single number
+                    # _record also computes the digest of the round; np.asarray: an entry may be a single number
                     self._record(round, {name: np.asarray(values[r]) for name, values in stored.items()})
         if self.active and digests is not None:
             expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}

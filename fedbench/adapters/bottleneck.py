@@ -112,7 +112,7 @@ class Bottleneck(Adapter):
         else:  # a new bottleneck returns 0
             for p in up.parameters():
                 nn.init.zeros_(p)
-        return named_network(down, ACTIVATIONS[self.activation](), up)
+        return named_network(down, ACTIVATIONS[self.activation](), up)  # ACTIVATIONS: class of each activation by name
 
 
 def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequential:

@@ -91,7 +91,7 @@ class Rule(nn.Module):
 
 
 class PHMLinear(nn.Module):
-    """Linear layer x H + b whose weight is a sum of Kronecker products, [..., in] -> [..., out].
+    """Linear layer x H + b with H = sum_i A_i (x) (s_i t_i), where A is shared by all layers, [..., in] -> [..., out].
 
     Args:
         rule: The shared factors.  They are a submodule of one layer of a model only.
@@ -113,7 +113,7 @@ class PHMLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x H + b [..., out] for inputs x [..., in], without computing H: its factors are applied in turn."""
         # Axes: i summands; p and q: block and position of an input; a and c: block and position of an output; r rank.
-        A = self._rule[0].A  # [i, p, a]
+        A = self._rule[0].A  # _rule: tuple of the one module that has A  [i, p, a]
         x = x.unflatten(-1, (len(A), -1))  # [..., p, q]
         x = torch.einsum("...pq,iqr->...ipr", x, self.s)
         x = torch.einsum("...ipr,ipa->...iar", x, A)

@@ -193,7 +193,8 @@ class Fused(Added):
     def added(self, x: Tensor, y: Tensor) -> Tensor:
         """Return V sum_i p_i z_i, which is added to the output of the layer.
 
-        z_i are the outputs of the n bottlenecks, p_i their attention weights, and V is a linear map.
+        z_i are the outputs of the n bottlenecks `adapters`, multiplied by `scale`.  p_i are their attention weights, by
+        the linear maps `query` of y and `key` of z_i, and V is the linear map `value`.
 
         Args:
             x: Input of the layer, unused.

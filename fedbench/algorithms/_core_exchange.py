@@ -11,7 +11,7 @@ from fedbench.engine.cohort import Cohort
 
 
 class CoreExchange:
-    """Exchange without a bandwidth limit.  In each of its rounds a client downloads the newest c_j of all others.
+    """Exchange of all cores in each round.  cores [V, P]: the cores in use; newest [N]: where the newest c_j is.
 
     State:
         cores: All versions of all cores that are in use, [V, P].
@@ -57,9 +57,9 @@ class CoreExchange:
 
 
 class LimitedCoreExchange(CoreExchange):
-    """Exchange with a bandwidth limit.  A client downloads all cores in its first round, and later a limited number.
+    """Exchange of M cores per round.  held [N, N]: which c_j client i has; seen [N, N]: whether it ever chose c_j.
 
-    It keeps its old versions of the other cores.
+    A client downloads all cores in its first round, and M in each later one.  It keeps its old versions of the others.
 
     Args:
         cores: Initial cores.  # [N, P]

@@ -47,7 +47,7 @@ def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FineTuned(Wrapper):
-    """Wrapper that fine-tunes the models that the inner method deploys, with a fresh optimizer.
+    """Wrapper that fine-tunes the models that `inner`, another method, deploys: their columns `part`, by rate `lr`.
 
     Args:
         inner: The method.
@@ -107,7 +107,7 @@ class FineTuned(Wrapper):
             theta,
             loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,  # None: the task's loss
             columns=None if self.part == "all" else cohort.model.columns[self.part],
-            # fresh: without optimizer state from the training
+            # key: of the random batches; fresh: without optimizer state from the training
             how=LocalTraining(
                 epochs=self.epochs, lr=cohort.value(self.lr), key="finetune", optimizer=cohort.engine.optimizer.fresh()
             ),

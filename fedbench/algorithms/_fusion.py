@@ -295,7 +295,7 @@ def _admm(
         gap, before = network.differences(Z).sub_(W), W  # gap: B Z - W
         R = torch.add(R, gap, alpha=RELAXED)
         W = prox(R, tau / r, norm)
-        if count % EVERY == 0:  # seldom, because a check synchronizes with a GPU
+        if count % EVERY == 0:  # every 10th iteration, because a check synchronizes with a GPU
             primal, dual = (gap + before - W).norm(), r * network.sums(W - before).norm()
             primal, dual = torch.stack([primal, dual]).tolist()
             if max(primal, dual) <= max_residual:

@@ -38,7 +38,8 @@ class APFL(Algorithm):
         """Create the state: global model w, personal models v_i with the same initial values, and weights a_i."""
         self.w = model.init_row()  # [P]
         self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
-        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # [N, 1]; of new clients: mean
+        # initial a_i: the option alpha, or if it lists one per client, their mean for new clients  [N, 1]
+        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))
         if isinstance(self.alpha, PerClient):
             all_ids = np.arange(federation.num_clients)
             self.a[all_ids] = self.alpha.of(all_ids, self.w.device)  # [N, 1]

@@ -131,7 +131,8 @@ class APPLE(Algorithm):
         def step(s: Step, batch: Batch) -> None:
             """Take one local step of c_i (s.theta) and of d_i (s.state.d), and mix w_i (s.state.personal) again.
 
-            eta2: learning rate of d; pull: weight of its penalty; s.state.i: client indices [k, 1].
+            eta2: learning rate of d; pull: weight of its penalty; s.value gives those of the step's clients, if they
+            differ.  s.state.i: client indices [k, 1].
             """
             g = s.grad(batch, rows=s.state.personal)  # G, the gradient at w_i  [k, P]
             # cores [V, P]: all stored versions of cores; versions [k, N]: which one is the c_j of client i

@@ -117,7 +117,8 @@ class FedALA(Algorithm):
         differs = (theta != w).any(1).cpu().numpy()  # [K]; a client whose model is w has nothing to learn
         is_first = ~self.A.has(cohort.ids).cpu().numpy()  # clients that never learned A  [K]
         A = self.learn(cohort, w, A, D, differs & ~is_first, passes=1)
-        A = self.learn(cohort, w, A, D, differs & is_first, passes=MOST_PASSES)  # the first time until it converges
+        # the first time: MOST_PASSES = 100 passes, or until it converges
+        A = self.learn(cohort, w, A, D, differs & is_first, passes=MOST_PASSES)
         return self.h.put(w.expand(len(cohort), -1), self.h.take(theta) + D * A), A, differs
 
     def learn(self, cohort: Cohort, w: Tensor, A: Tensor, D: Tensor, learns: np.ndarray, passes: int) -> Tensor:
@@ -143,7 +144,7 @@ class FedALA(Algorithm):
             where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)  # positions of the clients that still learn
             how = LocalTraining(
                 # drop_last=False: train on the last batch even if it is smaller; uploaded=False: the weights A_i stay
-                # with the client; throughput_weight=0: images/s count each sample once
+                # with the client; key: of the random batches; throughput_weight=0: images/s count each sample once
                 epochs=1,
                 drop_last=False,
                 split=subset,

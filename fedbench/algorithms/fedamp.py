@@ -106,7 +106,8 @@ class FedAMP(Algorithm):
         """
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
-        weight = self.lam / alpha  # of the pull towards u_i in the gradient; alpha: the server's step size
+        # weight of the pull towards u_i in the gradient, a number or one per client; alpha: the server's step size
+        weight = self.lam / alpha
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
@@ -134,7 +135,7 @@ class FedAMP(Algorithm):
         blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
         if not blocks:
             return w_i
-        take = self.columns.take
+        take = self.columns.take  # the parameters of a row, without running statistics
         # squared distances, or what a subclass compares  [K, M]
         compared = torch.cat([self.compare(take(w_i), take(self.w[ids])) for ids in blocks], 1)
         is_other = torch.from_numpy(cohort.ids[:, None] != peers).to(w_i.device)  # [K, M] bool
@@ -163,7 +164,7 @@ class FedAMP(Algorithm):
         Returns:
             X_ij, and 0 where j = i; scaled down to a sum of `cap` over j where it is larger.  # [K, M]
         """
-        # "auto": the median distance of this round
+        # sigma: scale of the squared distances; "auto": their median in this round
         sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)
         X = torch.where(is_other, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)

@@ -128,7 +128,7 @@ class FedAS(Algorithm):
             batch_size=self.align_batch_size,
             optimizer=SGD(self.align_lr),
             key="align",
-            # throughput_weight=0: images/s count each sample once
+            # throughput_weight=0: images/s count each sample once; key: of the random batches
             throughput_weight=0,
         )
         old = self.statistics(cohort, theta)
@@ -154,7 +154,7 @@ class FedAS(Algorithm):
             s.state.t.add_(s.grad(batch).square().sum(1))
 
         how = LocalTraining(
-            # throughput_weight=0: images/s count each sample once
+            # throughput_weight=0: images/s count each sample once; key: of the random batches
             epochs=1,
             batch_size=self.fisher_batch_size,
             key="trace",

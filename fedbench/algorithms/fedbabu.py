@@ -69,7 +69,7 @@ class FedBABU(Algorithm):
         return cohort.train(
             start,
             columns=columns,
-            # fresh: without optimizer state from the training
+            # key: of the random batches; fresh: without optimizer state from the training
             how=LocalTraining(
                 epochs=self.epochs, lr=self.lr, key="finetune", optimizer=cohort.engine.optimizer.fresh()
             ),

@@ -88,6 +88,7 @@ class FedCAC(Algorithm):
                 # a threshold of about 0 would select parameters without any sensitivity, too, so it is replaced by
                 # the smallest sensitivity that is not 0
                 positive = torch.where(s > ZERO, s, torch.inf).amin(1, keepdim=True)  # [K, 1]
+                # TINY: 1e-10, ZERO: 1e-20
                 m[:, start:stop] = s >= torch.where(threshold <= TINY, positive, threshold)
         return m
 

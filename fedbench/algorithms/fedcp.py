@@ -116,6 +116,7 @@ class FedCP(Algorithm):
             z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
             logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))  # [k, B, C]
             distance = mmd(z, z0, batch.weight)[:, None]  # [k, 1]
+            # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
         trained = self.head_g.rest(cohort.model.size)  # all columns except the global head

@@ -33,7 +33,7 @@ from fedbench.engine.step import Loss
 
 
 class FedDAT(Algorithm):
-    """FedDAT.  A0, A1: personal and shared adapter; A2: A1 as received; A: parameters of all first bottlenecks.
+    """FedDAT.  A0, A1 [A]: personal and shared adapter; A2: A1 as received; first, second, rest: columns of a row.
 
     Args:
         tau: Temperature of the distillation, > 0.
@@ -78,7 +78,8 @@ class FedDAT(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedDAT: clients train A0 and A1, which distill into each other; the server averages A1.
 
-        A0 is the client's personal adapter, A1 the shared one, and A2 the shared one as the client received it.
+        A0 is the client's personal adapter, A1 the shared one, and A2 the shared one as the client received it.  Each
+        layer has two bottlenecks, in the columns `first` and `second`; `rest` are all other columns, with the head.
         """
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         start = self.rows(cohort, A1, A1)  # A1 in both bottlenecks  [K, P]
@@ -103,14 +104,15 @@ class FedDAT(Algorithm):
         Returns:
             The models.  # [K, P]
         """
-        # columns.put(row, values) returns a copy of row with these columns replaced
+        # columns.put(row, values) returns a copy of row with these columns replaced; rest: the head and other columns
         row = self.rest.put(self.initial.expand(len(cohort), -1), self.head[cohort.ids])
         return self.second.put(self.first.put(row, first), second)
 
     def step(self, s: Step, batch: Batch, A2: Tensor) -> None:
         """Take a step on A1 and the head, then one on A0 and the head; both learn from each other by distillation.
 
-        A1 alone is one model.  A0 with the fixed A2 is the other, which averages the outputs of both adapters.
+        A1 alone is one model.  A0 with the fixed A2 is the other, which averages the outputs of both adapters.  `first`
+        and `second` are the columns of the two bottlenecks of all layers, and `rest` all others, with the head.
 
         Args:
             s: The step.  s.theta has A1 in its first bottlenecks, s.state.A0 has A0 there.

@@ -74,7 +74,7 @@ class FedDBE(Algorithm):
         """Run one round of FedDBE: clients train from w with their shift c_i, and the server averages w.
 
         c_i is added to the client's features.  g is the mean of features over all clients, computed before round 1, and
-        r the running mean of a client's features in this round.
+        r the running mean of a client's features in this round.  `shared` are all columns except the shift.
         """
         if not self.has_g:  # before round 1
             self.g = self.global_mean(cohort.all_clients())
@@ -100,7 +100,8 @@ class FedDBE(Algorithm):
             The global mean g, as the clients receive it.  # [F]
         """
         start = self.shared.put(self.w, everybody.broadcast(w=self.shared.take(self.w)).w)
-        # uploaded=False: the trained parameters stay with the clients
+        # shared: all columns but the shift; uploaded=False: the trained parameters stay with the clients; key: of the
+        # random batches; fresh: without optimizer state
         once = LocalTraining(key="means", optimizer=everybody.engine.optimizer.fresh(), uploaded=False)
         r = self.g.new_zeros(len(everybody), len(self.g))  # [N, F]
         out = everybody.train(start, loss=self.plain_loss, columns=self.shared, how=once, r=r)
@@ -117,9 +118,9 @@ class FedDBE(Algorithm):
         return s.task_loss(s.model.head(rows, z), batch)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of the shifted features plus the weighted distance of r to g.  # [k, B]
+        """Return the loss of the shifted features plus kappa times the distance of r to g.  # [k, B]
 
-        It updates the running mean r with this batch.
+        It updates the running mean r with this batch.  s.value(kappa) is one number, or [k, 1] if kappa is a list.
         """
         z = s.features(rows, batch)  # [k, B, F]
         r = self.move_mean(s, z, batch)  # [k, F]

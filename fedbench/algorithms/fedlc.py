@@ -52,7 +52,8 @@ class FedLC(FedAvg):
         """Run one round of FedLC: clients train with logits that are shifted by class, and the server averages."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         n = torch.from_numpy(self.n[cohort.ids]).to(w)  # samples of each class  [K, C]
-        shift = cohort.value(self.tau) * n.clamp_min(1).pow(-0.25)  # tau n^(-1/4)  [K, C]
+        # tau n^(-1/4); cohort.value: one number, or [K, 1] if tau is a list  [K, C]
+        shift = cohort.value(self.tau) * n.clamp_min(1).pow(-0.25)
         out = cohort.train(w, loss=self.loss, shift=shift, present=n > 0)  # present: the client has the class
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it

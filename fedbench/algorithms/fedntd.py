@@ -57,6 +57,7 @@ class FedNTD(FedAvg):
                 log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)
             log_q = self.not_true(logits, batch)  # [k, B, C]
             kl = (log_q_w.exp() * (log_q_w - log_q)).sum(2)  # [k, B]
+            # s.value: one number, or [k, 1] if beta is a list
             return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl
 
         out = cohort.train(w, loss=loss if self.beta else None)  # None: the task's loss

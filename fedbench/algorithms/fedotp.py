@@ -59,25 +59,27 @@ class FedOTP(Algorithm):
         clip: Any = model.module  # a model with text, tokens and prompts
         # new columns "local"; 0.02 is the standard deviation by which the model's own prompt is initialized
         model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
-        self.global_prompt, self.local_prompt = model.columns["prompt"], model.columns["local"]
+        # columns of p_g and p_l in a row
+        self.global_columns, self.local_columns = model.columns["prompt"], model.columns["local"]
         self.w = model.init_row()  # [P]
-        self.p_l = rows("p_l", default=self.local_prompt.take(self.w))  # [N, l d], at first the default
+        self.p_l = rows("p_l", default=self.local_columns.take(self.w))  # [N, l d], at first the default
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedOTP (Algorithm 1): clients train both prompts, and the server averages p_g.
 
-        p_g is the shared prompt, p_l the personal one, both as rows of l tokens of width d.
+        p_g is the shared prompt, p_l the personal one, both as rows of l tokens of width d.  In a row of the model they
+        are the columns `global_columns` and `local_columns`.
         """
         if cohort.round == 0:  # as in the released code, all clients train in the first round
             cohort = cohort.all_clients()
-        p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g  # [l d]
-        start = self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
+        p_g = cohort.broadcast(p_g=self.global_columns.take(self.w)).p_g  # [l d]
+        start = self.local_columns.put(self.global_columns.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
         # uploaded: the columns that leave the client, whose gradients privacy clips
-        out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_prompt))
-        self.p_l[cohort.ids] = self.local_prompt.take(out.theta)
+        out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_columns))
+        self.p_l[cohort.ids] = self.local_columns.take(out.theta)
         # the change of p_g is sent, and the run's server rule computes the new p_g
-        up = cohort.upload(p_g=self.global_prompt.take(out.theta), relative_to={"p_g": "p_g"})  # [K, l d]
-        self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g, updates="p_g"))
+        up = cohort.upload(p_g=self.global_columns.take(out.theta), relative_to={"p_g": "p_g"})  # [K, l d]
+        self.w = self.global_columns.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Return the task's loss of each sample, from the logits of `predict`.  # [k, B]"""
@@ -119,8 +121,8 @@ class FedOTP(Algorithm):
 
         `final`, whether the last round is over, changes nothing.
         """
-        p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g
-        return self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])
+        p_g = cohort.broadcast(p_g=self.global_columns.take(self.w)).p_g
+        return self.local_columns.put(self.global_columns.put(self.w, p_g), self.p_l[cohort.ids])
 
     def global_row(self) -> Tensor:
         """Return the server model: the averaged prompt p_g with the initial p_l.  # [P]"""

@@ -154,6 +154,7 @@ class FedPAC(Algorithm):
             """
             z, logits = features_and_logits(s, rows, batch)  # [k, B, F], [k, B, C]
             distance = (z - G[batch.y]).square().mean(2) * has_prototype[batch.y]  # [k, B]
+            # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
         # key, buffers: the head has its own batches and optimizer state

@@ -23,7 +23,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedPHP(FedAvg):
-    """FedPHP.  theta_p: running average of the models of a client, which it deploys.
+    """FedPHP.  theta_p: running average of a client's models, which it deploys; lam: weight of the discrepancy to it.
 
     Args:
         mu: Weight of theta_p in the average of the last round, in [0, 1], or a list with one per client.
@@ -59,7 +59,8 @@ class FedPHP(FedAvg):
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         theta_p = self.theta_p[cohort.ids]  # [K, P]
         out = cohort.train(w, loss=self.loss, theta_p=theta_p) if self.lam else cohort.train(w)
-        # weight of the average, which grows from 0 in the first round to the option mu in the last one
+        # weight of the average, which grows from 0 in the first round to the option mu in the last one; a number, or
+        # [K, 1] if mu is a list
         m = cohort.value(self.mu) * (cohort.round / max(cohort.rounds - 1, 1))
         self.theta_p[cohort.ids] = (1 - m) * out.theta + m * theta_p
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again

@@ -50,7 +50,7 @@ from fedbench.core.options import Count, NonNegative, UnitInterval, require
 
 
 class FedPIA(Algorithm):
-    """FedPIA.  A is the number of shared columns: all except the head and second bottlenecks.
+    """FedPIA.  G [A]: server's adapter; w_k: that of client k; shared: the A columns outside head, second bottlenecks.
 
     Args:
         lam: Weight of G~ in the combined adapter, in [0, 1).
@@ -120,8 +120,8 @@ class FedPIA(Algorithm):
         self.head = model.columns["head"]  # columns of the head in a row
         w = self.initial = model.init_row()  # [P]
         self.G = self.shared.take(w).clone()  # [A]
-        self.personal = rows("own", default=w)  # [N, P]; a row equals the default until it is set
-        self.uploaded = rows("sent", default=self.G)  # [N, A]; a row equals the default until it is set
+        # each client's w_k and head as last trained [N, P], and w_k as last uploaded [N, A]; at first the default
+        self.personal, self.uploaded = rows("own", default=w), rows("sent", default=self.G)
         if self.init == "per_client":
             everybody = np.arange(federation.num_clients)
             # one random initial adapter per client  [N, A]
@@ -142,7 +142,8 @@ class FedPIA(Algorithm):
         """
         G = cohort.broadcast(G=self.G).G  # [A]
         personal = self.personal[cohort.ids]  # [K, P]
-        without_G = self.init == "per_client" and cohort.round == 0  # G is not an average of clients yet
+        # clients start from adapters of their own (option init), and G is not an average of them yet
+        without_G = self.init == "per_client" and cohort.round == 0
         if self.client == "none" or without_G:  # training starts from G, or from the own adapter
             # in_both: the adapter also as second bottleneck, if there is one
             out = self.trained(cohort, self.in_both(personal) if without_G else self.shared.put(personal, G))
@@ -333,7 +334,8 @@ class FedPIA(Algorithm):
         for bottleneck in self.bottlenecks:
             w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
             d = (w - bottleneck.columns.take(anchor)).norm(dim=1)  # [K]
-            q = (-self.gamma * d).softmax(0)  # weights that fall with the distance, of sum 1 over the clients  [K]
+            # gamma: how fast the weights fall with the distance d from G0
+            q = (-self.gamma * d).softmax(0)  # of sum 1 over the clients  [K]
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
         self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))

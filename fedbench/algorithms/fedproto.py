@@ -96,6 +96,7 @@ class FedProto(Algorithm):
             s.state.sums.add_(one_hot.mT @ z.detach())  # sums of features by class, for the prototypes
             s.state.counts.add_(one_hot.sum(1))
             distance = (z - server.G[batch.y]).square().mean(2) * server.has_prototype[batch.y]  # [k, B]
+            # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
         start, how = self.theta[cohort.ids], LocalTraining(uploaded=False)  # parameters are not uploaded

@@ -35,7 +35,8 @@ class FedProx(FedAvg):
         """Run one round of FedProx: clients train from w with a pull mu (theta - w) towards it; the server averages."""
         w = cohort.broadcast(w=self.w).w  # [P]
         has_gradient = self.mu and not self.official_noop  # official_noop: no gradient, as in a released code
-        prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
+        # gradient of mu/2 |theta - w|^2; s.value: one number, or [k, 1] if mu is a list  [k, P]
+        prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None
         theta = cohort.train(w, extra_grad=prox).theta  # [K, P]
         up = cohort.upload(theta=theta, relative_to={"theta": "w"})  # theta - w is sent, and the server adds w
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it

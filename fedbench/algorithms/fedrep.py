@@ -29,7 +29,7 @@ class FedRep(FedPer):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedRep: clients train the head, then the base; the server averages the bases."""
         u = cohort.broadcast(u=self.u).u  # as the clients receive it  [|u|]
-        theta = self.with_heads(cohort, u)  # [K, P]
+        theta = self.with_heads(cohort, u)  # rows with base u and head h_i  [K, P]
         theta = cohort.train(
             theta,
             columns=self.head,

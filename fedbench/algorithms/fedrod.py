@@ -60,7 +60,7 @@ class FedRoD(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedRoD: clients train base and both heads; the server averages base and generic head."""
         w = cohort.broadcast(w=self.shared.take(self.w)).w  # [u, h]
-        counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # [K, C]
+        counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # training samples of each class  [K, C]
         log_pi = (counts / counts.sum(1, keepdim=True)).log()  # [K, C], -inf for absent ones
         start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [u, h, g_i]  [K, P]
         # uploaded: the columns that leave the client, whose gradients privacy clips

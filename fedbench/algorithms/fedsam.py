@@ -19,7 +19,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedSAM(FedAvg):
-    """FedSAM.
+    """FedSAM.  w: server model; rho: radius of the neighborhood in which the worst point is sought.
 
     Args:
         rho: Radius of the neighborhood, >= 0, or a list with one per client.
@@ -42,5 +42,6 @@ class FedSAM(FedAvg):
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step along the gradient at theta + e, the worst point near the model s.theta."""
         g = s.grad(batch)  # [k, P]
-        e = s.value(self.rho) * g / (g.norm(dim=1, keepdim=True) + 1e-12)  # [k, P]
+        # of norm rho, which may differ between clients; 1e-12: no division by 0  [k, P]
+        e = s.value(self.rho) * g / (g.norm(dim=1, keepdim=True) + 1e-12)
         s.descend(s.grad(batch, rows=s.theta + e))

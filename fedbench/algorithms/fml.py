@@ -83,7 +83,8 @@ class FML(Algorithm):
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step of both models of each client: s.theta is g, s.state.personal is theta_i.
 
-        alpha and beta are the weights of the cross-entropy in the losses of theta_i and g.
+        alpha and beta are the weights of the cross-entropy in the losses of theta_i and g; s.value gives those of the
+        step's clients, if they differ.
         """
 
         def L(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # loss of theta_i, which g teaches  [k, B]

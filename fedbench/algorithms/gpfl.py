@@ -37,7 +37,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class GPFL(Algorithm):
-    """GPFL.  u: base; M [C, F]: class embeddings; h_i: personal head of client i.
+    """GPFL.  u: base; M [C, F]: class embeddings; h_i: personal head; lam: weight of a distance; mu: weight decay.
 
     Args:
         lam: Weight of the distance to the class embeddings, >= 0, or a list with one per client.
@@ -114,6 +114,7 @@ class GPFL(Algorithm):
             z_g = conditioned(named, z, s.state.q_g)  # [k, B, F]
             cosines = F.normalize(z_g, dim=2) @ F.normalize(named["embeddings"], dim=2).mT  # [k, B, C]
             distance = ((z_g - M0[batch.y]) * batch.real[..., None]).flatten(1).norm(dim=1, keepdim=True)  # [k, 1]
+            # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(personal, batch) + s.task_loss(cosines, batch) + s.value(self.lam) * distance
 
         q_g, q_p = self.conditions(cohort, M0)  # [K, F] each

@@ -24,7 +24,7 @@ from fedbench.core.options import Count, require
 
 
 class IFCA(Algorithm):
-    """IFCA.  theta_1 to theta_M are the models of M clusters.
+    """IFCA.  theta_1 to theta_M: models of M clusters (the option clusters); body: columns outside the head.
 
     Args:
         clusters: Number M of cluster models.

@@ -127,7 +127,14 @@ class KNNPer(FedAvg):
             p_knn, and the softmax of the logits.  # [k, b, C] each
         """
         z = model.features(rows["theta"], inputs)  # [k, b, F]
-        p_knn = neighbours(z.flatten(2).float(), rows["z"], rows["y"], self.k, self.scale, self.num_classes)
+        p_knn = neighbours(
+            z.flatten(2).float(),
+            rows["z"],
+            rows["y"],
+            k=self.k,
+            scale=self.scale,
+            num_classes=self.num_classes,
+        )
         return p_knn, model.head(rows["theta"], z).float().softmax(2)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

@@ -23,7 +23,7 @@ from fedbench.core.options import Probability, require
 
 
 class L2GD(Algorithm):
-    """L2GD.  optimizer.lr is the local step size alpha / (N (1 - pr)).
+    """L2GD.  x_i: model of client i; uploaded: x_i as the server has it; optimizer.lr is alpha / (N (1 - pr)).
 
     Args:
         pr: Probability of an averaging step, in (0, 1].

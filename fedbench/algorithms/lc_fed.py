@@ -235,7 +235,7 @@ class LCFed(Algorithm):
         of_client = torch.einsum("n,nbchw->bchw", client, outputs)  # p_i, selected by the one-hot index
         u = ((outputs - of_client).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
         largest = u.amax((-1, -2), keepdim=True)
-        u = torch.where(largest > ROUNDING, u / largest, 0)  # 0 if the heads agree but for rounding
+        u = torch.where(largest > ROUNDING, u / largest, 0)  # 0 if the heads agree up to 1e-6
         # the maximum within KERNEL x KERNEL pixels
         is_peak = u == F.max_pool2d(u, KERNEL, stride=1, padding=KERNEL // 2)
         return (is_peak & (u > MIN_PEAK)).to(u)

@@ -66,7 +66,7 @@ class Moon(FedAvg):
             z_old = frozen_features(s, s.state.v, batch)  # [k, B, F]
             near = F.cosine_similarity(z.flatten(2), z_g.flatten(2), dim=2) / self.tau  # [k, B]
             far = F.cosine_similarity(z.flatten(2), z_old.flatten(2), dim=2) / self.tau  # [k, B]
-            # -log(exp(near) / (exp(near) + exp(far)))
+            # -log(exp(near) / (exp(near) + exp(far))); s.value: one number, or [k, 1] if mu is a list
             return s.task_loss(logits, batch) + s.value(self.mu) * (torch.logaddexp(near, far) - near)
 
         out = cohort.train(w, loss=loss, v=self.v[cohort.ids]) if self.mu else cohort.train(w)

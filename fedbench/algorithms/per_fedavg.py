@@ -87,6 +87,7 @@ class PerFedAvg(Algorithm):
 
         mode="hf" (Hessian-free) adds the term with the Hessian H, by differences of size delta on a third part.
         """
+        # one number each, or [k, 1] if the option is a list; alpha is by default the learning rate
         alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
         sub_batches = batch.split(self.parts)
         adapted = s.theta - alpha * s.grad(sub_batches[0])  # [k, P]
@@ -102,7 +103,7 @@ class PerFedAvg(Algorithm):
 
         `final`, whether the last round is over, changes nothing.
         """
-        # plain SGD, whatever optimizer trains w; its rate 1.0 is replaced by lr
+        # plain SGD, whatever optimizer trains w; its rate 1.0 is replaced by lr; key: of the random batch
         how = LocalTraining(steps=1, key="adapt", lr=self.adaptation_rate(cohort), optimizer=SGD(1.0))
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
 

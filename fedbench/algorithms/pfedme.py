@@ -76,7 +76,10 @@ class PFedMe(Algorithm):
         self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)  # a step of size beta towards the mean
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take inner_steps steps on theta_i (s.theta) with a batch, then move w_i (s.state.w) towards theta_i."""
+        """Take inner_steps steps on theta_i (s.theta) with a batch, then move w_i (s.state.w) towards theta_i.
+
+        s.value(lam) is one number, or [k, 1] if lam is a list.
+        """
         for _ in range(self.inner_steps):
             g, pull = s.grad(batch), (s.theta - s.state.w).mul_(s.value(self.lam))  # [k, P]
             self.trained.view(g).add_(self.trained.take(pull))  # changes g; running statistics are not pulled

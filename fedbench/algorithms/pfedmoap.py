@@ -48,7 +48,7 @@ Gate = Mapping[str, Tensor]  # parameters of the gates of k clients by name, [k,
 
 
 class PFedMoAP(Algorithm):
-    """pFedMoAP.  K_e is the number of experts besides the client's prompt, and E = K_e + 1.
+    """pFedMoAP.  K_e (num_others): experts besides the client's prompt, E = K_e + 1; clip: the model; P_g: mean prompt.
 
     Args:
         num_experts: E; None is the smaller of 10 and the number of clients.

@@ -22,7 +22,7 @@ from fedbench.core.options import NonNegative
 
 
 class PFedPrompt(Algorithm):
-    """pFedPrompt.  Clients share one prompt; each attends to the features [n, D] of its own n training images.
+    """pFedPrompt.  w: row with the shared prompt; each client attends to features [n, D] of its own n training images.
 
     Args:
         alpha: Weight of the attention over the client's images, >= 0.

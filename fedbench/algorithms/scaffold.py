@@ -67,7 +67,7 @@ class Scaffold(Algorithm):
         # None: dx and dc are already differences
         up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, relative_to={"dx": None, "dc": None})  # [K, P] each
         self.c_i[cohort.ids] = new
-        # step of size eta_g along the mean change
+        # step of size eta_g along the mean change; weights: equal, or by samples
         self.x = self.x + self.server_lr * cohort.mean(up.dx, weights=self.weights)
         self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # mean over all N clients
 

@@ -32,14 +32,14 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "
     safe = _safe(full)
     if safe == full and len(full) <= NAME_LENGTH:
         return full
-    end = f"-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
-    length = NAME_LENGTH - len(end)
-    old_name = f"{safe[:length]}{end}"  # of older versions
+    hash_suffix = f"-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+    length = NAME_LENGTH - len(hash_suffix)
+    old_name = f"{safe[:length]}{hash_suffix}"  # of older versions
     if folder and (Path(folder).expanduser() / old_name).is_dir():
         return old_name
     first = [text for text in naming if _key(text) in swept_keys]
     common = [text for text in naming if _key(text) not in swept_keys]
-    return f"{_safe(','.join([*_shortened(first, length), *common]))[:length]}{end}"
+    return f"{_safe(','.join([*_shortened(first, length), *common]))[:length]}{hash_suffix}"
 
 
 def _safe(text: str) -> str:
@@ -62,7 +62,8 @@ def _shortened(overrides: list[str], length: int) -> list[str]:
     short = [text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2] for text in overrides]
     if len(",".join(short)) <= length:
         return short
-    equal_length = max(length // len(short) - 1, 1)  # long overrides also get the length that short ones do not use
+    # the length of each override without its comma; long overrides also get the length that short ones do not use
+    equal_length = max(length // len(short) - 1, 1)
     unused = sum(max(equal_length - len(text), 0) for text in short)
     max_length = equal_length + unused // max(sum(len(text) > equal_length for text in short), 1)
     return [text[-max_length:] for text in short]

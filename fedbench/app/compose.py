@@ -41,7 +41,7 @@ SEARCH_PATH = "hydra.searchpath"
 
 
 class Composer:
-    """Compose configurations from overrides and the files in the conf folder.
+    """Compose configurations from overrides and files of conf folders (``folders``), by Hydra's loader (``loader``).
 
     Args:
         config_dir: The user's --config-dir, with more configuration files.
@@ -74,7 +74,7 @@ class Composer:
         Raises:
             ConfigError: A text is not a valid override.
         """
-        overrides = [with_home(text) for text in overrides]
+        overrides = [with_home(text) for text in overrides]  # ~ is expanded
         try:
             parsed = OverridesParser.create(self.loader).parse_overrides(overrides)
         except OverrideParseException as error:
@@ -85,10 +85,10 @@ class Composer:
 
     def refuse_repeated(self, overrides: list[str]) -> None:
         """Raise ConfigError if two overrides set the same key; Hydra would silently use the last one."""
-        given: dict[str, str] = {}
+        text_of_key: dict[str, str] = {}  # from key to the first override that sets it
         for override in self.parse(overrides):
-            for key in leaves(override):
-                before = given.setdefault(new_name(key), str(override.input_line))
+            for key in leaves(override):  # the dotted keys that it sets
+                before = text_of_key.setdefault(new_name(key), str(override.input_line))
                 require(
                     before == override.input_line,
                     f"{key} is given twice, as {before} and {override.input_line}: remove one of them",
@@ -120,7 +120,8 @@ class Composer:
         if key != SWEEPER_PARAMS and not key.startswith(f"{SWEEPER_PARAMS}."):
             return [text]
         override, name = self.parse([text])[0], key.removeprefix(SWEEPER_PARAMS).lstrip(".")
-        params = value if override.is_sweep_override() else override.value()  # of one key, or a mapping of all
+        # the values of one key (as text if there are several, "0,1"), or a mapping of all keys
+        params = value if override.is_sweep_override() else override.value()
         params = {name: params} if name else params  # name: the key after hydra.sweeper.params.
         if not isinstance(params, dict) or not params:
             return [text]
@@ -245,7 +246,7 @@ class Composer:
             ConfigError: An override is invalid or sweeps over an interval.
         """
         values: dict[str, list[str]] = {}
-        for override in self.parse([*params, *overrides]):
+        for override in self.parse([*params, *overrides]):  # an override replaces the parameter with the same key
             check_swept(override)
             key = override.get_key_element()
             require(

@@ -42,12 +42,15 @@ class Planned(NamedTuple):
 
 
 def plan_of(folder: Path, name: str, config: Mapping[str, Any]) -> Planned:
-    """Return what a sweep would do with a run.  Files are only read.
+    """Return what a sweep would do with a run: begin, resume or skip it.  Files are only read.
 
     Args:
         folder: The folder of the run, which need not exist.
         name: The folder relative to that of the sweep.
         config: The checked configuration of the run.
+
+    Returns:
+        The action, with the finished (``done``) and requested rounds, and the mean seconds of a round (``round_s``).
     """
     method, rounds = config["choices"]["algorithm"], config["rounds"]
     if not (folder / "config.yaml").is_file():
@@ -93,7 +96,7 @@ def show_plan(planned: Sequence[Planned]) -> None:
     for run, seconds in zip(planned, estimates):
         left = "unknown" if seconds is None else duration(seconds)
         table.add_row(run.name, run.action, f"{run.done} of {run.rounds}", left, run.note)
-    console = Console(markup=False, highlight=False, width=240)
+    console = Console(markup=False, highlight=False, width=240)  # wide, so that few lines are folded
     console.print(table)
     actions = list(dict.fromkeys(run.action for run in planned))
     counts = ", ".join(f"{sum(run.action == action for run in planned)} {action}" for action in actions)

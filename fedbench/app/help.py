@@ -76,6 +76,8 @@ NO_KEYS = ("defaults", "_target_", "_recursive_")  # entries of an option's file
 def requested_help(arguments: list[str]) -> str:
     """Return the help of the groups and options in the arguments, or the general help if there are none.
 
+    Other arguments, such as flags, are ignored.
+
     Args:
         arguments: The arguments of the command, such as "experiment" or "algorithm=pgfed".
     """
@@ -108,15 +110,16 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
     files = option_files(group, option, folders)
     if group in ("experiment", "callbacks"):  # their files have nested keys: show them as they are
         return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files.items())
-    head = [f"{group}={option}"]
-    for name, text in reversed(files.items()):
-        head += [f"  {line}" if name == option else f"  from {group}={name}: {line}" for line in header(text)]
+    lines = [f"{group}={option}"]
+    for name, text in reversed(files.items()):  # the option's own file, then those that it includes
+        lines += [f"  {line}" if name == option else f"  from {group}={name}: {line}" for line in header(text)]
     target, keys = described_keys(group, files)
-    head += [f"  class {target}"] if target else []
+    lines += [f"  class {target}"] if target else []
+    # NO_KEYS: entries of files that are no options, such as defaults
     shown = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
     # descriptions form a column, except for long entries, whose description is on the next line
     width = max((len(entry) for entry in shown if len(entry) <= LONG), default=0)
-    return "\n".join([*head, *(_key_line(entry, meaning, width) for entry, meaning in shown.items())])
+    return "\n".join([*lines, *(_key_line(entry, meaning, width) for entry, meaning in shown.items())])
 
 
 def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tuple[str, str]]]:

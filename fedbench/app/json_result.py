@@ -25,6 +25,7 @@ def print_result(result: Attempt | Swept) -> None:
         runs = [run_data(result.folder / row["run"], row["status"], row["sentence"]) for row in result.rows]
         print_json("sweep", {"folder": result.folder, "exit_code": result.status, "runs": runs})
     elif result.ended is not None:
+        # already: the run was finished before this command
         status = "finished already" if result.ended.already else result.ended.summary["status"]
         sentence = str(read_json(result.folder / STATUS_FILE).get("sentence", ""))
         print_json("run", run_data(result.folder, status, sentence))
@@ -48,7 +49,7 @@ def run_data(folder: Path, status: str, message: str = "") -> dict[str, Any]:
     directions = (summary.get("task") or {}).get("scores") or {}
     return {
         **{"folder": folder, "status": status, "message": message},
-        **{key: summary.get(key) for key in SETTING},
+        **{key: summary.get(key) for key in SETTING},  # such as the method and the data set
         "overrides": command_of(folder)[1],  # [0] is --config-dir
         "metric": f"personal/{primary}" if summary else None,
         "higher_is_better": (directions.get(primary) or {}).get("higher_is_better"),
@@ -68,7 +69,7 @@ def _scores(summary: Mapping[str, Any], entry: str, primary: str, round: int | N
         round: The round of the evaluation.
     """
     test = value_in(summary, entry, f"personal/{primary}")
-    if math.isnan(test):
+    if math.isnan(test):  # value_in returns nan for a missing value
         return None
     columns = {"std_over_clients": f"personal/{primary}_std", "worst_tenth": f"personal/{primary}_worst"}
     columns |= {"global": f"global/{primary}", "validation": f"val/{primary}"}

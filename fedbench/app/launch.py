@@ -95,7 +95,7 @@ def run_command(argv: list[str]) -> int:
             args.multirun and not args.json and not command.resume,
             "--dry-run lists what a sweep would do: use it with -m, and without --json and resume=",
         )
-        composer = _expanded(command)
+        composer = _expand_overrides(command)
         return dry_run(composer, command.overrides)
     if args.shell_completion or args.hydra_help:
         return ask_hydra(command)
@@ -114,7 +114,7 @@ def execute(command: Command) -> Attempt | Swept:
     if command.resume:
         require(not command.args.multirun, "resume= is for one run; repeat the command of a sweep to resume its runs")
         return resume_run(Path(command.resume), command)
-    composer = _expanded(command)
+    composer = _expand_overrides(command)
     if command.args.multirun:
         return sweep(composer, command.overrides, command.typed, command.args.quiet)
     full = composer.compose(command.overrides)
@@ -129,14 +129,14 @@ def show_config(command: Command) -> int:
         not command.resume,
         "resume= resumes a run, --cfg and --info show the configuration of a new one: remove one of them",
     )
-    composer = _expanded(command)
+    composer = _expand_overrides(command)
     full = composer.compose(command.overrides)
     checked(full, full.hydra)
     command.overrides = composer.for_hydra(command.overrides)
-    return MISTAKE if ask_hydra(command) else OK
+    return MISTAKE if ask_hydra(command) else OK  # Hydra's status is not 0 for a mistake only
 
 
-def _expanded(command: Command) -> Composer:
+def _expand_overrides(command: Command) -> Composer:
     """Return the composer of a command, and expand the command's overrides in place (glob and sweeper parameters)."""
     composer = Composer(command.args.config_dir)
     command.overrides = composer.expand(command.overrides)
@@ -157,8 +157,8 @@ def run_single(full: DictConfig, command: Command) -> Attempt:
     result = attempt(folder.path, lambda: start(config, folder.path, full.hydra, command.typed, _output(command)))
     if result.status == MISTAKE:  # an invalid option
         folder.remove_if_never_begun()
-    if result.ended is not None and not result.ended.already:
-        ending(result.ended.summary, folder.path)
+    if result.ended is not None and not result.ended.already:  # already: it was finished before this command
+        ending(result.ended.summary, folder.path)  # prints the scores and the cost
     return result
 
 
@@ -171,13 +171,13 @@ def resume_run(folder: Path, command: Command) -> Attempt:
     """
     resume.require_run(folder)
     try:
-        with writing(folder):
+        with writing(folder):  # raises Busy if another process writes into it
             result = attempt(folder, lambda: _resumed(folder, command))
     except Busy as busy:
         notice(str(busy))
         return Attempt(FAILED, folder, error=busy, reason=str(busy))
-    if result.ended is not None and not result.ended.already:
-        ending(result.ended.summary, folder)
+    if result.ended is not None and not result.ended.already:  # already: it was finished before this command
+        ending(result.ended.summary, folder)  # prints the scores and the cost
     return result
 
 
@@ -218,9 +218,10 @@ def parse_command(argv: list[str]) -> Command:
     parser.add_argument(JSON_FLAG, action="store_true")
     parser.add_argument(DRY_RUN, action="store_true", dest="dry_run")
     args = parser.parse_intermixed_args(argv)
-    for name in UNSUPPORTED:
+    for name in UNSUPPORTED:  # flags of Hydra
         given = getattr(args, name[2:].replace("-", "_"))
         require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
+    # the flags that Hydra's own commands take
     flags = [argument for argument in argv if argument not in ("--quiet", "-q", JSON_FLAG, DRY_RUN)]
     for text in args.overrides:
         flags.remove(text)

@@ -84,7 +84,7 @@ class CachedRepository(ConfigRepository):
 
 
 class Loader(ConfigLoader):
-    """Wrapper of Hydra's loader that composes each run of a sweep once, for its check, sweeper and launcher.
+    """Wrapper of Hydra's loader (``hydra``) that composes each run of a sweep once, for check, sweeper and launcher.
 
     Hydra requires `++` before a key that a YAML file omits, even if the constructor has it.  So a composition that
     fails is repeated with `++` before every key.  Keys that no constructor has are refused later (config/check.py).

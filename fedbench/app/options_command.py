@@ -65,6 +65,8 @@ def _top_level() -> dict[str, Any]:
 def rows_of(name: str, folders: list[Path]) -> list[Row]:
     """Return the rows of a group, an option or a top-level key.  Experiments set keys of other groups, and have none.
 
+    A row is a dict that describes one key of a run: key, type, default, meaning and so on.
+
     Args:
         name: The name, such as "optimizer", "algorithm=pgfed" or "local".
         folders: The folders of options.
@@ -88,6 +90,7 @@ def _top_level_rows(key: str) -> list[Row]:
     """Return the rows that describe a key of config.yaml: one row, or a row for each key nested in it."""
     text = (find_conf_dir() / "config.yaml").read_text(encoding="utf-8")
     field, value = fields_of(options_of(RunConfig))[key], _top_level()[key]
+    # SETTINGS: pairs of key and meaning in the general help, which replace the comments in config.yaml
     described = {name: meaning for name, (_, meaning) in commented_keys(text).items()} | dict(SETTINGS)
     head = {"group": None, "option": None}  # entries of each row
     # nested keys are described by the docstring of their class

@@ -67,7 +67,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
         for key, value in sorted(changes.items(), key=lambda item: item[0] not in GROUPS):  # options first
             OmegaConf.update(merged, key, value, merge=False)
         config = check(merged)
-    check_rounds(folder, config, before, config["rounds"])
+    check_rounds(folder, config, before, config["rounds"])  # refuses fewer rounds than before
     done = read_json(folder / "summary.json").get("rounds", 0)
     finished = isinstance(done, int) and config["rounds"] <= done and is_finished(folder, config)
     _check_checkpoint(folder, finished)
@@ -210,11 +210,12 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
         if flat.get(key, ABSENT) != value and key != "rounds" and not is_matched(key, NOT_COMPARED)
     ]
     unknown = next((key for key in changed if key not in flat), None)
-    group, _, name = str(unknown).partition(".")
-    # if the unknown key is an option that an earlier version had, the message says what replaces it
-    refuse_removed(group, {"_target_": _target(stored, group), name: requested.get(str(unknown))})
-    keys = [key for key in flat if not key.startswith("choices")]
-    require(unknown is None, f"{unknown} is not a key of this run:{nearest(str(unknown), keys)}")
+    if unknown is not None:
+        group, _, name = unknown.partition(".")
+        # if the unknown key is an option that an earlier version had, the message says what replaces it
+        refuse_removed(group, {"_target_": _target(stored, group), name: requested[unknown]})
+        keys = [key for key in flat if not key.startswith("choices")]
+        raise ConfigError(f"{unknown} is not a key of this run:{nearest(unknown, keys)}")
     values = [
         f"{key.removeprefix('choices.')}={show(flat[key])} (requested: {show(requested[key])})" for key in changed
     ]

@@ -77,7 +77,7 @@ def check_processes(full: DictConfig, arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a single run.
+    """The folder of a single run (``path``), and the innermost folder that existed before the command (``existing``).
 
     Attributes:
         path: The folder.
@@ -89,7 +89,7 @@ class RunFolder:
 
     def remove_if_never_begun(self) -> None:
         """Remove the run folder if the run never began; also remove empty folders above it that this command made."""
-        if self.existing == self.path or has_begun(self.path):  # existing: the innermost folder that it did not make
+        if self.existing == self.path or has_begun(self.path):
             return
         shutil.rmtree(self.path, ignore_errors=True)
         for parent in self.path.parents:
@@ -225,10 +225,10 @@ def _run_dir(full: DictConfig) -> str:
 
     If a class of the user replaces that of a chosen option, the path has the name of this class.
     """
-    # the chosen option of each group, or the class that replaces it; hydra.run.dir refers to Hydra's own record
-    ran, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
-    with flag_override(choices, ["struct", "readonly"], [False, False]):  # Hydra's record is read-only
-        choices.update({group: ran[group] for group in RESERVED})
+    choices = with_choices(full, full.hydra).choices  # the option of each group, or the class that replaces it
+    hydra_choices = full.hydra.runtime.choices  # to which hydra.run.dir refers
+    with flag_override(hydra_choices, ["struct", "readonly"], [False, False]):  # they are read-only
+        hydra_choices.update({group: choices[group] for group in RESERVED})
     return folder_key(full, "hydra.run.dir")
 
 

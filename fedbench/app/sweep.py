@@ -136,15 +136,15 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         # Hydra's basic sweeper knows all runs in advance; others choose the next ones by the scores of earlier ones
         scored = not sweeper.endswith(BASIC)
         runs = [] if scored else composer.run_overrides(_with_params(master, overrides))
-        naming = composer.parse(_with_params(master, overrides))
-        name_run_folders(master, [override.key_or_group for override in naming if override.is_sweep_override()])
+        parsed = composer.parse(_with_params(master, overrides))
+        name_run_folders(master, [override.key_or_group for override in parsed if override.is_sweep_override()])
         planned = check_runs(composer, master, runs, overrides)
         folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
         with open_dict(master.hydra):
             master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")  # with ~ expanded
             master.hydra.sweep.dir = str(folder)
         before = stamps(folder)  # of the status files, by which outcomes() sees which runs were started
-        task = RunTask(command, total=len(runs) or None, scored=scored, quiet=quiet, group=_group(naming, folder))
+        task = RunTask(command, total=len(runs) or None, scored=scored, quiet=quiet, group=_group(parsed, folder))
         interrupted, stopped = _start_runs(composer, master, task)
     rows = outcomes(folder, before, planned)
     if isinstance(stopped, ConfigError) and all(row["status"] == "not started" for row in rows):
@@ -236,6 +236,8 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
 
 def name_run_folders(master: DictConfig, swept: list[str]) -> None:
     """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded.
+
+    UNHASHED_KEYS are patterns of the keys that are excluded, because they do not change the results.
 
     Args:
         master: The configuration of the sweep; the overrides in Hydra's node are extended in place.

@@ -117,6 +117,7 @@ def _scores(run_folder: Path) -> dict[str, str]:
         "val": value_in(summary, "best_val", f"val/{name}"),
     }
     shown = {column: f"{value:.4f}" for column, value in found.items() if not math.isnan(value)}
-    if shown and (over := clients_of(summary, summary["last"], f"personal/{name}")):
-        shown["clients"] = over
+    # the number of clients that the score is a mean over, as text; "" if it is over all clients
+    if shown and (scored_clients := clients_of(summary, summary["last"], f"personal/{name}")):
+        shown["clients"] = scored_clients
     return shown

@@ -31,14 +31,14 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     """Check a configuration, and return its resolved values.
 
     Args:
-        cfg: The composed configuration, with ``choices``.
+        cfg: The composed configuration, and ``choices``, the chosen option of each group.
 
     Raises:
         ConfigError: A key or value is invalid; the message is about the first mistake.
     """
     values = to_dict(cfg)
     _check_top(values)
-    for group in RESERVED:
+    for group in RESERVED:  # the groups whose options are classes, each with the keys that the class does not get
         _check_kind(group, values[group].get("_target_"))  # such as a model for the group algorithm
         owner = _owner(group, values)  # what defines its options, for messages
         # injected: arguments that fedbench passes; reserved: options that the class does not get
@@ -60,6 +60,7 @@ def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
             isinstance(entry, Mapping), f"{key} must have a class, as in {key}._target_=my.Callback, got {show(entry)}"
         )
         check_target(key, entry)
+        # from the name of a package that the class imports to its name for pip
         packages = getattr(find_target(entry["_target_"], f"{key}._target_"), "packages", {})
         for package, pip_name in packages.items():
             require(
@@ -75,10 +76,10 @@ def _check_kind(group: str, target: Any) -> None:
         group: The group.
         target: Its value of ``_target_``.  Functions, and values that are no text, are not checked here.
     """
-    name, expected = KINDS[group]  # the name of a method or base class that its classes have, and the kind in words
+    required_name, expected = KINDS[group]  # a method or base class that its classes have, and the kind in words
     cls = find_target(target, f"{group}._target_") if isinstance(target, str) else None
     if isinstance(cls, type):
-        fits = hasattr(cls, name) or name in {base.__name__ for base in cls.__mro__}  # a method, or a base class
+        fits = hasattr(cls, required_name) or required_name in {base.__name__ for base in cls.__mro__}
         require(
             fits,
             f"{group}._target_={target} is not a {expected}: name such a class, or choose an option by {group}=...",
@@ -96,10 +97,12 @@ def _check_clients(values: Mapping[str, Any]) -> None:
         return
     num_trained = clients_to_train(num_clients, values["new_clients"]["count"])
     check_cohort(values["clients_per_round"], num_trained)
+    # check_each: an option that is a list must have one entry for each client that is trained
     check_each("local.epochs", values["local"]["epochs"], num_trained, what="numbers")
     check_each("local.batch_size", values["local"]["batch_size"], num_trained, what="numbers")
     check_each("optimizer.lr", values["optimizer"].get("lr"), num_trained)
-    check_each("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, num_trained)
+    is_fine_tuned = values["finetune"]["epochs"] > 0  # else finetune.lr is not used
+    check_each("finetune.lr", values["finetune"]["lr"] if is_fine_tuned else None, num_trained)
 
 
 def _check_top(values: dict[str, Any]) -> None:
@@ -124,14 +127,14 @@ def _check_top(values: dict[str, Any]) -> None:
     # {}: the options of these groups are checked by themselves
     check_options("", {**values, **{group: {} for group in (*RESERVED, "privacy")}}, options_of(RunConfig), "a run")
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
-    each = epochs if isinstance(epochs, list) else [epochs]  # of each client
+    all_epochs = epochs if isinstance(epochs, list) else [epochs]  # one number for each client, or one for all
     require(
-        fewest is None or all(float(number).is_integer() for number in each),
+        fewest is None or all(float(number).is_integer() for number in all_epochs),
         f"system.fewest_epochs={fewest} draws whole numbers of epochs, so local.epochs must be whole, got "
         f"{show(epochs)}: change it, or set system.fewest_epochs=null",
     )
     require(
-        fewest is None or fewest <= min(each, default=0),
+        fewest is None or fewest <= min(all_epochs, default=0),
         f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}: lower it, or raise local.epochs",
     )
     require(
@@ -155,7 +158,7 @@ def _check_privacy(values: Mapping[str, Any]) -> None:
         values: The resolved configuration.  A class in privacy (privacy=central) is checked against its constructor.
     """
     privacy = values.get("privacy")
-    if privacy is None:
+    if privacy is None:  # privacy=none
         return
     require(
         isinstance(privacy, Mapping),
@@ -171,7 +174,7 @@ def _check_privacy(values: Mapping[str, Any]) -> None:
         return
     check_options("privacy", privacy, options_of(PrivacyConfig), "privacy=local")
     epsilon, clip = privacy["epsilon"], privacy.get("clip")
-    if epsilon is None:
+    if epsilon is None:  # no privacy, so that the other keys are not used
         return
     require(
         math.isinf(epsilon) or (clip is not None and not math.isinf(clip)),
@@ -199,11 +202,14 @@ def _suggest(name: str, values: dict[str, Any]) -> str:
     same = [key for key in dotted if key.rsplit(".")[-1] == name]
     if same:
         return f" did you mean {' or '.join(same[:3])}?"
+    # +experiment is the only group that is chosen with a plus
     return nearest(name, [*RunConfig.__dataclass_fields__, "+experiment", *dotted])
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:
     """Return what defines the options of a group, for messages: "algorithm=pgfed", or the path of the user's class.
+
+    Without a class, it is the name of the group.
 
     Args:
         group: The group.

@@ -36,27 +36,27 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
     """
     overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    choices = {**hydra.runtime.choices, **_lists(overrides)}  # _lists: choices such as [a,b], which Hydra omits
+    choices = {**hydra.runtime.choices, **_chosen_lists(overrides)}  # choices such as [a,b], which Hydra omits
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.pop("hydra", None)
         cfg.choices = {group: choices.get(group) for group in GROUPS}
-        for group in RESERVED:
+        for group in RESERVED:  # the groups whose options are classes
             overridden: dict[str, str] = {}  # the overrides of each key of the group, joined by spaces
             for text in overrides:
                 if match := re.match(rf"\+*{group}\.(\w+)", text):
                     overridden[match[1]] = f"{overridden.get(match[1], '')} {text}"
-            _name_class(cfg, group, overridden, folders)
+            _record_class(cfg, group, overridden, folders)
         _choose_cohort_key(cfg, overrides)
-        _choose_weights(cfg, overrides)
-        for old in rename_options(cfg):
+        _set_weights_for_privacy(cfg, overrides)
+        for old in rename_options(cfg):  # which replaces old names of keys in cfg, and returns them
             _warn_of_old_name(old)
     return cfg
 
 
 @cache
 def _warn_of_old_name(old: str) -> None:
-    """Warn that an option has a new name, once per process.
+    """Warn that an option has a new name.  The function is cached, so that it warns once per process and option.
 
     Args:
         old: The dotted key that the user gave.
@@ -64,7 +64,7 @@ def _warn_of_old_name(old: str) -> None:
     log.warning("%s is now called %s; the old name is accepted for one release", old, new_name(old))
 
 
-def _name_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], folders: list[Path]) -> None:
+def _record_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], folders: list[Path]) -> None:
     """Record the class of a group as its choice, if it is not that of the chosen option.
 
     If the class is given on the command line, remove the values of the option's file.
@@ -82,7 +82,7 @@ def _name_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], fold
         # all keys but those that the user's files or command set
         _drop_values_of_option(cfg, group, {**_set_in_files(cfg, group, folders), **overridden})
         cfg.choices[group] = class_name(group, target, folders)
-    else:
+    else:  # a file sets the class; if it only takes it from another key (${...}), the option's name remains
         cfg.choices[group] = label_of(group, str(option), target, folders)
 
 
@@ -96,7 +96,7 @@ def _target(cfg: DictConfig, group: str) -> str | None:
 
 
 def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
-    """Return the keys of a group that local.yaml and the files of the chosen experiments set.
+    """Return the keys of a group that local.yaml and the files of the chosen experiments set; the last file counts.
 
     Args:
         cfg: The configuration with ``choices``.
@@ -123,7 +123,8 @@ def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, 
     reserved = getattr(RESERVED[group], "__dataclass_fields__", ())
     for key in set(cfg[group]) - {*requested, *reserved}:
         del cfg[group][key]
-    for name in [*(cfg[group].get("columns") or ())]:  # patterns for parameters of the option's class
+    # columns is a mapping of names to patterns for parameters of the class: those are kept whose names were requested
+    for name in [*(cfg[group].get("columns") or ())]:
         if not re.search(rf"\b{name}\b", requested.get("columns", "")):
             del cfg[group].columns[name]
 
@@ -148,7 +149,7 @@ def _choose_cohort_key(cfg: DictConfig, overrides: list[str]) -> None:
         cfg.clients_per_round = None
 
 
-def _choose_weights(cfg: DictConfig, overrides: list[str]) -> None:
+def _set_weights_for_privacy(cfg: DictConfig, overrides: list[str]) -> None:
     """Set client_weights=uniform with privacy=central, unless the command line sets it.
 
     Args:
@@ -156,11 +157,12 @@ def _choose_weights(cfg: DictConfig, overrides: list[str]) -> None:
         overrides: The overrides of the command line.
     """
     is_set = any(text.lstrip("+").startswith("client_weights=") for text in overrides)
-    if not is_set and "client_weights" in cfg and _target(cfg, "privacy") is not None:
+    is_central = _target(cfg, "privacy") is not None  # only privacy=central has a class
+    if not is_set and "client_weights" in cfg and is_central:
         cfg.client_weights = "uniform"
 
 
-def _lists(overrides: Any) -> dict[str, str]:
+def _chosen_lists(overrides: Any) -> dict[str, str]:
     """Return the options of groups that are given a list, as {"experiment": "a,b"} for ``+experiment=[a,b]``.
 
     Hydra does not record these choices.

@@ -75,7 +75,7 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
 
     Args:
         group: The group.
-        option: The chosen option.
+        option: The chosen option; if it is None, so is the result.
         target: The ``_target_`` of the run.
         folders: The conf folders.  None: fedbench's.
     """
@@ -106,9 +106,10 @@ def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -
     parts = target.split(".")
     first = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)  # Net.small of my.Net.small
     name = ".".join(parts[first:])
-    same = [option for option in group_options(group, folders) if _letters(option) == _letters(name)]
-    exact = [option for option in same if target_of(group, option, folders) == target]
-    return exact[0] if exact else target if same else name
+    # options of the same name, whatever the case and punctuation
+    namesakes = [option for option in group_options(group, folders) if _letters(option) == _letters(name)]
+    exact = [option for option in namesakes if target_of(group, option, folders) == target]
+    return exact[0] if exact else target if namesakes else name
 
 
 def printed_name(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
@@ -122,6 +123,7 @@ def printed_name(group: str, option: str, folders: Sequence[Path] | None = None)
     Returns:
         The name; None if the file does not begin with the option's name in another spelling.
     """
+    # an option of an old run may be any text, also one that is no file name
     text = _text(f"{group}/{option}", folders) if re.fullmatch(r"\w{1,99}", option) else ""
     name = text.partition(":")[0].removeprefix("# ")
     return name if _letters(name) == _letters(option) else None
@@ -228,7 +230,7 @@ def option_files(group: str, option: str, folders: Sequence[Path] | None = None)
     files: dict[str, str] = {}
     for name in _defaults(_mapping(text), f"{group}/{option}"):
         included = name.removeprefix(f"{group}/")
-        if included in options:
+        if included in options:  # else it is a file of another group
             files |= option_files(group, included, folders)
     return {**files, option: text}
 
@@ -271,6 +273,8 @@ def _mapping(text: str) -> dict[str, Any]:
 def _defaults(values: dict[str, Any], name: str) -> list[str]:
     """Return the files that a file includes by its defaults list.
 
+    Entries that choose an option of a group (``- model: mlp``) are left out.
+
     Args:
         values: The content of the file.
         name: The file, such as experiment/debug.
@@ -278,6 +282,7 @@ def _defaults(values: dict[str, Any], name: str) -> list[str]:
     Returns:
         The files: experiment/x for the entry "/experiment/x", and the file next to ``name`` for the entry "x".
     """
+    # without the place in the configuration that may follow an @
     entries = [str(entry).partition("@")[0] for entry in values.get("defaults") or [] if isinstance(entry, str)]
     folder = name.rpartition("/")[0]
     return [entry[1:] if entry.startswith("/") else f"{folder}/{entry}" for entry in entries if entry != "_self_"]

@@ -25,6 +25,7 @@ def find_target(target: str, key: str) -> Callable[..., Any]:
         ConfigError: There is no such module or name, or the module cannot be imported.
     """
     parts = target.split(".")
+    # the longest part of the path that is a module; none if two points follow each other
     for depth in range(len(parts) - 1 if all(parts) else 0, 0, -1):
         module = _import(".".join(parts[:depth]), key)
         # a module without origin is a folder without Python files, which Python imports as a namespace package
@@ -48,7 +49,7 @@ def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any
         ConfigError: There is no such member, or it is a module or cannot be called.
     """
     path = ".".join([module.__name__, *names])
-    modules = [name for _, name, _ in pkgutil.iter_modules(getattr(module, "__path__", ()))]
+    modules = [name for _, name, _ in pkgutil.iter_modules(getattr(module, "__path__", ()))]  # inside of a package
     member: Any = module
     for name in names:
         member = getattr(member, name, None)

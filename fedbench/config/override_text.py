@@ -29,7 +29,7 @@ def value_text(value: Any) -> str:
 
 def quoted(text: str) -> str:
     """Return a text as Hydra parses it: in quotes if it has special characters or would be read as a number or null."""
-    if UNQUOTED.fullmatch(text) and not OTHER.fullmatch(text):
+    if UNQUOTED.fullmatch(text) and not OTHER.fullmatch(text):  # OTHER: null, numbers and the like
         return text
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)  # backslashes are doubled before quotes only
     ending = re.search(r"\\*$", escaped)

@@ -82,11 +82,11 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
         not unknown,
         f"{path} has the unknown key {', '.join(map(str, unknown))}; a table has {', '.join(KEYS)}: correct the name",
     )
-    for row, given in table["rows"].items():
+    for row, content in table["rows"].items():
         require(
-            isinstance(given, str | list | dict),
+            isinstance(content, str | list | dict),
             f"{path}: row {row} must be a mapping of keys, or the name or list of the experiments that it extends, "
-            f"got {given}",
+            f"got {content}",
         )
     return table
 
@@ -136,7 +136,7 @@ def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
     table = option.removeprefix(PREFIX).partition("/")[0]
     paper_keys = {"paper.table": table, "paper.method": row["method"]} if "method" in row else {}
     for key, value in {**paper_keys, **row}.items():
-        if key not in NO_OVERRIDES and key not in chosen:
+        if key not in NO_OVERRIDES and key not in chosen:  # NO_OVERRIDES: keys that describe the row, such as note
             _set(content, key, value)
     return content
 

@@ -79,7 +79,7 @@ def check_target(
             name not in values or any(values[name] is one or values[name] == one for one in allowed),
             f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}",
         )
-    refuse_removed(key, values)
+    refuse_removed(key, values)  # options of earlier releases, with a message that says what replaces them
     model = model_of(key, str(target), hidden, reserved)
     check_options(key, values, model, owner or str(target).rsplit(".")[-1])
 
@@ -113,6 +113,7 @@ def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], o
         ConfigError: An option is unknown, missing or invalid.
     """
     prefix = f"{key}." if key else ""
+    # without the keys of hydra.utils.instantiate, such as _target_
     options = {str(name): value for name, value in values.items() if name not in INSTANTIATE_KEYS}
     try:
         model.model_validate(options)
@@ -207,12 +208,12 @@ def bounds_of(field: FieldInfo) -> dict[str, float]:
     """
     bounds: dict[str, float] = {}
     # bounds are in the metadata of Annotated types, which may be inside of others, as in list[Positive] | None
-    kinds: list[Any] = [*field.metadata, field.annotation]
-    while kinds:
-        kind = kinds.pop()
-        kinds += [*getattr(kind, "__metadata__", ()), *(() if get_origin(kind) is Literal else get_args(kind))]
-        if isinstance(kind, Ge | Gt | Le | Lt):
-            bounds |= {name: value for name, value in asdict(kind).items() if value not in (math.inf, LARGEST)}
+    to_visit: list[Any] = [*field.metadata, field.annotation]
+    while to_visit:
+        part = to_visit.pop()
+        to_visit += [*getattr(part, "__metadata__", ()), *(() if get_origin(part) is Literal else get_args(part))]
+        if isinstance(part, Ge | Gt | Le | Lt):
+            bounds |= {name: value for name, value in asdict(part).items() if value not in (math.inf, LARGEST)}
     return bounds
 
 
@@ -285,12 +286,12 @@ def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
     """
     fields: dict[str, FieldInfo] = {}
     is_open = False
-    for base in target.__mro__[:-1]:
+    for base in target.__mro__[:-1]:  # the class and its bases, without object
         if "__init__" in vars(base):
             # the __init__ of a dataclass has no module of its own in which the names of annotations are defined
             scope = _scope(target) if "__dataclass_fields__" in vars(base) else None
-            taken, is_open = _of_function(vars(base)["__init__"], scope, skip=1)  # skip self
-            fields = {**taken, **fields}
+            own_fields, is_open = _of_function(vars(base)["__init__"], scope, skip=1)  # skip self
+            fields = {**own_fields, **fields}
             if not is_open:
                 return fields, False
         elif "__new__" in vars(base) and base not in (typing.Generic, typing.Protocol):
@@ -334,9 +335,9 @@ def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
         scope: The names with which its annotation is evaluated.
     """
     annotation = parameter.annotation
-    if annotation is parameter.empty:  # BASIC: the type and its name in messages, for each type of a default
+    if annotation is parameter.empty:  # BASIC: from type to (the type to check, its name in messages)
         kind, description = BASIC.get(type(parameter.default), (Any, "any value"))
-        if parameter.default is None:
+        if parameter.default is None:  # which does not tell the type of other values
             kind, description = Any, "any value"
     else:
         kind, description = _kind(_evaluated(annotation, scope))
@@ -363,7 +364,7 @@ def _kind(annotation: Any) -> tuple[Any, str]:
     """Return the type with which pydantic checks an annotation, and its description for messages.
 
     Returns:
-        (int, "a whole number") for int.  Annotations without a rule have (Any, "any value").
+        (int, "a whole number") for int; (Any, "any value") for types that are not checked.
     """
     annotation = getattr(annotation, "__value__", annotation)  # of a type alias (type X = ...)
     origin, args = get_origin(annotation), get_args(annotation)
@@ -384,6 +385,7 @@ def _kind(annotation: Any) -> tuple[Any, str]:
         kinds = [_kind(arg) for arg in args]
         items = Annotated[tuple[tuple(kind for kind, _ in kinds)], Field(strict=False)]  # YAML has only lists
         return items, f"a list of {len(args)}: {', '.join(description for _, description in kinds)}"
+    # BASIC: from type to (the type to check, its name in messages); LIST and MAPPING are its entries of list and dict
     basic = BASIC.get(origin or annotation, (Any, "any value"))
     if basic is LIST and args:
         kind, description = _kind(args[0])

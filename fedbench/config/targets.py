@@ -23,7 +23,7 @@ def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str
 
     Args:
         stored: The stored configuration.
-        config_dir: The user's --config-dir.
+        config_dir: The user's --config-dir; None without.
     """
     in_conf = _targets_of_conf(config_dir)
     # current: paths of earlier releases become those of this one
@@ -44,7 +44,7 @@ def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[str]:
 
     Args:
         stored: The stored configuration.
-        config_dir: The user's --config-dir.
+        config_dir: The user's --config-dir; None without.
     """
     return [f"{key}={value_text(value)}" for key, value in [*foreign(stored, config_dir), *trusted(stored)]]
 
@@ -57,7 +57,7 @@ def user_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Pat
 
     Args:
         stored: The stored configuration.
-        config_dir: The user's --config-dir.
+        config_dir: The user's --config-dir; None without.
         run_dir: The run folder.
     """
     return [f"{key}={target}" for key, target in foreign(stored, config_dir) if _is_user_class(target, run_dir)]

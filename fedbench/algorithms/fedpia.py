@@ -367,7 +367,7 @@ class FedPIA(Algorithm):
             The models.  # [K, P]
         """
         personal, G = self.personal[cohort.ids], cohort.broadcast(G=self.G).G
-        with_G = self.in_both(self.shared.put(personal, G))
+        with_G = self.in_both(self.shared.put(personal, G))  # in_both: second bottlenecks, if any, equal the first
         if self.client == "none":
             return with_G
         # init=per_client writes `personal` for all clients, but `uploaded` only has clients that took part

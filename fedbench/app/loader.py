@@ -122,7 +122,7 @@ class Loader(ConfigLoader):
                 from_shell=False,
                 validate_sweep_overrides=validate_sweep_overrides,
             )
-        except COMPLAINTS:
+        except COMPLAINTS:  # errors of Hydra, OmegaConf and YAML
             added = self.added(overrides)
             if added == overrides:
                 raise

@@ -111,7 +111,8 @@ def unreadable(text: str, folders: list[Path]) -> str:
 def leaves(override: Override) -> list[str]:
     """Return the dotted keys that an override sets; [] if it deletes a key.
 
-    If its value is a mapping, they are the keys inside of it: "algorithm.mu" for ``algorithm={mu: 1}``.
+    If its value is a mapping, they are the keys inside of it: "algorithm.mu" for ``algorithm={mu: 1}``.  A key with a
+    package, Hydra's key@package=option, is returned with it.
     """
     if override.is_delete():
         return []

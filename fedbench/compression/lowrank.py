@@ -159,7 +159,7 @@ class LowRank(Compressor):
         return [_halves(values, part) if part.r else (values,) for values, part in zip(split, parts)]
 
     def num_values(self, message: Message) -> int:
-        """Return the number of values in the encoding of a row: r (a + b) for a matrix, else all values."""
+        """Return the number of values in the encoding of a row: r (a + b) for a matrix [a, b], else all values."""
         return sum(part.values for part in self._parts(message))
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:

@@ -90,7 +90,7 @@ class Ragged:
         sizes = self.sizes_of(ids)  # [K]
         selected = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)  # its indices are set below
         begins = np.repeat(self.offsets[:-1][ids], sizes)  # where the list of each entry begins in self.indices
-        return Ragged(self.indices[begins + selected.ranks()], selected.offsets)
+        return Ragged(self.indices[begins + selected.ranks()], selected.offsets)  # ranks: positions in the lists
 
 
 @dataclass(frozen=True)

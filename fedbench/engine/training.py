@@ -292,6 +292,7 @@ class CohortTraining:
         """The mean learning rate over a client's local steps: one number for all, or one for each client [K, 1]."""
         if self.lr_factors is None:
             return self.lr
+        # lr_factors [T, K]: the factor of each step, of which a client takes the first num_steps
         num_steps = torch.from_numpy(self.schedule.num_steps).to(self.lr_factors.device)[:, None]  # [K, 1]
         is_active = torch.arange(len(self.lr_factors), device=self.lr_factors.device) < num_steps  # [K, T]
         return self.lr * (self.lr_factors.T * is_active).sum(1, keepdim=True) / num_steps.clamp_min(1)

@@ -175,7 +175,7 @@ def new_client_lines(result: dict[str, Any] | None, primary: str = "accuracy") -
     """
     if not result:
         return []
-    over = f" over {result['counted']} of them" if "counted" in result else ""
+    over = f" over {result['counted']} of them" if "counted" in result else ""  # if the score is undefined for some
     return [
         f"  {result['count']} new clients: mean {primary}{over} {result['epoch0']:.4f} before adaptation, "
         f"{result['best']:.4f} at best, after {result['best_epoch']} of {result['epochs']} local epochs"

@@ -207,7 +207,8 @@ def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | Non
 def _models() -> Iterator[list[str]]:
     """Yield lists of overrides that choose a model, in the order in which `case_of` tries them.
 
-    They are small models, models with adapters, a prompt of CLIP, and then the other models of conf/model by size.
+    They are small models, a model with one and with two adapters per layer, a prompt of CLIP, and then the other models
+    of conf/model by size.
     """
     yield from map(_small, SMALL)
     yield from (ADAPTED, PAIRED, _small(CLIP))

@@ -215,7 +215,7 @@ class PictureSet:
             if exists:
                 raise ConfigError(
                     f"{self._root.parent} does not have the layout of torchvision's {self.kind} ({reason}): move it "
-                    f"away to download it again, or put {self.split_name} into it"
+                    f"away to download it again, or put CoOp's split file {self.split_name} into it"
                 ) from error
             raise ConfigError(
                 f"{self.name} is not in {self._root} and could not be downloaded ({reason}): run torchvision.datasets."

@@ -20,7 +20,7 @@ ATTENTION_LAYERS = ("attn", "attention", "self_attention")  # names in timm, tra
 
 
 class Backbone(nn.Module):
-    """A network and a linear head.  [B, channels, H, W] -> [B, C].
+    """A network without its classifier (`body`), and a linear head.  [B, channels, H, W] -> [B, C].
 
     Stochastic depth is disabled.
 

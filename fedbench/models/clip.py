@@ -314,7 +314,7 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
     """
     import open_clip
 
-    open_clip.add_model_config(Path(__file__).with_name("tiny-clip.json"))  # a model of fedbench, for tests
+    open_clip.add_model_config(Path(__file__).with_name("tiny-clip.json"))  # a small model of fedbench itself
     names = open_clip.list_models()
     require(
         backbone in names,
@@ -351,7 +351,7 @@ def frozen(clip: Any) -> Any:
         ConfigError: Its text tower is not the causal transformer of CLIP, which prompts need.
     """
     transformer = getattr(clip, "transformer", None)
-    fits = (
+    fits = (  # a transformer with a causal mask, whose feature of a text is the output at its last token
         transformer is not None
         and clip.text_pool_type in ("argmax", "eos")
         and clip.attn_mask is not None

@@ -43,7 +43,7 @@ MIN_CROP = 0.08  # of the area, as in torchvision's RandomResizedCrop
 
 
 class CLIPPrompt(MoveListener):
-    """A learned context of a frozen CLIP.  Image features [B, D] -> [B, C].
+    """A learned context of l tokens [l, d] for a frozen CLIP.  Image features [B, D] -> logits [B, C].
 
     The parameters `shared` [n_shared, d] and `own` [l - n_shared, d] are the context.
 
@@ -111,9 +111,9 @@ class CLIPPrompt(MoveListener):
         )
         self.shared = nn.Parameter(P[:num_shared].clone())
         self.own = nn.Parameter(P[num_shared:].clone())
-        self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length)
+        self.text_tower = towers.TextTower(clip, tokenize, self.class_names, self.length)
         self.dim = towers.joint_width(clip)  # D
-        self.images = towers.ImageTower(clip)
+        self.image_tower = towers.ImageTower(clip)
         self._last = threading.local()  # the last text features of each thread, and what they were computed from
         self._layers: tuple[BatchedLayers, ...] = ()  # calls adapted layers; in a tuple, as _clip
         self._views: Tensor | None = None  # [images with views, V, ...]
@@ -127,7 +127,7 @@ class CLIPPrompt(MoveListener):
 
     def on_move(self) -> None:
         """Move the text tower to the device of the parameters, after `to` moved these; it is not a submodule."""
-        self.tower.to(self.shared.device)
+        self.text_tower.to(self.shared.device)
 
     # -- text --------------------------------------------------------------------------------------------
     def context(self, named: dict[str, Tensor]) -> Tensor:
@@ -163,7 +163,7 @@ class CLIPPrompt(MoveListener):
 
         adapted = [p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen]
         tensors = [prompts, *adapted]  # all on which the result depends
-        tower = functools.partial(self.tower, prompts, layer if params else None)  # computes the features
+        tower = functools.partial(self.text_tower, prompts, layer if params else None)  # computes the features
         # hooks and recorded outputs need a pass through the layers, as gradients do
         if context.observes_layers or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return tower()
@@ -186,8 +186,10 @@ class CLIPPrompt(MoveListener):
             Names of the parameters that are trained with any adapter.
         """
         # deepcopy takes the parameters from its memo instead of copying them
-        shared_values = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self.tower.blocks.parameters()}
-        self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, shared_values)
+        shared_values = {
+            id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self.text_tower.blocks.parameters()
+        }
+        self.blocks = self.text_tower.blocks = copy.deepcopy(self.text_tower.blocks, shared_values)
         self._layers = (BatchedLayers(self),)  # in a tuple, so that torch.nn.Module does not register it as submodule
         return ["shared", "own"]  # the two parts of the learned context
 
@@ -258,8 +260,8 @@ class CLIPPrompt(MoveListener):
             image [n, D], and tokens [n, M, D] if an algorithm reads them.
         """
         if "tokens" not in self.reads:
-            return {"image": F.normalize(self.images.pooled(images), dim=-1)}
-        pooled, tokens = self.images.with_tokens(images)
+            return {"image": F.normalize(self.image_tower.pooled(images), dim=-1)}
+        pooled, tokens = self.image_tower.with_tokens(images)
         return {"image": F.normalize(pooled, dim=-1), "tokens": F.normalize(tokens, dim=-1)}
 
     def fit(self, images: Tensor) -> Tensor:
@@ -273,7 +275,7 @@ class CLIPPrompt(MoveListener):
         Returns:
             Images, [n, 3, size, size].
         """
-        size = self.images.size  # of the images that the tower reads
+        size = self.image_tower.size  # of the images that the tower reads
         # _scaling: mean and standard deviation of the data set's channels, set by `prepare` if norm=official
         official = self.norm == "official" and self._scaling is not None
         x = images.float() / 255 if images.dtype == torch.uint8 else images
@@ -308,7 +310,7 @@ class CLIPPrompt(MoveListener):
         from torchvision.transforms.v2.functional import resized_crop
 
         rows, cols = images.shape[-2:]
-        size = self.images.size
+        size = self.image_tower.size
         crops = []
         for image, (area, ratio, top, left, flip) in zip(images, draws.tolist()):
             area = (MIN_CROP + (1 - MIN_CROP) * area) * rows * cols
@@ -371,6 +373,7 @@ class CLIPPrompt(MoveListener):
             inputs["view"] = self._make_views(images, np.unique(split.train.indices), device)
         elif self.augment == "live":
             inputs["pixels"] = images
+        # without mean and std, by which only pixels are normalized
         return replace(arrays, inputs=inputs if len(inputs) > 1 else inputs["image"], mean=None, std=None)
 
     def _features(

@@ -130,6 +130,7 @@ class ViLT(nn.Module):
             f"model.weights={folder} has {layers} blocks with {heads} heads, but model.depth={len(self.blocks)} and "
             f"model.heads={self.heads}: set model.depth={layers} and model.heads={heads}",
         )
+        # the first file of weights, which `_read_config` has found
         return _rename(read_state(next(folder / name for name in WEIGHT_FILES if (folder / name).is_file())))
 
 

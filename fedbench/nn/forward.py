@@ -207,7 +207,8 @@ class ForwardPass:
             The logits, (logits, additional losses) if the module returns both, or the input of the layer `until`.
         """
         if batched and len(next(iter(params.values()))) == 1:  # one client: unbatched kernels are faster
-            single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
+            # squeeze(0), because the gradient of p[0] is copied into a tensor of zeros
+            single = {n: p.squeeze(0) for n, p in params.items()}
             one_batch = map_inputs(lambda x: x[0], inputs)
             out = self._apply(single, one_batch, batched=False, context=context, until=until)
             context.activations.update({n: t[None] for n, t in context.activations.items()})

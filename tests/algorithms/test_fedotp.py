@@ -189,7 +189,7 @@ def test_the_gradient_of_the_logits_is_the_plan(monkeypatch: pytest.MonkeyPatch)
 
 def naive(clip: CLIPPrompt, prompts: Tensor, tokens: Tensor, eps: float, gamma: float) -> Tensor:
     """s sum T* (F T^T) for one image and class after the other.  prompts [2, l, d], tokens [B, M, D] -> [B, C]"""
-    T = torch.stack([clip.tower(p) for p in prompts])  # [2, C, D]
+    T = torch.stack([clip.text_tower(p) for p in prompts])  # [2, C, D]
     out = torch.zeros(len(tokens), T.shape[1])
     for b, F in enumerate(tokens):
         for c in range(T.shape[1]):

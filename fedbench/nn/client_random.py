@@ -488,7 +488,7 @@ def _random_tensor(distribution: str) -> Replacement:
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
         if device is None and mode.client_key is not None:
             device = mode.client_key.device
-        random = mode.random(torch.empty(0, device=device))
+        random = mode.random(torch.empty(0, device=device))  # only the device of its argument is used
         numbers = getattr(random, distribution)(*shape)  # [1, *shape], for one client
         return numbers[0].to(dtype or torch.get_default_dtype())
 

@@ -228,7 +228,7 @@ class TracedGraph:
         if node.target in AXES:  # positions of the arguments that are axes, by function
             args = [_shift_axis(a) if i in AXES[node.target] else a for i, a in enumerate(args)]
             return args, {key: _shift_axis(a) if key in AXIS_KEYWORDS else a for key, a in kwargs.items()}
-        if node.target is operator.getitem and isinstance(args[1], tuple):
+        if node.target is operator.getitem and isinstance(args[1], tuple):  # x[i, j] -> x[:, i, j]
             return [args[0], (slice(None), *args[1])], kwargs
         for i, a in enumerate(node.args):
             if isinstance(a, fx.Node) and a.op == "get_attr" and self.prefix + str(a.target) not in context.frozen:

@@ -91,7 +91,7 @@ def ragged(
     split = split_of(sizes, test, val)
     n = sum(len(part.indices) for part in (split.train, split.test, split.val))
     inputs = {}
-    for name, sample_shape in wrap_inputs(shape).items():
+    for name, sample_shape in wrap_inputs(shape).items():  # wrap_inputs: a single input becomes a dict of one
         if name == "text":
             inputs[name] = _tokens(rng, n, *sample_shape)
         elif name == "mask":

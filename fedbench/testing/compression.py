@@ -176,7 +176,7 @@ def rows_are_independent(case: CompressionCase) -> None:
         x, message = rows_of(size), message_of(size)
         received, bits = case.send(x, message)
         for i in range(K):
-            one = message.of(i, i + 1)
+            one = message.of(i, i + 1)  # the message of client i only
             separate, separate_bits = case.ready(message)(x[i : i + 1], RowRandom(keys_of(one)), one)
             are_equal = _equal(separate, received[i : i + 1]) and separate_bits[0] == bits[i]
             assert are_equal, f"a row of {size} values is received differently alone than together with {K - 1} others"

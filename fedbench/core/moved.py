@@ -89,7 +89,7 @@ def original(path: str) -> str:
     Args:
         path: Its dotted path in any release.
     """
-    return _renamed(current(path), _ORIGINAL)
+    return _renamed(current(path), _ORIGINAL)  # from a module's name in this release to that in the first one
 
 
 def _renamed(path: str, names: dict[str, str]) -> str:

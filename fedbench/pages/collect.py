@@ -284,8 +284,9 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
     Returns:
         Markdown with calls of `PageFunctions`, such as {{ ran("main") }}, with an empty line after each block.
     """
-    about = page.about
+    about = page.about  # the content of page.json
     runs = page.runs[page.runs["part"] == part]
+    # MAIN: the name of the only part of a page, which needs no heading and no suffix
     suffix = "" if part == MAIN else f"_{part}"
     sign = "" if scores.lower_is_better(about["metric"]) else "-"  # the best group is first
     arguments = f'part="{part}", order="{sign}{about["select"]}"'

@@ -59,7 +59,7 @@ def add_navigation(app: Any, docname: str, source: list[str]) -> None:
         docname: The path of the page without suffix.
         source: A list with the text of the page, changed in place as Sphinx expects.
     """
-    if docname in NAVIGATION:
+    if docname in NAVIGATION:  # from docname to the template
         source[0] += (Path(app.confdir) / "_templates" / NAVIGATION[docname]).read_text(encoding="utf-8")
 
 

@@ -180,5 +180,5 @@ def align(model: FlatModel, rows: Tensor, bottlenecks: list[Bottleneck], cost: l
         before[:, s] = torch.from_numpy(table[:, position, position].mean(1))  # mean cost of units that all stay
         # mean cost of unit order[j] at position j
         after[:, s] = torch.from_numpy(np.take_along_axis(table, orders[:, None], 1)[:, 0].mean(1))
-        renumber(model, rows, bottleneck, torch.from_numpy(orders))
+        renumber(model, rows, bottleneck, torch.from_numpy(orders))  # reorders the units in rows
     return Alignment(rows, moved, before, after)

@@ -113,7 +113,8 @@ class LimitedCoreExchange(CoreExchange):
         Returns:
             True where client i downloads core j; a client never selects its own core.  # [K, N] bool
         """
-        is_self, was_chosen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
+        # whether core j is the client's own, and whether the client chose it before  [K, N] each
+        is_self, was_chosen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients
         # the M largest of log p_j + Gumbel noise are M draws without replacement with probabilities p_j
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
         turn = 2 * is_self.int()  # cores of a lower turn are selected first; a client's own core comes last
@@ -122,7 +123,8 @@ class LimitedCoreExchange(CoreExchange):
             base = max(1.5, cohort.round * self.bandwidth / n)
             score = score + was_chosen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
             turn = turn + was_chosen.int()  # cores that the client never chose come first
-        return torch.zeros_like(is_self).scatter_(1, by_turn(turn, score)[:, : self.bandwidth], True)
+        selected = by_turn(turn, score)[:, : self.bandwidth]  # cores of lower turns first, then of higher scores
+        return torch.zeros_like(is_self).scatter_(1, selected, value=True)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
         """Add the cohort's cores, and drop the versions that no client has any more.

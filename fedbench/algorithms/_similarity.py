@@ -115,8 +115,9 @@ def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
     # themselves: a client is not its own neighbour
     neighbours = nearest(sketches, sketches, k, metric, themselves=True)  # [N, k]
     n = len(sketches)
-    lists = torch.zeros(n, n, dtype=torch.bool, device=sketches.device).scatter_(1, neighbours, True)  # i lists j
-    return lists | lists.T
+    is_neighbour = torch.zeros(n, n, dtype=torch.bool, device=sketches.device)
+    is_neighbour.scatter_(1, neighbours, value=True)  # whether client j is among the neighbours of client i
+    return is_neighbour | is_neighbour.T
 
 
 def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:

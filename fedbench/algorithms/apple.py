@@ -122,7 +122,7 @@ class APPLE(Algorithm):
         on_server = cores[self.exchange.newest[cohort.index]]  # c_i as the server has it  [K, P]
         # a client that has trained uses its local core, without the noise and compression of its upload
         core = torch.where(self.core.has(cohort.ids)[:, None], self.core[cohort.ids], on_server)
-        personal = self.mix(core.clone(), core, d, cores, versions, i)
+        personal = self.mix(core.clone(), core, d, cores, versions, i)  # the mixtures w_i, in a copy of the cores
         # learning rate of d in this round; the schedule is a factor
         eta2 = self.eta2 * cohort.engine.optimizer.schedule(cohort.round, cohort.rounds)
         # factor of (d_i - q): the gradient of lambda(r) mu ||d_i - q||^2 is 2 lambda(r) mu (d_i - q)

@@ -78,7 +78,7 @@ class FedALA(Algorithm):
         """
         if self.who == "all":  # all clients learn A_i in each round, not only those of the cohort
             everybody = cohort.all_clients()
-            self.theta[everybody.ids] = self.start(everybody)
+            self.theta[everybody.ids] = self.start(everybody)  # the mixtures from which clients train
             out = cohort.train(self.theta[cohort.ids])
         else:
             out = cohort.train(self.start(cohort))

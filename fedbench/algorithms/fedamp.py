@@ -105,7 +105,7 @@ class FedAMP(Algorithm):
         They train from their own models, or if `starts_from_cloud` from u_i.
         """
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
-        u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
+        u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u  # each client's mixture u_i as received  [K, P]
         # weight of the pull towards u_i in the gradient, a number or one per client; alpha: the server's step size
         weight = self.lam / alpha
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None

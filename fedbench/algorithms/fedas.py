@@ -87,7 +87,7 @@ class FedAS(Algorithm):
         theta = cohort.train(self.aligned(cohort, w, self.theta[cohort.ids])).theta  # [K, P]
         up = cohort.upload(
             theta=theta,
-            t=self.trace(cohort, theta),
+            t=self.trace(cohort, theta),  # sum of the squared norms of the client's gradients
             relative_to={"theta": "w"},  # theta - w is sent, and the server adds w
             previous={"t": None},  # None: t is sent as it is
             uncompressed=["t"],
@@ -131,7 +131,7 @@ class FedAS(Algorithm):
             # throughput_weight=0: images/s count each sample once; key: of the random batches
             throughput_weight=0,
         )
-        old = self.statistics(cohort, theta)
+        old = self.statistics(cohort, theta)  # class counts and class means of features under the client's last model
         aligned = cohort.train(w, loss=loss, columns=self.base, how=how, mu=old.means, has_mean=old.counts > 0).theta
         return self.base.put(theta, self.base.take(aligned))  # replaces the base of theta_i
 

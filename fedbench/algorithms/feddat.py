@@ -151,7 +151,7 @@ class FedDAT(Algorithm):
             z = s.forward(rows, batch)  # [k, B, C, ...]
             if outputs is not None:
                 outputs["student"] = z.detach()
-            return 0.5 * (s.task_loss(z, batch) + distance(teacher, z, self.tau, batch.class_mask))
+            return 0.5 * (s.task_loss(z, batch) + distillation_loss(teacher, z, self.tau, batch.class_mask))
 
         return loss
 
@@ -170,7 +170,7 @@ class FedDAT(Algorithm):
         return self.second.put(self.first.put(self.initial, self.A1), self.A1)
 
 
-def distance(teacher: Tensor, student: Tensor, tau: float, class_mask: Tensor | None = None) -> Tensor:
+def distillation_loss(teacher: Tensor, student: Tensor, tau: float, class_mask: Tensor | None = None) -> Tensor:
     """Compute the distillation loss tau^2 KL(softmax(teacher / tau) || softmax(student / tau)).
 
     Args:

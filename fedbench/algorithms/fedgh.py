@@ -75,7 +75,7 @@ class FedGH(Algorithm):
         # uploaded=False: the trained parameters stay with the clients
         theta = cohort.train(start, how=LocalTraining(uploaded=False)).theta
         self.theta[cohort.ids] = theta
-        statistics = self.statistics(cohort, theta)
+        statistics = self.statistics(cohort, theta)  # counts and means of each class's features
         up = cohort.upload(
             means=statistics.means,
             has=(statistics.counts > 0).float(),  # whether client i has samples of class c  [K, C]

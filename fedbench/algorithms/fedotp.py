@@ -101,7 +101,7 @@ class FedOTP(Algorithm):
         # text features under both prompts: context returns p_g, and "local" is p_l  [k, l, d] each
         T = clip.text(torch.stack([clip.context(named), named["local"]], -3))  # [k, 2, C, D]
         F = clip.tokens(inputs)  # image tokens  [k, B, M, D]
-        return clip.scale * self.transported(similarities(F, T))
+        return clip.scale * self.transported(similarities(F, T))  # weighted sums over tokens and prompts
 
     def transported(self, sim: Tensor) -> Tensor:
         """Return the sum of similarities over tokens and prompts, weighted by the optimal transport plan T*.

@@ -108,7 +108,7 @@ class FedPAC(Algorithm):
         """
         server = cohort.broadcast(u=self.u, G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
         theta = self.with_heads(cohort, server.u)  # [K, P]
-        before = self.statistics(cohort, theta)
+        before = self.statistics(cohort, theta)  # counts and means of each class's features, before training
         theta = self.train(cohort, theta, server.G, server.has_prototype)
         after = self.statistics(cohort, theta)
         V, H = self.variance_and_means(cohort, before)  # [K], [K, C, F]

@@ -171,7 +171,7 @@ class FPFC(Algorithm):
             length[at] = torch.sub(self.W[i], self.W[later], out=target).addcmul_(delta[at], dual[at]).norm(dim=1)
             if not isinstance(at, slice):
                 new[at] = target
-        return new, torch.where(length < 0, s, self.scad(length))
+        return new, torch.where(length < 0, s, self.scad(length))  # scad: the new s, by the SCAD penalty
 
     @property
     def one_s(self) -> bool:

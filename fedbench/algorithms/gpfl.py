@@ -161,7 +161,7 @@ class GPFL(Algorithm):
         """
         theta = rows["theta"]
         z = model.features(theta, inputs)  # [k, b, F]
-        return model.head(theta, conditioned(model.named(theta), z, rows["q_p"]))
+        return model.head(theta, conditioned(model.named(theta), z, rows["q_p"]))  # conditioned: applies the valve
 
 
 def valve(size: int) -> nn.Module:

@@ -87,6 +87,7 @@ class KNNPer(FedAvg):
             "z": pad_sequence(z, batch_first=True),
             "y": pad_sequence(y, batch_first=True, padding_value=-1),
         }
+        # by default the weight of highest accuracy on each client's validation samples
         lam = self.chosen(cohort, rows) if self.lam is None else cohort.value(self.lam)
         return {**rows, "lam": torch.as_tensor(lam, dtype=w.dtype, device=w.device).expand(len(cohort), 1)}
 

@@ -170,6 +170,7 @@ class PFedMoAP(Algorithm):
         self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate  # client states
         # the difference from the broadcast prompt P_g is sent, and the server adds P_g again
         up = cohort.upload(prompt=prompt, relative_to={"prompt": "prompt"}).prompt  # [K, l d]
+        # the pool stores the uploaded prompts and their text features
         self.pool[cohort.ids], self.text[cohort.ids] = up, self.encode(cohort.model, up)
         self.w = self.prompt_columns.put(self.w, cohort.mean(up))
         if self.aggregate_gate and len(mixing):
@@ -338,7 +339,7 @@ class PFedMoAP(Algorithm):
         # parameters of the gate only
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
         apply_gate = self.attention if self.gating == "attention" else self.linear
-        return apply_gate(gate, self.pooled(image), X, missing)
+        return apply_gate(gate, self.pooled(image), X, missing)  # pooled: every (D/d)-th number of the features
 
     def attention(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the experts by multi-head attention with h heads, from each image to the experts of each class.
@@ -354,6 +355,7 @@ class PFedMoAP(Algorithm):
         """
 
         def by_head(name: str, x: Tensor) -> Tensor:  # [k, n, d] -> [k, h, n, d/h]
+            # affine: the linear layer `name` of each client's gate
             return affine(gate, name, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         E, C = X.shape[1:3]

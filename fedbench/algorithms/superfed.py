@@ -145,7 +145,7 @@ class SuPerFed(Algorithm):
             The models [K, P]; before w_l trains, w [P] for all clients.
         """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
-        if not self.mixes(cohort):
+        if not self.mixes(cohort):  # before the option start, only w_f trains
             return w
         w, wl = w.expand(len(cohort), -1), self.local_models(cohort)
         if self.mixture != "held":

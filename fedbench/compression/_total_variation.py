@@ -40,7 +40,7 @@ def exact(g: Row, gamma: float) -> Row:
     low, high = np.empty(len(g)), np.empty(len(g))  # bounds of v_k given v_{k+1}
     knots = np.empty((3, 2 * len(g)))  # position, change of slope and change of intercept of each knot
     v = np.empty(len(g))
-    _compiled_solve()(g, gamma, low, high, knots[0], knots[1], knots[2], v)
+    _compiled_solve()(g, gamma, low, high, knots[0], knots[1], knots[2], v)  # writes v
     return v
 
 

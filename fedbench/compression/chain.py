@@ -106,6 +106,7 @@ class Chain(Compressor):
             The values of the last compressor, and the codes of all, whose names begin with "0/", "1/" and so on.
         """
         codes = {}
+        # each compressor, the prefix of its codes' names, and the message part that it compresses
         for prefix, compressor, part in self._links(message):
             encoded = compressor.compress(x, draws, part)
             codes |= {prefix + name: code for name, code in encoded.codes.items()}
@@ -126,7 +127,8 @@ class Chain(Compressor):
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the number of bits of each row's codes, the sum over all compressors.  # [k]"""
-        # _below: the codes of one compressor, whose names begin with "0/", "1/" ...
+        # _links: each compressor, the prefix of its codes' names ("0/", "1/" ...), and the message part that it
+        # compresses; _below: the codes with this prefix
         parts = [
             compressor.count(Encoded(encoded.values, _below(prefix, encoded.codes)), part)
             for prefix, compressor, part in self._links(message)
@@ -156,7 +158,8 @@ class Chain(Compressor):
             return  # no compressor has a state, so nothing need be decompressed
         x = encoded.values
         for prefix, compressor, part in reversed(self._links(message)):
-            received = Encoded(x, _below(prefix, encoded.codes))  # the values and codes of this compressor
+            # the values and codes of this compressor; prefix: "0/", "1/" ..., with which the names of its codes begin
+            received = Encoded(x, _below(prefix, encoded.codes))
             compressor.update_state(received, part)
             x = compressor.decompress(received, part)  # the values of the compressor before it
 

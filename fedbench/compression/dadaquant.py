@@ -97,7 +97,7 @@ class DAdaQuant(QSGD):
         q = self.q.to(rows.device)
         if message.weights is None or message.cohort is None:
             return q.expand(len(rows), 1)
-        shares = message.cohort.double()  # weights of all clients of the round  [K]
+        shares = message.cohort.double()  # weights of all clients of the round; total: a sum in a fixed order  [K]
         a, b = total(shares.pow(2 / 3), 0), total(shares.square(), 0) / q.double() ** 2
         each = (a / b).sqrt() * message.weights.double().pow(2 / 3)
         return each.round().clamp_min(1).float()[:, None]

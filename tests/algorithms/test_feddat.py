@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tiny import CPU, all_clients, close, compose, deployed, engine_on, equal, play, ragged
 from torch import Tensor
 
-from fedbench.algorithms.feddat import FedDAT, distance
+from fedbench.algorithms.feddat import FedDAT, distillation_loss
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
@@ -49,13 +49,15 @@ def begun(e: Engine, **options: Any) -> FedDAT:
 
 
 # -- the distance ----------------------------------------------------------------------------------------
-def test_distance_is_torchs_and_zero_of_itself() -> None:
+def test_distillation_loss_is_torchs_and_zero_of_itself() -> None:
     g = torch.Generator().manual_seed(0)
     t, s = torch.randn(2, 3, 5, generator=g), torch.randn(2, 3, 5, generator=g)
     wanted = 9 * F.kl_div((s / 3).log_softmax(-1), (t / 3).softmax(-1), reduction="none").sum(-1)
-    close(distance(t, s, 3.0), wanted, 1e-5)
-    assert (distance(t, s, 3.0) > 0).all() and distance(t, t, 3.0).abs().max() < 1e-6
-    pixels = distance(t[..., None, None].expand(-1, -1, -1, 2, 2), s[..., None, None].expand(-1, -1, -1, 2, 2), 3.0)
+    close(distillation_loss(t, s, 3.0), wanted, 1e-5)
+    assert (distillation_loss(t, s, 3.0) > 0).all() and distillation_loss(t, t, 3.0).abs().max() < 1e-6
+    pixels = distillation_loss(
+        t[..., None, None].expand(-1, -1, -1, 2, 2), s[..., None, None].expand(-1, -1, -1, 2, 2), 3.0
+    )
     close(pixels, wanted, 1e-5)
 
 
@@ -63,8 +65,8 @@ def test_masked_classes_count_for_nothing() -> None:
     g = torch.Generator().manual_seed(0)
     t, s = torch.randn(2, 3, 5, generator=g), torch.randn(2, 3, 5, generator=g).requires_grad_()
     mask = torch.tensor([[True, True, True, False, False]] * 2)
-    masked = distance(t, s, 3.0, mask)
-    close(masked, distance(t[..., :3], s[..., :3], 3.0), 1e-5)
+    masked = distillation_loss(t, s, 3.0, mask)
+    close(masked, distillation_loss(t[..., :3], s[..., :3], 3.0), 1e-5)
     (gradient,) = torch.autograd.grad(masked.sum(), s)
     assert torch.isfinite(gradient).all() and not gradient[..., 3:].any()
 

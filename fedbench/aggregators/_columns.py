@@ -95,8 +95,8 @@ def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
     medians = []
     for values, w in sorted_with_weights(rows, weights.double()):
         cumulative = w.cumsum(1)  # [b, m]
-        # ROUNDING: weights that sum to half but for rounding errors
+        # ROUNDING: also weights that sum to half but for rounding errors
         lower = (cumulative < 0.5 - ROUNDING).sum(1, keepdim=True)  # position of the lower median  [b, 1]
-        upper = (cumulative < 0.5 + ROUNDING).sum(1, keepdim=True).clamp_max(last)
+        upper = (cumulative < 0.5 + ROUNDING).sum(1, keepdim=True).clamp_max(last)  # of the upper one  [b, 1]
         medians.append((values.gather(1, lower) + values.gather(1, upper))[:, 0] / 2)
     return torch.cat(medians)

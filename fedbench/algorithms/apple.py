@@ -108,7 +108,8 @@ class APPLE(Algorithm):
         self.d = rows("d", default=self.q)  # [N, N]; a row equals the default until it is set
         # sum_j q_j c_j, with the initial running statistics  [P]
         first_mixture = model.trained.put(w, model.trained.take(self.q @ cores))
-        self.theta = rows("theta", default=first_mixture)  # [N, P]; a row equals the default until it is set
+        # w_i, which client i deploys, [N, P]; a row equals the default until it is set
+        self.theta = rows("theta", default=first_mixture)
 
     def round(self, cohort: Cohort) -> None:
         """Run one round of APPLE (Algorithm 1): clients download cores, train c_i and d_i, and upload c_i.

@@ -114,9 +114,9 @@ class FedKD(Algorithm):
         s.descend(at_g, lr=self.student_lr)
 
     def teacher_loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return L as a function of the teacher theta_i, with the student fixed.
+        """Return L, the common loss of teacher and student, as a function of the teacher theta_i.
 
-        It also writes the gradient of L in W_i to the state `slope`.
+        The student, s.theta, is fixed.  It also writes the gradient of L in W_i to the state `slope`.
 
         Args:
             s: The step of k clients.

@@ -183,10 +183,11 @@ class FedPIA(Algorithm):
         if self.cost == "weight":  # units are compared by their incoming weights, else by activations on samples
             cost = [self._weight_cost(cohort.model, rows, personal, b) for b in self.bottlenecks]
         else:
+            # in_both: the adapter also as second bottleneck, if there is one
             of_G, of_personal = (self.unit_activations(cohort, self.in_both(r)) for r in (rows, personal))
             cost = [alignment.costs(mover, anchor) for mover, anchor in zip(of_G, of_personal)]
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
-        self._note_alignment("client", cohort, aligned)
+        self._note_alignment("client", cohort, aligned)  # stores the shares of moved units and costs, for figures
         return self.shared.take(aligned.rows)
 
     def unit_activations(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
@@ -229,11 +230,12 @@ class FedPIA(Algorithm):
             # [k, b, D]
             """
             _, captured = model.capture(rows, inputs, layers)
-            if self._is_computed_once(model, bottlenecks[0]):  # the text of each class is the same for all samples
-                (of_text,) = (self._over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
+            # a single bottleneck in a text tower: the text of each class is the same for all samples
+            if self._is_computed_once(model, bottlenecks[0]):
+                (of_text,) = (self._mean_over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
                 num_samples = next(iter(wrap_inputs(inputs).values())).shape[1]
                 return of_text.flatten(1).unsqueeze(1).expand(-1, num_samples, -1)
-            return torch.cat([self._over_tokens(captured[layer]) for layer in layers], 2)
+            return torch.cat([self._mean_over_tokens(captured[layer]) for layer in layers], 2)
 
         each = cohort.forward(rows, activations, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
         sizes = [b.hidden_units.num_blocks * b.hidden_units.size for b in bottlenecks]  # outputs of each layer
@@ -251,8 +253,8 @@ class FedPIA(Algorithm):
         """Return whether a layer's output is the same for all samples, as in a text tower of class names."""
         return any(fnmatch.fnmatch(bottleneck.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
-    def _over_tokens(self, output: Tensor) -> Tensor:
-        """Return the mean over tokens, all axes between sample and unit, of a layer's output.
+    def _mean_over_tokens(self, output: Tensor) -> Tensor:
+        """Return the mean over tokens, all axes between sample and unit, of an output of blocks with m units each.
 
         Args:
             output: Output of the layer.  # [k, b, ..., blocks m]
@@ -329,7 +331,7 @@ class FedPIA(Algorithm):
         rows, anchor = shared.put(self.initial.expand(K, -1), up), shared.put(self.initial, G0)  # [K, P], [P]
         cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]  # [K, m, m] each
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
-        self._note_alignment("server", cohort, aligned)
+        self._note_alignment("server", cohort, aligned)  # stores the shares of moved units and costs, for figures
         G, q_of_bottlenecks = anchor.clone(), []  # [P]
         for bottleneck in self.bottlenecks:
             w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
@@ -338,7 +340,7 @@ class FedPIA(Algorithm):
             q = (-self.gamma * d).softmax(0)  # of sum 1 over the clients  [K]
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
-        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))
+        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))  # stores q of these clients, for figures
         return shared.take(G)
 
     def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, bottleneck: alignment.Bottleneck) -> Tensor:

@@ -141,7 +141,8 @@ class FPFC(Algorithm):
             ids: The clients of this round.  # [K]
         """
         if self.one_s and len(ids) == len(self.W):
-            # with one s, self.delta is D, from which delta_ij = D_i - D_j; its mean does not matter
+            # with one s, self.delta is D, from which delta_ij = D_i - D_j; its mean does not matter.  The update is
+            # delta_ij <- W_i - W_j + (1 - s) delta_ij
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # from the norms of delta_ij  [M]
             if bool(s.min() == s.max()):  # all pairs still have the same s
@@ -180,7 +181,7 @@ class FPFC(Algorithm):
 
     def all_pairs(self) -> Tensor:
         """Return the vectors delta of all M pairs of clients, computed from D [N, p] if only D is stored.  # [M, p]"""
-        if not self.one_s:
+        if not self.one_s:  # pairs have different factors s, and delta is stored for each pair
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])
         for i, later, at in self.pairs():  # pairs (i, j) for all j > i in `later`; `at`: their positions among all M

@@ -61,7 +61,7 @@ class Mimic(Attack):
         with z is mimicked, and later the last such client, while it takes part.  A round moves z by one power iteration
         for the covariance of the uploads.
         """
-        # number of rounds so far, and the client that was chosen last
+        # number of rounds so far, and the client that was chosen last in the warm-up
         progress = o.state.get("progress", torch.tensor([0, -1], device=o.truthful.device))
         z, mean = (o.state.get(name, torch.zeros_like(o.truthful[0])) for name in ("z", "mean"))  # [p] each
         t, chosen = progress.tolist()

@@ -68,8 +68,8 @@ def _solve(g, gamma, low, high, position, slope, intercept, v):  # type: ignore[
         low: Buffer for the lower bounds low[k].  # [d]
         high: Buffer for the upper bounds high[k].  # [d]
         position: Buffer for the knots of f_k': position[first .. last], which grows to both sides.  # [2 d]
-        slope: Change of the slope of f_k' at each knot.  # [2 d]
-        intercept: Change of the intercept of f_k' at each knot.  # [2 d]
+        slope: Change of the slope of f_k' at each knot, from left to right.  # [2 d]
+        intercept: Change of the intercept of f_k' at each knot, from left to right.  # [2 d]
         v: Buffer for the result.  # [d]
     """
     d = len(g)

@@ -113,13 +113,13 @@ class STC(Compressor):
         out.floats(encoded.codes["mean"][0])
         if self.variant == "pfednet":
             for trit in encoded.codes["trit"][0].tolist():
-                out.fixed(int(trit != 0), 1)
+                out.fixed(int(trit != 0), 1)  # 1: the value is selected
                 if trit:
-                    out.fixed(int(trit < 0), 1)
+                    out.fixed(int(trit < 0), 1)  # 1: it is negative
             return
         positions.write(encoded.codes["positions"][0], message.size, out)
         for negative in encoded.codes["negative"][0].tolist():
-            out.fixed(int(negative), 1)
+            out.fixed(int(negative), 1)  # the sign
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the codes of one row that `write` wrote, in the form of `compress`."""

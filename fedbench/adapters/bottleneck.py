@@ -149,7 +149,7 @@ class Added(nn.Module):
 
 
 class WithMore(Added):
-    """`Added` for a layer that also takes a mask or options, or that returns a tuple."""
+    """A layer whose output is increased by `added`, and that also takes a mask or options, or returns a tuple."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Any:
         """Return the layer's output plus `added`.  If the layer returns a tuple, `added` goes to its first element.

@@ -70,7 +70,7 @@ def _sort_with_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
     m = len(rows)
     columns = np.ascontiguousarray(rows.T.numpy(), dtype=np.float64)  # [p, m]
     bits = columns.view(np.int64)  # the same memory
-    bits |= np.arange(m)
+    bits |= np.arange(m)  # the last 29 bits of a float32 are 0
     columns.sort(1)
     order = bits & ((1 << m.bit_length()) - 1)
     return torch.from_numpy(columns).float(), torch.from_numpy(order)  # rounding to float32 removes the positions

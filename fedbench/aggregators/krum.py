@@ -45,7 +45,7 @@ class Krum(Aggregator):
     def scores(self, u: Uploads) -> Tensor:
         """Return the sum of squared distances of each of the m rows to its m - f - 2 nearest other rows.  # [m]
 
-        With neighbors="n-f-1" they are m - f - 1 rows.
+        With neighbors="n-f-1" they are m - f - 1 rows.  It is at least one row.
         """
         m = len(u.rows)
         # self.left_out is 2, or 1 with neighbors="n-f-1"

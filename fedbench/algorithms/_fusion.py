@@ -253,7 +253,7 @@ def fuse(
     basis = None  # orthonormal basis of the span of X's rows if N < d, as the l2 norm permits to compute in this basis
     if norm == "l2" and len(X) < X.shape[1]:
         basis, R = torch.linalg.qr(X.T)  # [d, N], [N, N]
-        X = R.T.contiguous()  # X @ basis is R'
+        X = R.T.contiguous()  # the rows of X in this basis  [N, N]
     # Z = mean is the solution if it has a dual variable, such as flows(X), whose rows have dual norms of at most tau
     if (dual_norm(network.flows(X), norm) <= tau).all():
         return Fused(mean.to(V), U=None, iterations=0)

@@ -54,7 +54,7 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
         f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(0)  # log u  [n, M]
         g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)  # log v  [J, n, 1]
         T = b * (x + f).softmax(-1)  # exp(f + x + g)  [J, n, M]
-        # CHECK - 1 further iterations, which multiply rows and columns of T; dv: the factors of columns together
+        # CHECK - 1 = 9 further iterations, which multiply rows and columns of T; dv: the factors of columns together
         T, dv, last_factor = _scaled(T, a, b, min(CHECK, max_iter - start) - 1)
         settled = last_factor.log().abs() < thresh  # [J, n, 1]
         done = settled.all(0)[:, 0] | (start + CHECK >= max_iter)  # [n]

@@ -117,7 +117,7 @@ class APPLE(Algorithm):
         Client i's model is the mixture w_i = sum_j d_ij c_j of all clients' core models c_j.  The server keeps several
         versions of each core, because with limited bandwidth clients have old ones.
         """
-        i, d = cohort.index[:, None], self.d[cohort.ids]  # client indices [K, 1], d_i [K, N]
+        i, d = cohort.index[:, None], self.d[cohort.ids]  # client indices [K, 1], relationship vectors d_i [K, N]
         # which row of `cores` is client i's c_j [K, N], and all stored versions of cores [V, P]
         versions, cores = self.exchange.download(cohort, d), self.exchange.cores
         on_server = cores[self.exchange.newest[cohort.index]]  # c_i as the server has it  [K, P]

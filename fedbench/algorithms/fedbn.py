@@ -49,7 +49,7 @@ class FedBN(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedBN (Algorithm 1): clients train all columns, and the server averages the shared ones."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [|w|]
-        # uploaded: the columns that leave the client, whose gradients privacy clips
+        # with_norms: rows of w and b_i; uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(self.with_norms(cohort, w), how=LocalTraining(uploaded=self.shared))  # [K, P]
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})  # [K, |w|]; the change of w is sent
         self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it

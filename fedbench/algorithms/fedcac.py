@@ -59,7 +59,9 @@ class FedCAC(Algorithm):
         b = self.start(cohort)  # [K, P]
         out = cohort.train(cohort.download(b=b).b)
         theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent
-        m = self.critical((theta - b) * theta)  # [K, P]
+        m = self.critical(
+            (theta - b) * theta
+        )  # by the sensitivity of each parameter, its change times its value  [K, P]
         self.w = cohort.mean(theta)  # weighted by n_i
         # t counts rounds from 1; `groups`: a mean for each client over the clients similar to it
         self.c[cohort.ids] = cohort.mean(theta, weights="uniform", groups=self.similar(m, cohort.round + 1))

@@ -38,7 +38,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedCP(Algorithm):
-    """FedCP.  u: base; r: policy network; g: global head; h_i: personal head of client i.
+    """FedCP.  w: shared columns, base u and policy network r; g: global head; h_i: personal head of client i.
 
     Args:
         lam: Weight of the distance between the features of the trained and the received base, >= 0, or a list with one
@@ -114,13 +114,14 @@ class FedCP(Algorithm):
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             """Return the task's loss plus lam times the distance of features z to those of the received base, z0."""
             z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
-            logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))  # [k, B, C]
+            # v: the unit vectors that condition the policy; noise: Gumbel noise of its split  [k, B, C]
+            logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))
             distance = mmd(z, z0, batch.weight)[:, None]  # [k, 1]
             # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(logits, batch) + s.value(self.lam) * distance
 
         trained = self.head_g.rest(cohort.model.size)  # all columns except the global head
-        v = self.contexts(cohort, start)  # [K, F]
+        v = self.contexts(cohort, start)  # unit vectors that condition the policy  [K, F]
         # uploaded: the columns that leave the client, whose gradients privacy clips
         return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
 

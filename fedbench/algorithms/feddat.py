@@ -136,7 +136,7 @@ class FedDAT(Algorithm):
         s.descend(g, columns=self.rest, uploaded=False)
 
     def distillation(self, teacher: Tensor, outputs: dict[str, Tensor] | None = None) -> Loss:
-        """Return a loss function for 1/2 [ loss(z, y) + KL(teacher -> z) ], where z are the logits of its rows.
+        """Return a loss function for 1/2 [ loss(z, y) + KL(teacher || z) ], where z are the logits of its rows.
 
         Args:
             teacher: Logits of the teacher.  # [k, B, C, ...]
@@ -182,7 +182,7 @@ def distillation_loss(teacher: Tensor, student: Tensor, tau: float, class_mask: 
     Returns:
         Loss of each sample, averaged over the dimensions after C.  # [k, B]
     """
-    if class_mask is not None:
+    if class_mask is not None:  # absent classes get probability 0
         absent = ~class_mask.view(len(class_mask), 1, -1, *[1] * (student.dim() - 3))
         teacher, student = (t.masked_fill(absent, torch.finfo(t.dtype).min) for t in (teacher, student))
     log_p, log_q = ((t / tau).log_softmax(2) for t in (teacher, student))

@@ -53,11 +53,11 @@ class FedFomo(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Create the state: client models, and preferences Pref = I.  Hold out training samples for the loss L."""
-        w, self.rows = model.init_row(), rows
+        w, self.rows = model.init_row(), rows  # `on_server` creates a further row store if it is needed
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
         # the model to whose loss those of downloaded models are compared: the client's mixture or its trained model
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
-        # Pref - I
+        # Pref - I, where Pref[i, j] is how much client i prefers the model of client j
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # [N, N], at first the default
         # splits each client's training samples into "remaining" and "held_out"; self.held_out: the fraction held out
         federation.hold_out(self.held_out)
@@ -99,7 +99,8 @@ class FedFomo(Algorithm):
         chosen = self.choose(cohort)  # positions j in the last cohort, whose indices are self.prev  [K, M]
         # the same as a mask, by which fetch counts the bytes of the downloads
         is_chosen = torch.zeros(len(cohort), len(self.prev), dtype=torch.bool, device=chosen.device)  # [K, K']
-        others = cohort.fetch(is_chosen.scatter(1, chosen, True), theta=self.last).theta[chosen]  # theta_j  [K, M, P]
+        is_chosen.scatter_(1, chosen, value=True)
+        others = cohort.fetch(is_chosen, theta=self.last).theta[chosen]  # theta_j  [K, M, P]
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)

@@ -43,7 +43,7 @@ class FedNova(FedAvg):
         self.mu, self.server_momentum = mu, server_momentum
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the optimizer is SGD whose accumulation vector is known in each round.
+        """Raise ConfigError unless the optimizer is SGD, and it is known how often each gradient of a round counts.
 
         Args:
             num_clients: Number of training clients; None if only the data set determines it.

@@ -125,7 +125,7 @@ class FedPAC(Algorithm):
         )
         self.u = cohort.mean(up.u, updates="u")  # the new u: the mean, or the step of the option server towards it
         by_samples = self.weights == "samples"  # else all clients with a class have the same weight
-        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, by_samples)
+        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, by_samples=by_samples)
         a = self.head_weights(up.V, up.H)  # [K, K]
         self.h[cohort.ids] = a @ up.h
 

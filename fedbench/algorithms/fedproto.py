@@ -110,7 +110,7 @@ class FedProto(Algorithm):
             uncompressed=["counts"],
         )
         by_samples = self.weights == "samples"  # else all clients with a class have the same weight
-        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, by_samples)
+        self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, by_samples=by_samples)
 
     def send_prototypes(self, cohort: Cohort) -> SimpleNamespace:
         """Broadcast the prototypes, and return G [C, F] and has_prototype [C] as the clients receive them."""

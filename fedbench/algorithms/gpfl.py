@@ -149,6 +149,7 @@ class GPFL(Algorithm):
         `final`, whether the last round is over, changes nothing.
         """
         theta = self.with_heads(cohort, cohort.broadcast(w=self.w).w)
+        # theta[0]: the class embeddings are the same in all rows
         _, q_p = self.conditions(cohort, cohort.model.named(theta[0])["embeddings"])
         return {"theta": theta, "q_p": q_p}
 

@@ -170,5 +170,6 @@ def neighbours(z: Tensor, stored: Tensor, y: Tensor, k: int, scale: float, num_c
     distances = distances.masked_fill(y[:, None] < 0, torch.inf)
     nearest, index = distances.topk(min(k, stored.shape[1]), largest=False)  # [n, b, k]
     share = (-nearest / (z.shape[2] * scale)).softmax(2)  # [n, b, k], 0 for padding
-    classes = y[:, None].expand(-1, z.shape[1], -1).gather(2, index).clamp_min(0)  # [n, b, k]
+    # clamp_min: padding, whose share is 0, counts as class 0  [n, b, k]
+    classes = y[:, None].expand(-1, z.shape[1], -1).gather(2, index).clamp_min(0)
     return share.new_zeros(*z.shape[:2], num_classes).scatter_add(2, classes, share)

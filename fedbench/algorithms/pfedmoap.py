@@ -131,7 +131,7 @@ class PFedMoAP(Algorithm):
         self.clip: Any = model.module
         n = federation.num_clients
         self.d = self.width(self.clip.dim)  # width of the gate's inputs
-        # K_e; with num_experts=null, there are MOST_EXPERTS or as many as clients
+        # K_e; with num_experts=null, there are MOST_EXPERTS = 10 experts, or as many as clients
         self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1
         model.extend(gate=model.seeded(self.new_gate, "gate"))  # new columns "gate" in every row
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]

@@ -86,9 +86,9 @@ class PGFedExact(FedAvg):
         Returns:
             The output of `cohort.train`.
         """
-        index = torch.from_numpy(self.samples).to(cohort.device)
+        index = torch.from_numpy(self.samples).to(cohort.device)  # positions of all training samples  [n]
         x, y = cohort.federation.gather(index)  # [n, ...], [n, ...]
-        # weight of each sample in the other clients' risks, 0 for the client's own  [K, n]
+        # owner: the client of each sample; weight: of each sample in other clients' risks, here 0 for its owner  [K, n]
         others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)
 
         def step(s: Step, batch: Batch) -> None:

@@ -68,7 +68,7 @@ def with_entries(lists: Ragged, positions: np.ndarray, samples: np.ndarray) -> R
 
     Args:
         lists: The samples of each client.
-        positions: Positions in `lists.indices`.  # [k]
+        positions: Positions in `lists.indices`, which has the samples of client 0, then 1, and so on.  # [k]
         samples: The new samples.  # [k]
 
     Returns:
@@ -76,4 +76,4 @@ def with_entries(lists: Ragged, positions: np.ndarray, samples: np.ndarray) -> R
     """
     indices = lists.indices.copy()
     indices[positions] = samples
-    return Ragged(indices, lists.offsets)
+    return Ragged(indices, lists.offsets)  # offsets: where the samples of each client begin

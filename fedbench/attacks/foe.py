@@ -48,7 +48,8 @@ class FOE(Attack):
         def distance(eta: float) -> float:
             return float((o.aggregate(repeat((1 - eta) * mean, o)) - mean).norm())
 
-        return repeat((1 - line_search(distance, self.evaluations, self.largest)) * mean, o)
+        eta = line_search(distance, evaluations=self.evaluations, largest=self.largest)
+        return repeat((1 - eta) * mean, o)
 
 
 def line_search(function: Callable[[float], float], evaluations: int, largest: float, step: float = 1.0) -> float:

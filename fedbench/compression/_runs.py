@@ -67,6 +67,6 @@ def read(stream: Reader, n: int) -> list[int]:
     while len(levels) < n:
         levels += [0] * (stream.omega() - 1)  # a run of zeros; its code is 1 + their number
         if len(levels) < n:  # else the row ends with zeros
-            sign = -1 if stream.fixed(1) else 1
+            sign = -1 if stream.fixed(1) else 1  # one bit
             levels.append(sign * stream.omega())
     return levels

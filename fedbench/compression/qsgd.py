@@ -113,6 +113,7 @@ class QSGD(Compressor):
         if self.code == "runs":
             levels = runs.read(stream, message.size)  # run lengths of zeros, and other levels
         else:
+            # "fixed": integers of equal width; "elias": an Elias gamma code and a sign for each level
             read_level = self._fixed if self.code == "fixed" else _elias
             levels = [read_level(stream) for _ in range(message.size)]
         return {"scale": scale, "level": torch.tensor([levels], dtype=torch.int32)}

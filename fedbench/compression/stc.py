@@ -122,7 +122,10 @@ class STC(Compressor):
             out.fixed(int(negative), 1)  # the sign
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row that `write` wrote, in the form of `compress`."""
+        """Read the codes of one row that `write` wrote.
+
+        They are "mean", "positions" and "negative", or with variant="pfednet" "mean" and "trit", as in `compress`.
+        """
         if self.variant == "pfednet":
             mean = stream.floats(2)[None]  # of the selected positive values, and of the negative ones
             # a bit is 0 for the value 0; else a second one is the sign, 1 for -1

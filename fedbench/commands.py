@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     """Run a command line.
 
     Args:
-        argv: The arguments.  None: those of the process.
+        argv: The arguments, without the name of the program.
 
     Returns:
         The exit status: 0 for success, 1 if a run failed, 2 for a mistake in the command, 130 if interrupted.
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         print(requested_help(argv), flush=True)
         return 0
     _check_subcommand(argv)
-    with gc_pause.paused():
+    with gc_pause.paused():  # of Python's garbage collector, until the modules are imported
         from fedbench.app.launch import launch  # imports Hydra, which --help does not need
 
         return launch(argv)

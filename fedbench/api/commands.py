@@ -57,7 +57,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         arguments = [argument for argument in arguments if argument not in resumes]
         path = resumes[0].removeprefix("resume=")
         resume = None if path == "null" else path
-    composer = Composer(_text(config_dir))
+    composer = Composer(_absolute_path(config_dir))
     with _in_process():
         if resume is not None:
             require(os.fspath(resume) != "", "resume must be a run folder, got '' (resume=None starts a new run)")
@@ -74,7 +74,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
             if type(error) is ConfigError:  # an invalid option; a RunError is of a run that began, whose folder stays
                 folder.remove_if_never_begun()
             raise
-    return Run(folder.path, _text(config_dir), ran_here=True)
+    return Run(folder.path, _absolute_path(config_dir), ran_here=True)
 
 
 def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | None = None, **values: Any) -> Runs:
@@ -97,7 +97,7 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
     """
     arguments = [*split_overrides(overrides), *sweep_overrides(values)]
     arguments += [f"hydra/launcher={launcher}"] if launcher is not None else []
-    composer = Composer(_text(config_dir))
+    composer = Composer(_absolute_path(config_dir))
     with _in_process():
         arguments = composer.expand(arguments)
         composer.refuse_repeated(arguments)
@@ -105,7 +105,7 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
     if swept.status == INTERRUPTED:
         raise KeyboardInterrupt
     begun = [folder for folder in swept.folders if (folder / "config.yaml").is_file()]
-    return Runs([Run(folder, _text(config_dir), ran_here=True) for folder in begun])
+    return Runs([Run(folder, _absolute_path(config_dir), ran_here=True) for folder in begun])
 
 
 def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
@@ -120,7 +120,7 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
     """
     path = Path(folder).expanduser()
     runs = find_runs([path])
-    results = [Run(run.path, _text(config_dir)) for run in runs]
+    results = [Run(run.path, _absolute_path(config_dir)) for run in runs]
     return next((results[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(results)
 
 
@@ -175,7 +175,7 @@ def _resume(composer: Composer, folder: Path, arguments: list[str]) -> Run:
     """Resume the run in a folder unless it is finished, and return it.
 
     Args:
-        composer: Has the folder of the user's own options.
+        composer: Composes configurations, and has the folder of the user's own options.
         folder: The run folder.
         arguments: The overrides of the call.
     """
@@ -251,6 +251,6 @@ def _typed(arguments: Sequence[str]) -> str:
     return f"{started_by()} {shlex.join(arguments)}".rstrip()
 
 
-def _text(config_dir: Folder | None) -> str | None:
+def _absolute_path(config_dir: Folder | None) -> str | None:
     """Return the absolute path of the folder ``config_dir`` as text; None if it is None."""
     return None if config_dir is None else os.path.abspath(config_dir)

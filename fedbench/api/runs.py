@@ -131,8 +131,8 @@ class Run:
         for name, title in (("last", "last"), ("best_val", "best by validation"), ("best", "best on test")):
             if math.isfinite(score := value_in(summary, name, run.primary)):
                 values = summary[name] if name == "last" else summary[name]["values"]
-                over = clients_of(summary, values, run.primary)  # "3 of 6" if the score is undefined for some, else ""
-                yield f"{title} {run.primary}", f"{score:.4f}{over and f' ({over} clients)'}"
+                count = clients_of(summary, values, run.primary)  # "3 of 6" if the score is undefined for some, else ""
+                yield f"{title} {run.primary}", f"{score:.4f}{count and f' ({count} clients)'}"
         yield "path", shown(self.path)
 
 
@@ -176,7 +176,8 @@ class Runs(UserList[Run]):
         args.metric, args.select, args.target, args.format = metric, select, float(target), format
         args.paper, args.choose = paper, choose
         args.config_dir = next((run._config_dir for run in self.data if run._config_dir), None)
-        return Text(report(args)[0])
+        text, _ = report(args)  # and the paths of figures, of which there are none
+        return Text(text)
 
     def __repr__(self) -> str:
         return f"Runs([{', '.join(map(repr, self.data))}])"

@@ -87,7 +87,7 @@ def config_value(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): config_value(key, item) for name, item in value.items()}
     if inspect.isclass(value):
-        return _path(key, value)
+        return _class_path(key, value)
     if hasattr(value, "tolist"):  # a NumPy number or array, or a tensor
         return config_value(key, value.tolist())
     raise ConfigError(
@@ -160,7 +160,7 @@ def value_text(key: str, value: Any) -> str:
     return override_text.value_text(value)
 
 
-def _path(key: str, kind: type) -> str:
+def _class_path(key: str, kind: type) -> str:
     """Return the dotted path of a class.
 
     Args:

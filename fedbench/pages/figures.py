@@ -179,7 +179,7 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
         series.append(Series(label, group["client"].astype(float).tolist(), gain, std))
     heading = gains_title(page.about["metric"], page.about["select"], any(bars.std for bars in series))
     title = "; ".join(filter(None, (heading, spec.get("title", ""))))
-    return Drawing("panels", title, "Client", gains_ylabel(page.scale), series)
+    return Drawing("panels", title, xlabel="Client", ylabel=gains_ylabel(page.scale), series=series)
 
 
 def heat(page: Page, spec: Mapping[str, Any]) -> Drawing:

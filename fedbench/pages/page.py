@@ -36,7 +36,7 @@ DEFAULTS = {
 
 @dataclass
 class Page:
-    """The data of a page.
+    """The data of a page: page.json as the dict ``about``; runs.csv, curves.csv, cells.csv, gains.csv as DataFrames.
 
     Attributes:
         folder: The folder.
@@ -106,7 +106,7 @@ class Page:
 
 @dataclass
 class Group:
-    """Runs of one part with equal labels.
+    """Runs of one part with equal labels; ``rows`` are their rows of runs.csv.
 
     Attributes:
         labels: The labels.

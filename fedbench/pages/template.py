@@ -23,7 +23,7 @@ cached_page = lru_cache(read_page)
 
 
 class PageFunctions:
-    """The functions of a page's template.
+    """The functions that page.md can call; they read its page (``_page``), and ``_columns`` formats scores by key.
 
     These arguments are the same in all of them.  ``part`` is a part of the page; None is the first one.  ``names`` are
     values of labels, such as the name of a method, and ``where`` are values by label, such as seed=0: together, they

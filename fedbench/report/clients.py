@@ -1,4 +1,4 @@
-"""``fedbench report --clients`` and ``--client``: the scores of single clients, and which clients gain over Local."""
+"""``fedbench report --clients`` and ``--client``: scores of single clients, and their gains over Local (no sharing)."""
 
 from __future__ import annotations
 
@@ -121,9 +121,10 @@ def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScor
             continue
         local = None if scores.is_local(run) else scores.local_of(run, runs)
         values.append(score)
+        # without a run of Local, the gain of every client is NaN
         gains.append(sign * (score - scores_at(local, options)) if local is not None else score * NAN)
     if not values:
-        return ClientScores(group, pd.DataFrame(), len(group.runs))
+        return ClientScores(group, frame=pd.DataFrame(), left_out=len(group.runs))
     frame = pd.DataFrame(
         {"score": pd.concat(values, axis=1).mean(axis=1), "gain": pd.concat(gains, axis=1).mean(axis=1)}
     )
@@ -135,7 +136,7 @@ def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScor
     counts = [_entry(partition.get("label_counts"), i) for i in frame.index]
     frame.insert(2, "entropy", [NAN if row is None else float(entropy(row, base=2)) for row in counts])
     order = frame.assign(signed=sign * frame["score"]).sort_values(["gain", "signed"], ascending=False, kind="stable")
-    return ClientScores(group, order.drop(columns="signed"), len(group.runs) - len(values))
+    return ClientScores(group, frame=order.drop(columns="signed"), left_out=len(group.runs) - len(values))
 
 
 def scores_at(run: Run, options: Options) -> Any:
@@ -154,7 +155,10 @@ def _entry(values: list[Any] | None, client: int) -> Any:
 
 
 def summary_table(scored: list[ClientScores], options: Options) -> Table:
-    """Return a table with a row per group: worst, best, mean and other statistics of its clients' scores."""
+    """Return a table with a row per group: worst, best, mean and other statistics of its clients' scores.
+
+    A true value under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
+    """
     lower, name = scores.lower_is_better(options.metric), options.metric.rpartition("/")[2]
     rows = []
     for each in scored:
@@ -187,7 +191,10 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
 
 
 def clients_table(scored: list[ClientScores], options: Options) -> Table:
-    """Return a table with a row per client of each group; with several groups, their labels are its first columns."""
+    """Return a table with a row per client of each group; with several groups, their labels are its first columns.
+
+    A true value under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
+    """
     labels = scored[0].group.labels
     rows = [
         each.group.labels | {"tuned": each.group.tuned} | row
@@ -195,8 +202,13 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
         for row in each.frame.astype(object).where(each.frame.notna(), None).to_dict("records")
     ]
     number = _number_format(options)
-    columns = [Column("client", "client"), Column("samples", "samples", 0), Column("entropy", "label entropy (bits)"),
-               Column("score", "score", **number), Column("gain", "gain", **number)]  # fmt: skip
+    columns = [
+        Column("client", "client"),
+        Column("samples", "samples", digits=0),
+        Column("entropy", "label entropy (bits)"),
+        Column("score", "score", **number),
+        Column("gain", "gain", **number),
+    ]
     has_one_group = len(scored) == 1
     title = f"{scored[0].group.name}: {_title(options)}" if has_one_group else _title(options)
     return Table(title, columns if has_one_group else [*label_columns(labels, scored[0].group.conf), *columns], rows,

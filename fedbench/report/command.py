@@ -122,6 +122,7 @@ def check_flags(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: A value is invalid, or two flags exclude each other.
     """
+    # CLIENTS: the names of the flags --clients and --client
     for name in ("paper", "metric", "group", "against", "choose", "client"):
         require(getattr(args, name) != "", f"--{name} is empty: give it a value, or leave it out")
     require(

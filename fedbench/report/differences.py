@@ -42,12 +42,12 @@ def differences_table(found: list[Difference], names: dict[str, str], options: O
         Column("low", "95% low", digits, scale),
         Column("high", "95% high", digits, scale),
         Column("p", "p", digits=5),
-        Column("p_holm", "p (Holm)", 5),
+        Column("p_holm", "p (Holm)", digits=5),
         *(Column(key, key) for key in ("better", "equal", "worse")),
         Column("effect", "d_z"),  # Cohen's: mean difference / standard deviation of the differences
     ]
     groups = list({id(group): group for d in found for group in d.groups}.values())
-    labels = [key for key in groups[0].labels if key in groups[0].setting]
+    labels = [key for key in groups[0].labels if key in groups[0].setting]  # without those of the method
     methods = [Column(key, key, display=names.__getitem__, dagger_key=f"{key}_tuned") for key in ("method", "against")]
     unit = " (percentage points)" if percent else ""
     title = f"differences of {options.metric}{unit}: {common_facts(groups)}"
@@ -58,9 +58,10 @@ def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
     """Return a row of the table of differences as a dict from column to value; the caller adds "p_holm".
 
     With fewer than `MIN_SEEDS` seeds, p is None and the row has no interval.  If the clients are not the same for all
-    seeds, the row does not have the numbers of clients that are better, equal and worse.
+    seeds, the row does not have the numbers of clients that are better, equal and worse.  A true value under
+    "method_tuned" or "against_tuned" marks a method with a dagger: it fine-tunes after the last round only.
     """
-    means = difference.means.to_numpy()
+    means = difference.means.to_numpy()  # [S], for each seed the difference of the means over clients
     groups = difference.groups  # (that of the method, that of the method it is compared to)
     row = groups[0].setting | {
         "method": difference.method,
@@ -163,7 +164,7 @@ def data_notes(
     """
     by_line: dict[str, list[str]] = {}  # the descriptions of the settings to which a line applies
     for setting in settings:
-        lines = [
+        lines = [  # explain names that leave out the options of the method
             f"{names[name]} is {legend_name(group.method_labels, conf=group.conf)}"
             for name, group in setting.groups.items()
             if name != full_name(group)

@@ -152,13 +152,14 @@ def draw_line(axes: Any, i: int, series: Series, **options: Any) -> None:
     Args:
         axes: The axes.
         i: The index of the line, which determines its colour.
-        series: The line.  If it is tuned, the line ends before its last point, which becomes an open marker.
+        series: The line.  If it is tuned, its last point is after fine-tuning: the line ends before it, and the point
+            is an open marker.
         **options: Options of ``axes.plot``.
     """
     x, y = np.asarray(series.x, float), np.asarray(series.y, float)
     std = None if series.std is None else np.asarray(series.std, float)
     end = len(x) - 1 if series.tuned else len(x)
-    marker = {"marker": "o"} if end < 3 else {}  # a line with one point would be invisible
+    marker = {"marker": "o"} if end < 3 else {}  # a line through one point would be invisible
     style = line_style(i)
     axes.plot(x[:end], y[:end], label=escape_mathtext(series.name), **marker, **style, **options)
     if std is not None:
@@ -188,14 +189,14 @@ def draw_axes(drawing: Drawing, figsize: tuple[float, float] = (8, 4.5)) -> Any:
             axes.errorbar(series.x, series.y, series.std, marker="o", capsize=2, label=label, **line_style(i))
         elif series.x:
             draw_line(axes, i, series, gid=f"series_{i}")
-    if drawing.level is not None:
+    if drawing.level is not None:  # the target of the metric
         unit = "%" if "(%)" in drawing.ylabel else ""
         axes.axhline(drawing.level, color="0.4", linestyle=":", lw=1, label=f"target ({drawing.level:g}{unit})")
     if drawing.form == "bars":
         axes.set_xticks(range(len(positions)), [f"{x:g}" for x in positions])
     elif drawing.logarithmic and drawing.form == "lines":
         set_log_scale(axes, "x", positions)
-    elif drawing.logarithmic:
+    elif drawing.logarithmic:  # linear below the smallest positive value, so that 0 can be shown
         axes.set_xscale("symlog", linthresh=min(x for x in positions if x > 0))
         axes.set_xticks(positions, [f"{x:g}" for x in positions])
     elif all(x == int(x) for x in positions):

@@ -142,7 +142,8 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     title = ", ".join(filter(None, (title, common)))
     ylabel = metric_axis_label(options.metric)
     level = target if is_near else None  # of the dotted line
-    return drawing.save(drawing.draw_axes(Drawing("lines", title, "Round", ylabel, series, level)), path)
+    data = Drawing("lines", title, xlabel="Round", ylabel=ylabel, series=series, level=level)
+    return drawing.save(drawing.draw_axes(data), path)
 
 
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:

@@ -102,7 +102,8 @@ def check_partitions(groups: list[Group]) -> None:
         for key in ("partition_hash", "data_hash"):
             hashes = [source.summary.get(key) for source in (other, run)]
             require(
-                hashes[0] == hashes[1] or (key == "data_hash" and None in hashes),  # the first runs have none
+                # runs of early releases have no hash of the data
+                hashes[0] == hashes[1] or (key == "data_hash" and None in hashes),
                 f"--compare: {other.path} and {run.path} have seed {run.seed}, but a different {key} in summary.json, "
                 "so that their clients are not the same: run both on the same data with the same partition options",
             )
@@ -120,7 +121,7 @@ def differences_of(setting: Setting, pairs: list[tuple[str, str]]) -> list[Diffe
         if {method, against} <= setting.groups.keys():
             means = (setting.means[method] - setting.means[against]).dropna()
             by_seed = {seed: setting.clients[method, seed] - setting.clients[against, seed] for seed in means.index}
-            clients = pandas().DataFrame(by_seed, dtype=float).T
+            clients = pandas().DataFrame(by_seed, dtype=float).T  # [S, N]
             if clients.isna().all(axis=1).any():  # a run has no scores of clients
                 clients = clients.iloc[:, :0]
             if len(means):

@@ -101,7 +101,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment file.
+    """An experiment file, with its key ``paper``: the printed table and the values of the cells that it reproduces.
 
     Attributes:
         name: The name of the experiment.
@@ -135,9 +135,9 @@ class Experiment:
         """Return the config keys whose values determine which cell of the table a run reproduces."""
         keys = set()
         for value in self.paper.values():
-            if reference := REFERENCE.match(str(value)):
+            if reference := REFERENCE.match(str(value)):  # ${key}: the cell holds the value of a config key
                 keys.add(reference.group(1))
-            elif isinstance(value, dict):
+            elif isinstance(value, dict):  # from an override to the cell's value for it
                 keys |= {str(override).partition("=")[0] for override in value}
         return keys
 
@@ -303,6 +303,7 @@ def _measure(cell: Cell, reported: PrintedCell) -> None:
     cell.tuned = any(run.tuned for run in cell.runs)
     clients = [measurement.clients for measurement in measurements]
     cell.clients = ", ".join(dict.fromkeys(text or "all" for text in clients)) if any(clients) else None
+    # where the paper prints another standard deviation than that over seeds, such as over clients, the mean of it
     stds = [measurement.std for measurement in measurements if measurement.std is not None]
     if stds:
         cell.ours = replace(cell.ours, std=float(np.mean(stds)))
@@ -451,9 +452,9 @@ def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[
     names = set()  # of experiments
     without = []
     for position, cell in distinct.items():
-        able = [experiment for experiment in available if matches(experiment.paper, name, cell.row)]
-        if able:  # prefer the experiments of this table to those of other tables
-            names.add(min(able, key=lambda experiment: not experiment.name.startswith(f"{name}/")).name)
+        suitable = [experiment for experiment in available if matches(experiment.paper, name, cell.row)]
+        if suitable:  # prefer the experiments of this table to those of other tables
+            names.add(min(suitable, key=lambda experiment: not experiment.name.startswith(f"{name}/")).name)
         elif position not in done:
             without.append(cell)
     command = suggested("python -m fedbench")

@@ -135,7 +135,7 @@ def list_tables(config_dir: str | None) -> Table:
     rows = [
         {"table": name, "title": descriptions[name]["title"], "rows": len(descriptions[name]["rows"])} for name in names
     ]
-    columns = [Column("table", "table"), Column("title", "title"), Column("rows", "rows", 0)]
+    columns = [Column("table", "table"), Column("title", "title"), Column("rows", "rows", digits=0)]
     runs, _ = _runs(default_folders(), config_dir)
     if runs:
         available = paper.experiments(conf_dirs(config_dir))

@@ -62,6 +62,7 @@ def ranks_table(settings: list[Setting], ranks: DataFrame, names: dict[str, str]
     average = ranks.mean()
     rows = []
     for name in ranks.columns:
+        # marked by a dagger: the method fine-tunes after the last round only
         tuned = any(s.groups[name].tuned for s in settings if name in s.groups)
         rates = {f"wins_{other}": wins.loc[name, other] for other in ranks.columns if other != name}
         rows.append({"method": name, "tuned": tuned, "rank": float(average[name])} | rates)

@@ -36,7 +36,7 @@ SUMMARY_NUMBERS = (("cost", "images_per_s"), ("best", "round"), ("best_val", "ro
 
 
 class Run:
-    """A run folder.
+    """A run folder; its attributes are the contents of the files in it, such as ``summary`` of summary.json.
 
     Args:
         path: The folder.
@@ -63,7 +63,7 @@ class Run:
 
         Tasks of users are not imported for a report; summary.json has the directions of their scores.
         """
-        scores = self._task.get("scores")
+        scores = self._task.get("scores")  # _task: the entry "task" of summary.json
         for name, meaning in scores.items() if isinstance(scores, dict) else ():
             if isinstance(meaning, dict) and meaning.keys() == set(Direction._fields):
                 register_directions({name: Direction(**meaning)})
@@ -117,9 +117,9 @@ class Run:
         require(isinstance(values, dict), f"{path} is damaged: it is not a mapping")
         update_stored(values)  # in place: keys and classes of earlier releases get their current names
         choices = values.get("choices")
-        for group, built in values.items() if isinstance(choices, dict) else ():
-            if group in choices and isinstance(built, dict):
-                choices[group] = label_of(group, choices[group], built.get("_target_"), self.conf)
+        for group, options in values.items() if isinstance(choices, dict) else ():
+            if group in choices and isinstance(options, dict):
+                choices[group] = label_of(group, choices[group], options.get("_target_"), self.conf)
         return values
 
     @cached_property

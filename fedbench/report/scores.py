@@ -1,4 +1,4 @@
-"""Scores of one run: at the last and best rounds, gains over Local, rounds to a target, and communication."""
+"""Scores of one run: at selected rounds, gains over Local (clients that train alone), rounds to a target, MB sent."""
 
 from __future__ import annotations
 
@@ -135,6 +135,7 @@ def clients_at(run: Run, metric: str, round: float | None) -> str:
     Returns:
         The text; "" if the mean includes all clients, or if their number is not recorded.
     """
+    # without a suffix for another statistic over the same clients, such as _std
     metric = next((metric.removesuffix(suffix) for suffix in SUFFIXES if metric.endswith(suffix)), metric)
     summary = run.summary
     counts = [value_at(run, f"{metric}{COUNT_SUFFIX}", round)]  # the first that is not NaN is used

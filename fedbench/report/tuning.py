@@ -165,7 +165,10 @@ def _setting_titles(runs: list[Run]) -> dict[str, str]:
 
 
 def _trials(runs: list[Run]) -> list[Trial]:
-    """Return the runs of a method in one setting as trials, one for each choice of options, sorted by option."""
+    """Return the runs of a method in one setting as trials, one for each choice of options, sorted by option.
+
+    A trial records the seeds (and folds) of all its runs under ``begun``, and its finished runs under ``runs``.
+    """
     keys = [key for key in differing(runs) if is_matched(key, TUNABLE) and not key.endswith("_target_")]
     trials: dict[tuple[str, ...], Trial] = {}
     for run in runs:
@@ -216,7 +219,16 @@ def choose(study: Study, metric: str, select: str) -> Choice | None:
     fresh = [key for key in sorted(trial.runs, key=str) if key not in common]
     undefined = sum(spread.count < spread.total for spread in spreads)
     unfinished = len(study.trials) - len(finished)
-    return Choice(study, trial, spreads[best], compared, fresh or compared, _edges(study, trial), undefined, unfinished)
+    return Choice(
+        study,
+        trial,
+        validation=spreads[best],
+        compared=compared,
+        tested=fresh or compared,
+        edges=_edges(study, trial),
+        undefined=undefined,
+        unfinished=unfinished,
+    )
 
 
 def validation_score(run: Run, metric: str, select: str, until: int | None = None) -> float:

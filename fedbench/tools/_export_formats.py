@@ -96,19 +96,19 @@ def peft_files(
         ConfigError: peft has no such adapter, or cannot store trained parameters outside of it.
     """
     task_type = None
-    if isinstance(bare, HasLibraryModule):
-        task_type, prefix = bare.peft_task, f"{bare.library_module}."
-        adapted, bare = adapted.get_submodule(prefix[:-1]), bare.get_submodule(prefix[:-1])
-        trained = [name.removeprefix(prefix) for name in trained]
+    if isinstance(bare, HasLibraryModule):  # a wrapper around a network of another library
+        task_type, inner = bare.peft_task, bare.library_module
+        adapted, bare = adapted.get_submodule(inner), bare.get_submodule(inner)
+        trained = [name.removeprefix(f"{inner}.") for name in trained]
     layers = adapted_layers(adapted, bare)
     method = adapter.peft_config(layers)
     if method is None:
         raise ConfigError(f"{key} is not an adapter of peft: omit --peft, or export a run of adapter=lora")
     state = adapted.state_dict()
     frozen = [f"{name}.base_layer" for name in layers]  # where peft's layers keep the original layer
-    # new: tensors of the adapter; saved: further trained modules
-    new = [name for name in state if _is_within(name, layers) and not _is_within(name, frozen)]
-    saved = _modules_to_save(layers, [name for name in trained if name not in new], adapter)
+    of_adapter = [name for name in state if _is_within(name, layers) and not _is_within(name, frozen)]
+    # further trained modules, which peft stores completely
+    saved = _modules_to_save(layers, [name for name in trained if name not in of_adapter], adapter)
     config = {
         **method,
         "task_type": task_type,
@@ -116,7 +116,8 @@ def peft_files(
         "inference_mode": True,
         "modules_to_save": [_unique_suffix(name, bare) for name in saved],
     }
-    names = [*new, *(name for name in state if _is_within(name, saved))]
+    names = [*of_adapter, *(name for name in state if _is_within(name, saved))]
+    # PREFIX: of all names in peft's files
     return config, {PREFIX + name: state[name].detach().cpu().clone().contiguous() for name in names}
 
 
@@ -155,6 +156,7 @@ def _modules_to_save(layers: Collection[str], trained: Iterable[str], adapter: A
             f"adapter.train={adapter.train}: {name} is trained, but peft cannot store it, only complete modules that "
             "neither contain nor are adapted layers: export with --merged instead of --peft",
         )
+    # without modules inside of others, which are stored with these
     return [module for module in modules if not _is_within(module, [other for other in modules if other != module])]
 
 

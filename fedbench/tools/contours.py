@@ -20,7 +20,7 @@ from fedbench.core.options import require
 from fedbench.report.display import method_name
 from fedbench.report.drawing import SUFFIXES, escape_mathtext, pyplot
 
-TRUE, PREDICTED = "#D62728", "#1F77B4"
+TRUE_COLOUR, PREDICTED_COLOUR = "#D62728", "#1F77B4"
 EXAMPLES = """examples:
   python -m fedbench contours runs/tumours/2026-01-01_12-00-00
   python -m fedbench contours sweeps/fedavg sweeps/pfednet --out contours.png --pictures 10"""
@@ -72,6 +72,7 @@ def segmentations_of(
         f"{run_dir} is a run of task={task.kind}: name folders of runs of task=segmentation",
     )
     outputs = predictions_of(sim)
+    # gather: inputs and targets of samples, by their indices in the data set
     images, _ = federation.gather(torch.from_numpy(outputs["index"]).to(federation.device))
     require(
         isinstance(images, torch.Tensor),
@@ -86,7 +87,9 @@ def segmentations_of(
     name = method_name(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
     image = images[:, channel].float().cpu().numpy()
     predicted = outputs["logits"].argmax(1)  # logits [n, classes, H, W]
-    return Segmentations(name, outputs["client"], outputs["index"], image, outputs["target"], predicted)
+    return Segmentations(
+        name, outputs["client"], outputs["index"], image=image, truth=outputs["target"], predicted=predicted
+    )
 
 
 def with_unique_names(runs: Sequence[Segmentations], folders: Sequence[Path]) -> list[Segmentations]:
@@ -155,7 +158,7 @@ def draw(runs: Sequence[Segmentations], count: int, path: Path) -> None:
     for line, run in zip(grid, runs):
         for axes, i in zip(line, positions):
             axes.imshow(run.image[i], cmap="gray", interpolation="nearest")
-            for mask, colour in ((run.truth[i] > 0, TRUE), (run.predicted[i] > 0, PREDICTED)):
+            for mask, colour in ((run.truth[i] > 0, TRUE_COLOUR), (run.predicted[i] > 0, PREDICTED_COLOUR)):
                 if mask.any() and not mask.all():  # otherwise there is no outline
                     axes.contour(mask, levels=[0.5], colors=[colour], linewidths=1.2)
             axes.set(xticks=[], yticks=[])

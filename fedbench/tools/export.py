@@ -66,9 +66,9 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
         f"client {(unknown or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}: choose one of these",
     )
     last_round = max(sim.done - 1, 0)  # counted from 0
-    cohort = Cohort(sim.engine, ids, last_round, "evaluation")
+    cohort = Cohort(sim.engine, ids, last_round, mode="evaluation")
     is_last_round = sim.done == sim.cfg.rounds  # some methods fine-tune then
-    with torch.no_grad():
+    with torch.no_grad():  # with_personal_factors: clients may keep LoRA factors of their own
         return cohort, cohort.with_personal_factors(sim.algorithm.personalized(cohort, is_last_round))
 
 
@@ -139,6 +139,7 @@ def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[s
         return client_module(sim, client, merged=True).state_dict()
     state = _row_state(sim, client)
     # A client's row does not contain frozen weights, which may be random: without them, the file would be useless.
+    # model.columns: the named groups of trained parameters; one is "adapter" if the model has an adapter
     has_frozen_weights = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
     return dict(_run_module_with(sim, state, client).state_dict()) if has_frozen_weights else state
 
@@ -158,7 +159,7 @@ def client_module(sim: Simulation, client: int | str, merged: bool = False) -> n
     if merged:
         module = _bare_module(sim)
         _export_formats.merge(_run_module_with(sim, state, client), module, _adapter_key(sim))
-    elif "adapter" in sim.engine.model.columns:
+    elif "adapter" in sim.engine.model.columns:  # the model has an adapter
         module = _run_module_with(sim, state, client)
     else:
         module = _bare_module(sim)
@@ -316,5 +317,6 @@ def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray
     samples = sim.engine.federation.splits[split]
     logits = torch.cat(cohort.forward(rows, sim.algorithm.predict, split)).cpu().numpy()
     targets = sim.engine.federation.targets.cpu().numpy()[samples.indices]
+    # the names of new clients, which are the last ones, are left out
     names = {} if sim.split.names is None else {"names": np.array(sim.split.names[: len(ids)])}
     return {"client": samples.owners(), "index": samples.indices, "target": targets, "logits": logits, **names}

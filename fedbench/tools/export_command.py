@@ -115,6 +115,7 @@ def _export(args: argparse.Namespace, client: str | None, out: Path) -> None:
         print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on {base_model}")
         print(f"{args.peft}: {export.saved_round(sim)}")
     elif client is not None and args.generate is not None:
+        # GENERATION: the names of the options of generate, such as "tokens"; those not given keep their defaults
         options = {name: value for name in GENERATION if (value := getattr(args, name)) is not None}
         print(generate(sim, client, args.generate, **options))
     elif client is not None:

@@ -41,29 +41,29 @@ def generate(
     tokenizer = _tokenizer(sim)
     start = [] if tokenizer.start is None else [tokenizer.start]
     prompt += tokenizer.separator
-    read = [*start, *tokenizer.encode(prompt)]
-    require(bool(read), "--generate needs a text of at least one token: give the beginning of a text")
-    model, text, random = _Model(sim, client), list(read), generator(seed, "generate")
+    prompt_tokens = [*start, *tokenizer.encode(prompt)]
+    require(bool(prompt_tokens), "--generate needs a text of at least one token: give the beginning of a text")
+    model, text, random = _Model(sim, client), list(prompt_tokens), generator(seed, "generate")
     for _ in range(tokens):
         token = _sample(model.next_logits(text), temperature, random.random())
         if token == tokenizer.end:
             break
         text.append(token)
-    return prompt + _continuation(tokenizer, read, text)
+    return prompt + _continuation(tokenizer, prompt_tokens, text)
 
 
-def _continuation(tokenizer: Tokenizer, read: list[int], text: list[int]) -> str:
+def _continuation(tokenizer: Tokenizer, prompt_tokens: list[int], text: list[int]) -> str:
     """Return the generated text: the decoded tokens of a text that follow its first ones.
 
     Tokens are decoded together where possible, because some tokenizers remove the blank before the first word.
 
     Args:
         tokenizer: The tokenizer.
-        read: The first tokens of the text, those of the prompt.
-        text: All tokens.
+        prompt_tokens: The first tokens of the text.
+        text: All tokens, those of the prompt and the generated ones.
     """
-    beginning, whole = tokenizer.decode(read), tokenizer.decode(text)
-    return whole[len(beginning) :] if whole.startswith(beginning) else tokenizer.decode(text[len(read) :])
+    beginning, whole = tokenizer.decode(prompt_tokens), tokenizer.decode(text)
+    return whole[len(beginning) :] if whole.startswith(beginning) else tokenizer.decode(text[len(prompt_tokens) :])
 
 
 def _tokenizer(sim: Simulation) -> Tokenizer:
@@ -82,7 +82,7 @@ def _tokenizer(sim: Simulation) -> Tokenizer:
 
 
 class _Model:
-    """The language model that a client deploys.
+    """The language model that a client deploys (``_rows``: its trained numbers), which reads ``_length`` tokens.
 
     Args:
         sim: The open run.
@@ -97,7 +97,7 @@ class _Model:
         self._length = shape["text"][0]
 
     def next_logits(self, text: list[int]) -> np.ndarray:
-        """Return the logits of the token after a text, of which the last tokens are read.  # [C] float64"""
+        """Return the logits [C], float64, of the token after a text.  The model reads the last tokens of the text."""
         read = text[-self._length :]
         x = torch.full((1, 1, self._length), PADDING, device=self._device)  # one client with one sample
         x[0, 0, : len(read)] = torch.tensor(read, device=self._device)

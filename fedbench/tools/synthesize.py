@@ -143,7 +143,7 @@ def train_generator(
         math.isfinite(loss),
         f"the training of client {client} diverged with --lr {training.lr}: set a smaller --lr, for example a tenth",
     )
-    return Generator(model, schedule, {"loss": loss})
+    return Generator(model, schedule, columns={"loss": loss})
 
 
 def sample_images(
@@ -178,7 +178,7 @@ def sample_images(
     with torch.no_grad():
         for batch in classes.split(BATCH):
             noise, label = torch.randn(len(batch), *shape, generator=generator), F.one_hot(batch, num_classes).float()
-            batches.append(ddim(model.predict, model.schedule, noise, label, sampling.ddim))
+            batches.append(ddim(model.predict, model.schedule, noise, label, sampling.ddim))  # the number of steps
     x = torch.cat(batches)
     require(
         bool(x.isfinite().all()),

@@ -27,7 +27,7 @@ def coefficients_after(
     a_T = max(a_0, X_1, ..., X_T) - X_T.  With an upper bound there is no such form, so steps are taken one at a time.
 
     K clients i train, and K' clients j uploaded before.  f_j is the local objective of client j, theta_i the model of
-    client i, and gbar the weighted mean of the gradients of all f_j, which the server sent.
+    client i, and gbar the mean of the gradients of all f_j multiplied by mu, which the server sent.
 
     Args:
         alpha: Coefficients a_ij before the round, >= 0.  # [K, K']

@@ -36,7 +36,7 @@ def refuse_features_of_tokens(federation: Federation, name: str) -> None:
         ConfigError: The outputs of the model are [B, T, C], logits of each of T tokens.
     """
     task = federation.task
-    # the target of sample 0, whose shape tells that of the outputs
+    # the target of sample 0, from whose shape and the number of outputs (such as classes) the shape of outputs follows
     _, y = federation.gather(torch.zeros(1, dtype=torch.int64, device=federation.device))
     require(
         len(task.output_shape(y, task.outputs(federation.num_classes))) != 3,

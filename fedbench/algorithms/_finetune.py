@@ -105,7 +105,8 @@ class FineTuned(Wrapper):
 
         tuned = cohort.train(
             theta,
-            loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,  # None: the task's loss
+            # None, the task's loss, if the inner method predicts by its model alone
+            loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,
             columns=None if self.part == "all" else cohort.model.columns[self.part],
             # key: of the random batches; fresh: without optimizer state from the training
             how=LocalTraining(

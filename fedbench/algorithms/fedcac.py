@@ -59,9 +59,8 @@ class FedCAC(Algorithm):
         b = self.start(cohort)  # [K, P]
         out = cohort.train(cohort.download(b=b).b)
         theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent
-        m = self.critical(
-            (theta - b) * theta
-        )  # by the sensitivity of each parameter, its change times its value  [K, P]
+        # sensitivity of each parameter: its change times its value
+        m = self.critical((theta - b) * theta)  # [K, P]
         self.w = cohort.mean(theta)  # weighted by n_i
         # t counts rounds from 1; `groups`: a mean for each client over the clients similar to it
         self.c[cohort.ids] = cohort.mean(theta, weights="uniform", groups=self.similar(m, cohort.round + 1))
@@ -107,11 +106,11 @@ class FedCAC(Algorithm):
         m = m.float()
         size = m.sum(1)  # number of critical parameters  [K]
         differing = size[:, None] + size - 2 * products(m, m)  # |m_i - m_j|_1
-        overlap = 1 - differing / (2 * size[:, None]).clamp_min(1)  # [K, K]
+        overlap = 1 - differing / (2 * size[:, None]).clamp_min(1)  # O_ij = 1 - |m_i - m_j|_1 / (2 |m_i|_1)  [K, K]
         itself = torch.eye(len(m), dtype=torch.bool, device=m.device)
         if len(m) == 1:
             return itself
-        pairs = overlap[~itself]  # O_ij
+        pairs = overlap[~itself]  # O_ij of all i and j != i
         # it rises from the mean overlap to the largest, which it reaches in round beta
         threshold = pairs.mean() + t / self.beta * (pairs.max() - pairs.mean())
         return (overlap >= threshold) & (t <= self.beta) | itself  # after round beta, only the client itself

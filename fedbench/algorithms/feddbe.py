@@ -80,7 +80,7 @@ class FedDBE(Algorithm):
             self.g = self.global_mean(cohort.all_clients())
             self.has_g = torch.ones_like(self.has_g)
         w = cohort.broadcast(w=self.shared.take(self.w)).w
-        start = self.with_shifts(cohort, w)  # [K, P]
+        start = self.with_shifts(cohort, w)  # rows of w and c_i  [K, P]
         # uploaded: the columns that leave the client, whose gradients privacy clips
         r, how = self.g.new_zeros(len(cohort), len(self.g)), LocalTraining(uploaded=self.shared)
         out = cohort.train(start, loss=self.loss, how=how, r=r, g=self.g.expand_as(r))

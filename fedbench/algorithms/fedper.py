@@ -33,7 +33,7 @@ class FedPer(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Run one round of FedPer: clients train base and head together, and the server averages the bases."""
         u = cohort.broadcast(u=self.u).u  # as the clients receive it  [|u|]
-        # uploaded: the columns that leave the client, whose gradients privacy clips
+        # with_heads: rows of u and v_i; uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]; the change of u is sent
         self.u = cohort.mean(up.u, updates="u")  # the new u: the mean, or the step of the option server towards it

@@ -125,8 +125,8 @@ class FPFC(Algorithm):
             zeta of all clients.  # [N, p]
         """
         if self.lam == 0:
-            return self.W  # equal up to rounding, and exactly independent of other clients
-        if self.one_s:  # s_ij is the same for all pairs
+            return self.W  # zeta_i = w_i up to rounding, and exactly independent of other clients
+        if self.one_s:  # s_ij is the same for all pairs, and delta stores D with delta_ij = D_i - D_j
             return self.W.mean(0) + (2 * self.s[0] - 1) * self.delta
         total, c = torch.zeros_like(self.W), 2 * self.s - 1  # c: factor of delta in theta_ij - v_ij/rho  [M]
         for i, later, at in self.pairs():  # pairs (i, j) for all j > i in `later`; `at`: their positions among all M

@@ -4,7 +4,7 @@ Wang et al., ECCV 2022, for segmentation.  pFedNet's tables call it FedLC.  The 
 multi_lcnet.py, which the final training and test scripts import; lc_fed_lcrepnet has the older lcrepnet.py.
 PCS (channel selection) follows the bottleneck.  Its weights are shared; its input is the one-hot client
 index e.  With m = E(e),
-    h = sigmoid(F [avg x; m] + F [max x; m]),  x <- h x + x.
+    h = sigmoid(G [avg x; m] + G [max x; m]),  x <- h x + x.
 HC (head calibration) is personal.  For every class c, with p_j = sigmoid(head_j(z)) of the last uploaded heads of all N
 clients:
     u = sqrt(sum_j (p_j - p_i)^2 / (N - 1)),  u <- u / max u over the image's pixels,
@@ -44,7 +44,7 @@ from fedbench.algorithms.base import (
 from fedbench.core.options import NonNegativeInt, listed, require
 from fedbench.nn.columns import Columns
 
-REDUCTION = 16  # ratio of input to hidden channels of F
+REDUCTION = 16  # ratio of input to hidden channels of G
 KERNEL = 31  # side of K in pixels, and of the square in which a peak of u is the maximum
 SIGMA = 6.0  # standard deviation of K in pixels
 MIN_PEAK = 0.2  # minimum of a peak, relative to the largest u of an image
@@ -112,7 +112,7 @@ class LCFed(Algorithm):
         self.body = personal.rest(model.size)  # with PCS, and running statistics
         self.w = model.init_row()  # [P]
         initial_head = self.head_columns.take(self.w)
-        self.heads = initial_head.repeat(n, 1)  # [N, |head|]
+        self.heads = initial_head.repeat(n, 1)  # as last uploaded; below, as the clients have them  [N, |head|]
         self.head, self.hc = rows("head", default=initial_head), rows("hc", default=self.hc_columns.take(self.w))
 
     def round(self, cohort: Cohort) -> None:
@@ -286,9 +286,9 @@ class LCFed(Algorithm):
 
 # -- the two plug-ins ------------------------------------------------------------------------------------
 def pcs_layers(clients: int, channels: int) -> nn.Module:
-    """Return the networks of PCS (channel selection): E from a client index to channels, F from 2 x channels to them.
+    """Return the networks of PCS (channel selection): E from a client index to channels, G from 2 x channels to them.
 
-    E has layers clients -> channels -> channels, F has 2 channels -> channels / 16 -> channels, without biases.
+    E has layers clients -> channels -> channels, G has 2 channels -> channels / 16 -> channels, without biases.
     """
     hidden = max(1, channels // REDUCTION)  # REDUCTION is 16
     return nn.ModuleDict({
@@ -300,8 +300,8 @@ def pcs_layers(clients: int, channels: int) -> nn.Module:
 def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
     """Scale the channels of one client's features by PCS: x <- h x + x, where h depends on x and the client.
 
-    h = sigmoid(F [mean of x; m] + F [maximum of x; m]) with m = E(client index).  E and F are small networks, whose
-    layers are embed1 and embed2 (E), squeeze and excite (F).
+    h = sigmoid(G [mean of x; m] + G [maximum of x; m]) with m = E(client index).  The network E has the layers embed1
+    and embed2, and G has squeeze and excite.
 
     Args:
         x: Outputs of the calibrated layer.  # [B, C] or [B, C, H, W]

@@ -26,7 +26,7 @@ class LCFedLCRepNet(LCFed):
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
         """Return HC's networks: K, a 31x31 Gaussian of sum 1, and V, a 1x1 convolution to one channel per class."""
-        # a kernel of KERNEL pixels that covers DEVIATIONS standard deviations on each side:
+        # a kernel of KERNEL pixels that covers DEVIATIONS = 4 standard deviations on each side:
         # integrals of the normal density over KERNEL bins; the formula of the outer edge is that of the released code
         edge = DEVIATIONS + (DEVIATIONS + 0.5) / KERNEL
         edges = torch.linspace(-edge, edge, KERNEL + 1, dtype=torch.float64)

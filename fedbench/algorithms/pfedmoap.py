@@ -245,7 +245,7 @@ class PFedMoAP(Algorithm):
             Text features of the prompts.  # [k, count, C, d]
         """
         Q = self.choose(cohort, members, count)  # positions in members  [k, count]
-        selected = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
+        selected = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, value=True)
         cohort.fetch(selected, prompt=self.pool[members])  # prompts are transmitted; their text features are cached
         ids = members[Q.cpu().numpy()]  # [k, count]
         return self.text[ids.reshape(-1)].view(*ids.shape, *self.text.default.shape)
@@ -381,6 +381,7 @@ class PFedMoAP(Algorithm):
         Returns:
             The mixed text features [k, B, C, D], and the weights [k, B, E].
         """
+        # affine: W image + b
         w = affine(gate, "", image).masked_fill(missing[:, None], float("-inf")).softmax(-1)  # [k, B, E]
         return torch.einsum("kbe,kecd->kbcd", w, X), w
 

@@ -196,7 +196,7 @@ class PFedNet(Algorithm):
         x = self.shared.take(theta)  # a copy of x_t, because training updates running statistics in theta
         theta = self.z_phase(cohort, self.x_phase(cohort, theta, x))
         self.z[cohort.ids] = self.columns.take(theta)
-        self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, True)
+        self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, value=True)
 
     def upload_sketches(self, clients: Cohort) -> Tensor:
         """Let the clients upload sketches (summaries) of their training data.

@@ -107,7 +107,7 @@ class PGFed(Algorithm):
         def step(s: Step, batch: Batch) -> None:
             """Take one local step of theta_i along grad f_i + aux_i; record gbar . theta_i before it."""
             g = s.grad(batch)  # [k, P]
-            s.record("gbar_theta", dot(s.theta, server.gbar))
+            s.record("gbar_theta", dot(s.theta, server.gbar))  # stores the value of each step in out.gbar_theta
             s.descend(g.add_(s.state.aux))
 
         out = cohort.train(w, step=step, aux=aux, gbar_theta=cohort.step_record())

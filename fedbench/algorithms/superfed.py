@@ -82,7 +82,7 @@ class SuPerFed(Algorithm):
         w_f is the federated model, which starts from w, and w_l the personal one.  Their random mixtures are trained.
         """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
-        split = "remaining" if self.mixture == "held" else "train"
+        split = "remaining" if self.mixture == "held" else "train"  # "held": the other samples select lambda
         if self.mixes(cohort):  # both models train; before the option start, w_f only
             # names of the optimizer states of w_f and w_l
             how = LocalTraining(split=split, buffers={"theta": "theta", "wl": "wl"})

@@ -42,7 +42,7 @@ def append_copies(arrays: Arrays, samples: np.ndarray, targets: np.ndarray, imag
     """
     # from the name of an input to the stored entry of it that each sample reads; samples may share entries
     shared = {}
-    inputs = arrays.parts()
+    inputs = arrays.parts()  # stored entries of each input, by name
     for name, values in inputs.items():
         entries = (arrays.shared or {}).get(name, np.arange(len(arrays)))  # [n]
         copies = entries[samples] if images is None else len(values) + np.arange(len(samples))  # [k]

@@ -38,7 +38,7 @@ def count(levels: Tensor) -> Tensor:
     index = torch.arange(n, device=levels.device)
     last = torch.where(is_nonzero, index, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
     gaps = index - torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], 1)  # 1 + zeros before  [k, n]
-    bits = omega_lengths(gaps) + 1 + omega_lengths(levels.abs().clamp_min(1))
+    bits = omega_lengths(gaps) + 1 + omega_lengths(levels.abs().clamp_min(1))  # of zeros before, sign and magnitude
     rest = n - last[:, -1]  # 1 + zeros at the end; 1 needs no code  [k]
     return torch.where(is_nonzero, bits, 0).sum(1) + torch.where(rest > 1, omega_lengths(rest), 0)
 
@@ -54,7 +54,7 @@ def write(levels: Tensor, out: Writer) -> None:
             zeros += 1
             continue
         out.omega(zeros + 1)
-        out.fixed(int(level < 0), 1)
+        out.fixed(int(level < 0), 1)  # the sign
         out.omega(abs(level))
         zeros = 0
     if zeros:

@@ -91,7 +91,7 @@ class CER(Compressor):
         """
         # weight of the penalty, absolute or relative to the smallest one for which the whole block becomes 0
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
-        assert gamma is not None
+        assert gamma is not None  # for type checkers: one of both options is set
         # the other solver is that of pFedNet's released code, 20 smoothing steps of size ETA = 0.001
         return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, times=20)
 

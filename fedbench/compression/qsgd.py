@@ -82,7 +82,7 @@ class QSGD(Compressor):
     def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the bits of the norm and the levels.  # [k]
 
-        code="fixed": each level has the same width.  "runs": all levels have the code of _runs.py.  "elias": level l
+        code="fixed": each level has the same width.  "runs": run lengths of zeros, and other levels.  "elias": level l
         has 2 floor(log2(l + 1)) + 1 bits, and a sign unless it is 0.
         """
         if self.code == "runs":

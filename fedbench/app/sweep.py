@@ -172,7 +172,7 @@ def dry_run(composer: Composer, overrides: list[str]) -> int:
     with restore_hydra():
         master = composer.compose(overrides, multirun=True)
         sweeper = str(master.hydra.sweeper._target_)
-        require(
+        require(  # BASIC: Hydra's sweeper that knows all runs in advance
             sweeper.endswith(BASIC),
             f"--dry-run lists the runs of a sweep, but hydra/sweeper proposes them during the sweep ({sweeper}): "
             "remove --dry-run or hydra/sweeper",

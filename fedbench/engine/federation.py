@@ -446,6 +446,7 @@ class Federation:
         flat_index = torch.from_numpy(np.ascontiguousarray(index).reshape(-1))
         fetched = {}
         for name, x in self.named_inputs().items():
+            # _entries: positions of the samples' inputs among the stored ones, as samples may share an input
             fetched[name] = x.take(self._entries(name, flat_index).view(index.shape).numpy())
         return fetched
 

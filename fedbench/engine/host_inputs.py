@@ -93,7 +93,8 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
     """
     if not is_read_only_file(values):
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-    out = torch.empty(values.shape, dtype=torch.from_numpy(np.empty(0, values.dtype)).dtype, device=device)
+    dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype  # torch's name of the array's type
+    out = torch.empty(values.shape, dtype=dtype, device=device)
     start = 0
     for block in blocks(values):  # a part of the file at a time
         out[start : start + len(block)] = torch.from_numpy(np.array(block))

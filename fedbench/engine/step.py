@@ -280,9 +280,9 @@ class Step:
         rows = self.theta if rows is None else rows
         loss = loss or self._setup.loss
         columns = self.columns if columns is None else columns & self.model.trained
-        index = self._progress.num_gradients
+        index = self._progress.num_gradients  # of this gradient in the step
         self._progress.num_gradients += 1
-        if self.model.batch_statistics and not batch.full:
+        if self.model.batch_statistics and not batch.full:  # padding must not enter the statistics of a batch
             grad, losses = self._gradient_by_batch_size(batch, rows, loss, columns, index)
         else:
             grad, losses = self._gradient(batch, rows, loss, columns, index)

@@ -259,8 +259,8 @@ def change_in_a(run: Run) -> tuple[np.ndarray, np.ndarray]:
 def regressions(run: Run) -> tuple[Regression, Regression]:
     """Return the regressions of the column means and the row means of the change in A on the clients' sizes.
 
-    The mean of column j is how the weights of client j for others changed.  The mean of row i is how the weights of
-    client i changed.
+    A [N, N] are PGFed's weights: A[i, j] is the weight that client i gives to the risk of client j.  In their change
+    over the run, the mean of column j is of the weights of client j for others, that of row i of client i's weights.
     """
     change, sizes = change_in_a(run)
     return regression(sizes, change.mean(0)), regression(sizes, change.mean(1))

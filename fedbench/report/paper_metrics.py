@@ -96,7 +96,7 @@ def mean(run: Run, cell: PrintedCell, column: str) -> Measurement:
 
 
 def _mean_over_clients(values: Series) -> Measurement:
-    """Return the mean in percent over the clients that have a value.
+    """Return the mean in percent over the clients that have a value, and how many these are if not all.
 
     Args:
         values: A fraction per client [n]; NaN for a client without a value.

@@ -151,7 +151,7 @@ def attack_success(cohort: Cohort, rows: Any, predict: Any) -> dict[str, np.ndar
     Returns:
         The metric ATTACK_SUCCESS by name, [K]; {} if the attack has no trigger.
     """
-    if TRIGGERED not in cohort.federation.splits:
+    if TRIGGERED not in cohort.federation.splits:  # the split of the triggered test samples
         return {}
     return {ATTACK_SUCCESS: score(cohort, rows, predict, TRIGGERED)["accuracy"]}
 

@@ -155,9 +155,9 @@ def client_module(sim: Simulation, client: int | str, merged: bool = False) -> n
     Raises:
         ConfigError: There is no such client, or the adapter cannot be merged.
     """
-    state = _row_state(sim, client)
+    state = _row_state(sim, client)  # the trained tensors by name
     if merged:
-        module = _bare_module(sim)
+        module = _bare_module(sim)  # without the adapter
         _export_formats.merge(_run_module_with(sim, state, client), module, _adapter_key(sim))
     elif "adapter" in sim.engine.model.columns:  # the model has an adapter
         module = _run_module_with(sim, state, client)

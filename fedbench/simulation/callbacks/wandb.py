@@ -149,6 +149,7 @@ class Wandb(Callback):
         rounds: dict[int, dict[str, float]] = {}
         for name, prefix in (("metrics", ""), ("costs", "cost/")):
             for row in read_rows(self.run_dir / f"{name}.csv"):
+                # without empty cells, of values that do not exist
                 numbers = {prefix + key: float(value) for key, value in row.items() if key != "round" and value}
                 rounds.setdefault(int(row["round"]), {}).update(numbers)
         for round in sorted(rounds):

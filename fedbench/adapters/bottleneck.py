@@ -181,15 +181,15 @@ class Behind(Added):
         self.adapter, self.twin = network, twin
 
     def hidden_units(self) -> HiddenUnits | None:
-        """Return the hidden units of the first bottleneck, between D and U; None if D or U is of an unknown kind."""
+        """Return the hidden units of the first bottleneck; None if one of its layers is of an unknown kind."""
         return hidden_units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return scale U s(D y) for the layer's output y, or the mean with the twin's.  # [..., out]"""
+        """Return `scale` times the output of the bottleneck for the layer's output y.  # [..., out]"""
         return self.scale * self.change(y)
 
     def change(self, x: Tensor) -> Tensor:
-        """Return the output of the bottleneck, U s(D x), without scale; with a twin, the mean of both.  # [..., out]"""
+        """Return the output of the bottleneck for x, without scale; with a twin, the mean of both.  # [..., out]"""
         return self.adapter(x) if self.twin is None else 0.5 * self.adapter(x) + 0.5 * self.twin(x)
 
 
@@ -197,7 +197,7 @@ class Alongside(Behind):
     """y + scale U s(D x)."""
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return scale U s(D x) for the layer's input x, or the mean with the twin's.  # [..., out]"""
+        """Return `scale` times the output of the bottleneck for the layer's input x.  # [..., out]"""
         return self.scale * self.change(x)
 
 

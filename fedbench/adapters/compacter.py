@@ -135,7 +135,7 @@ class PHMLinear(nn.Module):
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
 
     def input_units(self) -> UnitAxes:
-        """Return the axes that are reordered with the hidden units that this layer reads: the rows of s."""
+        """Return {"s": (its shape, 1)}: s is reordered along axis 1 with the hidden units that this layer reads."""
         return {"s": (tuple(self.s.shape), 1)}
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:

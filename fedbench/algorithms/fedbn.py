@@ -33,7 +33,7 @@ class FedBN(Algorithm):
         self.norms = norms
 
     def personal_columns(self, model: FlatModel) -> Columns:
-        """Return the columns of a row that stay personal: parameters and statistics of the chosen norm layers."""
+        """Return the columns of a row that stay personal: parameters and statistics of norm layers (option norms)."""
         return model.add_group("personal_norms", PATTERNS[self.norms])
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

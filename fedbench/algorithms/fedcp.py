@@ -112,7 +112,10 @@ class FedCP(Algorithm):
         received = start[0] if len(start) else cohort.model.init_row()
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-            """Return the task's loss plus lam times the distance of features z to those of the received base, z0."""
+            """Return the task's loss plus lam times the distance of features z to z0, those of the received base.
+
+            # [k, B]
+            """
             z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
             # v: the unit vectors that condition the policy; noise: Gumbel noise of its split  [k, B, C]
             logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))

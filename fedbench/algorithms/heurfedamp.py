@@ -15,7 +15,7 @@ from fedbench.core.options import Count, Fraction, NonNegative, Positive, Probab
 
 
 class HeurFedAMP(FedAMP):
-    """HeurFedAMP.  The other options and the state are those of FedAMP.
+    """HeurFedAMP.  X_ii: weight of a client's own model; other options and the state are those of FedAMP.
 
     Args:
         xi: Weight X_ii of a client's model in its mixture, in [0, 1]; None is 1/N.
@@ -41,7 +41,7 @@ class HeurFedAMP(FedAMP):
         Algorithm.check(self, federation, model, optimizer)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state of FedAMP, and set the weight X_ii of a client's own model to xi, or to 1 / N."""
+        """Create the state of FedAMP, and set the weight X_ii of a client's own model to xi, or 1 / N without xi."""
         super().setup(federation, model, rows)
         self.X_ii = 1 / federation.num_clients if self.xi is None else self.xi
 

@@ -105,7 +105,10 @@ class PGFed(Algorithm):
         server = cohort.broadcast(gbar=self.gbar, c=self.c, uncompressed=["c"])  # [P], [K']
 
         def step(s: Step, batch: Batch) -> None:
-            """Take one local step of theta_i along grad f_i + aux_i; record gbar . theta_i before it."""
+            """Take one local step of theta_i along its gradient plus aux_i, that of other clients' risks.
+
+            Before it, the scalar product of gbar, the received mean gradient, and theta_i is recorded.
+            """
             g = s.grad(batch)  # [k, P]
             s.record("gbar_theta", dot(s.theta, server.gbar))  # stores the value of each step in out.gbar_theta
             s.descend(g.add_(s.state.aux))

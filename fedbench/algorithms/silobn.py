@@ -12,5 +12,5 @@ class SiloBN(FedBN):
     """SiloBN.  Options and state are those of FedBN."""
 
     def personal_columns(self, model: FlatModel) -> Columns:
-        """Return the columns of a row that stay personal: running statistics of the chosen norm layers."""
+        """Return the columns of a row that stay personal: running statistics of norm layers (option norms)."""
         return super().personal_columns(model) & model.trained.rest(model.size)

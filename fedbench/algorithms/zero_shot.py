@@ -29,7 +29,7 @@ class ZeroShot(Algorithm):
         self.template = template
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Compute the text features of all classes from the template."""
+        """Compute the text features of all classes from the template, a sentence with {} for the class name."""
         clip: Any = model.module  # a CLIP model
         template = clip.template if self.template == "dataset" else self.template or "a photo of a {}."
         self.w, self.text = model.init_row(), clip.templated(template)

@@ -40,9 +40,10 @@ class ALIE(Attack):
         self.needs_honest = knows == "all"
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return mean - z std of the known changes, without weights and with the population's std.  # [f, p]"""
+        """Return the mean minus z standard deviations of the known changes, unweighted, for each attacker.  # [f, p]"""
         uploads, f = o.uploads_known_by(self.knows), len(o.truthful)
         z = largest_z(len(o.honest) + f, f) if self.z is None else self.z
+        # correction=0: divided by the number of uploads
         return repeat(uploads.mean(0) - z * uploads.std(0, correction=0), o)
 
 

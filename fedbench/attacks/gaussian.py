@@ -30,5 +30,5 @@ class Gaussian(Attack):
         self.std = std
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return noise that differs between attackers, uploads and rounds.  # [f, p]"""
+        """Return Gaussian noise (option std), which differs between attackers, uploads and rounds.  # [f, p]"""
         return self.std * o.random.normal(o.truthful.shape[1]).to(o.truthful)

@@ -35,5 +35,5 @@ class IPM(Attack):
         self.needs_honest = knows == "all"
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the unweighted mean of the known changes, times -epsilon.  # [f, p]"""
+        """Return the unweighted mean of the known changes, times -epsilon, for each attacker.  # [f, p]"""
         return repeat(-self.epsilon * o.uploads_known_by(self.knows).mean(0), o)

@@ -50,7 +50,7 @@ class Mimic(Attack):
         )
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the row of the mimicked client for each attacker.  # [f, p]"""
+        """Return the mimicked client's upload for each attacker; honest ones if it does not take part.  # [f, p]"""
         client = self._choice(o) if self.client is None else self.client
         return repeat(o.honest[list(o.honest_ids).index(client)], o) if client in o.honest_ids else o.truthful
 

@@ -70,7 +70,7 @@ class Scaled(Compressor):
         self.inner.write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row: the factor a, then those of the inner compressor."""
+        """Read the codes of one row; return by name the factor a [1, 1] and those of the inner compressor."""
         factor = stream.floats(1)[None]
         return {**self.inner.read(stream, message), FACTOR: factor}
 

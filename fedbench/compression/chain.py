@@ -141,7 +141,7 @@ class Chain(Compressor):
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row, those of the first compressor first, and name them with prefixes."""
+        """Read the codes of one row, those of the first compressor first; names begin with "0/", "1/" and so on."""
         codes = {}
         for prefix, compressor, part in self._links(message):
             codes |= {prefix + name: code for name, code in compressor.read(stream, part).items()}

@@ -108,7 +108,7 @@ class QSGD(Compressor):
                 out.fixed(int(level < 0), 1)  # the sign
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row: the norm, and the signed levels."""
+        """Read the codes of one row; return {"scale": the norm [1, 1], "level": the signed levels [1, n]}."""
         scale = stream.floats(1)[None]
         if self.code == "runs":
             levels = runs.read(stream, message.size)  # run lengths of zeros, and other levels

@@ -40,12 +40,12 @@ class Sign(Compressor):
         return torch.full((len(encoded.values),), FLOAT + message.size, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row: the scale, and one bit per value."""
+        """Write one row: the scale, and one bit per value, 1 for a negative one."""
         out.floats(encoded.codes["scale"][0])
         for negative in encoded.codes["negative"][0].tolist():
             out.fixed(int(negative), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row: the scale, and one bit per value."""
+        """Read one row; return {"scale": mean magnitude [1, 1], "negative": True for negative values [1, n]}."""
         scale = stream.floats(1)[None]
         return {"scale": scale, "negative": torch.tensor([[stream.fixed(1) == 1 for _ in range(message.size)]])}

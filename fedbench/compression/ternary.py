@@ -32,7 +32,7 @@ class Ternary(Compressor):
         self.clip, self.unbiased = clip, clip is None
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Round rows x [k, n] at random: codes "scale" [k, 1], the maximum, and "trit" -1, 0 or 1 [k, n]."""
+        """Round rows x [k, n] at random: codes "scale" [k, 1], the largest magnitude, and "trit" -1, 0 or 1 [k, n]."""
         x = x if self.clip is None else _clipped(x, self.clip)
         scale = x.abs().amax(1, keepdim=True)
         is_nonzero = draws.uniform(message.size) < over(x, scale)  # with probability |x| / scale
@@ -63,7 +63,7 @@ class Ternary(Compressor):
             out.fixed(byte, BYTE)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row that `write` wrote: the scale, and the values -1, 0 or 1."""
+        """Read one row that `write` wrote; return {"scale": [1, 1], "trit": the values -1, 0 or 1 [1, n]}."""
         scale, trits = stream.floats(1)[None], []
         for _ in range(-(-message.size // TRITS)):  # ceil(n / 5) bytes, of 5 digits in base 3 each
             byte = stream.fixed(BYTE)

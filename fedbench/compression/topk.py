@@ -52,5 +52,5 @@ class TopK(Compressor):
         positions.write(encoded.codes["positions"][0], message.size, out)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the positions of one row that `write` wrote."""
+        """Read one row that `write` wrote; return {"positions": the selected positions [1, m]}."""
         return {"positions": positions.read(stream, self.num_values(message), message.size)}

@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "si
 
 
 class Bottleneck(Adapter):
-    """Adapter that adds a bottleneck to a sublayer or a block.
+    """Adapter that adds a bottleneck of `width` hidden units to a sublayer or a block.
 
     It adapts layers whose output width is that of their last linear layer (tap=input: whose input width is that of
     their first), and layer norms that end a block.

@@ -23,7 +23,7 @@ INITIAL = 0.01  # initial standard deviation of A
 
 
 class Compacter(Bottleneck):
-    """Adapter that adds Compacter bottlenecks.
+    """Adapter that adds Compacter bottlenecks.  width: hidden units; n: summands of a weight; rank: of each summand.
 
     Args:
         places: Patterns of layer names, or attention, mlp and block.

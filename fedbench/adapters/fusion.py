@@ -28,7 +28,7 @@ State = Mapping[str, Tensor]
 
 
 class Fusion(Bottleneck):
-    """Adapter that combines several bottlenecks in each adapted layer by attention.
+    """Adapter that combines bottlenecks in each layer by attention.  files: their parameters, if read.
 
     Args:
         places: Patterns of layer names, or attention, mlp and block.

@@ -27,7 +27,7 @@ from fedbench.nn.transposed_linear import is_transposed_linear
 
 
 class LoRA(Adapter):
-    """Adapter that adds low-rank products to linear layers.
+    """Adapter that adds products of rank `rank`, multiplied by alpha / rank, to the weights of linear layers.
 
     Args:
         places: Patterns of layer names; of these, linear layers, transformers' Conv1D and nn.MultiheadAttention are

@@ -54,7 +54,7 @@ class Uploads:
 
 
 class Aggregator:
-    """Base class of aggregation rules.
+    """Base class of aggregation rules.  f: assumed number or fraction of wrong uploads; pre: none, nnm or bucketing.
 
     Args:
         f: Assumed number of wrong uploads among those that are combined, or a fraction of them below 0.5.  A fraction

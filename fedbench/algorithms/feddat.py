@@ -143,7 +143,7 @@ class FedDAT(Algorithm):
             outputs: A dict in which the loss function stores z, detached, as "student"; None: z is not stored.
 
         Returns:
-            A function of the step, rows [k, P] and the batch, which returns the losses [k, B].
+            A function of the step, rows [k, P] and the batch, which returns the losses [k, B].  KL has temperature tau.
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:

@@ -30,7 +30,7 @@ from fedbench.core.options import Positive, require
 
 
 class FedGH(Algorithm):
-    """FedGH.  u_i: personal base of client i; h: shared head, which the server trains.
+    """FedGH.  h: shared head, which the server trains; theta_i: model of client i, whose base is personal.
 
     Args:
         head_lr: Learning rate eta_s of the head at the server.  None: that of the clients.

@@ -56,7 +56,7 @@ SMALLEST_WEIGHT = 1e-3  # smaller weights of heads become 0, as in the released 
 
 
 class FedPAC(Algorithm):
-    """FedPAC.  u: shared base; h_i: personal head of client i; G: prototypes, the mean features of each class.
+    """FedPAC.  u: shared base; h_i: personal head; G: prototypes, the mean features of each class in has_prototype.
 
     Args:
         lam: Weight of the distance to the prototypes, >= 0, or a list with one per client.

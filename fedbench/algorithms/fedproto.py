@@ -43,7 +43,7 @@ from fedbench.engine.per_client import PerClient, per_client
 
 
 class FedProto(Algorithm):
-    """FedProto.  G [C, F]: the server's prototypes, the mean features of each class.
+    """FedProto.  theta_i: model of client i; G [C, F]: prototypes, mean features of each class in has_prototype [C].
 
     Args:
         lam: Weight of the distance to the prototypes, >= 0, or a list with one per client.

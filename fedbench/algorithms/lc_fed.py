@@ -52,7 +52,7 @@ ROUNDING = 1e-6  # maximum difference between outputs of heads that count as equ
 
 
 class LCFed(Algorithm):
-    """LC-Fed.  PCS: shared channel selection after the bottleneck; HC: personal head calibration.
+    """LC-Fed.  PCS: shared channel selection; HC (hc): personal head calibration; head: personal; heads: last uploaded.
 
     Args:
         head_iter: Number of batches of a round that train the head alone.

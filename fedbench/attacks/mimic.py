@@ -20,7 +20,7 @@ from fedbench.core.options import Count, NonNegativeInt, UnitInterval, require
 
 
 class Mimic(Attack):
-    """The upload of one honest client.
+    """The upload of one honest client: the option client, or None: chosen in the first `warmup` rounds.
 
     Args:
         fraction: Fraction of the training clients that attack.

@@ -24,7 +24,7 @@ ETA = 1e-3  # step size of the released code's smoothing
 
 
 class CER(Compressor):
-    """CER.  It computes on the host, whatever the device.
+    """CER, computed on the host.  send="all" (has_values): rows are sent as float32 values; else their segments are.
 
     Args:
         gamma: Penalty in the units of the row; None uses gamma_rel.

@@ -18,7 +18,7 @@ from fedbench.core.rows import RowStore
 
 
 class Chain(Compressor):
-    """Compressors that are applied one after the other.
+    """Compressors, `operators`, that are applied one after the other, first to last.
 
     Args:
         operators: The compressors, first to last.  All except the last must have values in their encoding (topk,

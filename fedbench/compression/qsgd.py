@@ -22,7 +22,7 @@ MAX_LEVELS = 1 << 16  # float32 has 24 bits of precision, some of which the roun
 
 
 class QSGD(Compressor):
-    """Stochastic quantization of a row.
+    """Stochastic quantization of a row to multiples of norm / levels.  code: how the levels are written.
 
     Args:
         levels: Number s of levels of |x| above 0; None is full precision.

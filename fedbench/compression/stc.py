@@ -25,7 +25,7 @@ from fedbench.core.rng import RowRandom
 
 
 class STC(Compressor):
-    """Sparse ternary compression.
+    """Sparse ternary compression.  variant: "sattler", one mean of all selected values, or "pfednet", one of each sign.
 
     Args:
         share: Fraction p of values that is selected, in (0, 1] (variant="pfednet": of each sign).

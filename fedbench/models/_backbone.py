@@ -20,7 +20,7 @@ ATTENTION_LAYERS = ("attn", "attention", "self_attention")  # names in timm, tra
 
 
 class Backbone(nn.Module):
-    """A network without its classifier (`body`), and a linear head.  [B, channels, H, W] -> [B, C].
+    """A network without its classifier (`body`), and a linear head on its features.  [B, channels, H, W] -> [B, C].
 
     Stochastic depth is disabled.
 
@@ -103,7 +103,7 @@ class Backbone(nn.Module):
             ConfigError: It does not, or the network cannot compute these images.
         """
         self.body.eval()
-        # self.channels: those of the network, in which grey images are repeated
+        # channels: those of the network, in which grey images are repeated; features_of: from its output to features
         with library_errors(key, f"compute images {tuple(input_shape)}", IMAGE_REMEDY), torch.no_grad():
             features = self.features_of(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
         self.body.train()

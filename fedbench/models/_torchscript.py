@@ -126,7 +126,7 @@ class _Recorder(pickle.Unpickler):
 
 
 class _Archive:
-    """An open archive, and the storages that were read from it."""
+    """An open archive, whose files are in the folder `top`, and the storages that were read from it."""
 
     def __init__(self, archive: zipfile.ZipFile):
         self.archive = archive

@@ -197,7 +197,7 @@ class ALBEF(nn.Module):
             stored = _rename(released)
         if "words.position" in stored:
             stored["words.position"] = stored["words.position"][: self.tokens]  # the length of the data set's texts
-        if "image.embed.position" in stored:
+        if "image.embed.position" in stored:  # grid: patches of the data set's images, vertically and horizontally
             stored["image.embed.position"] = interpolate_positions(stored["image.embed.position"], self.grid, "bicubic")
         load_weights(self, stored, path, "ALBEF")
 

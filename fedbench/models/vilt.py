@@ -113,7 +113,7 @@ class ViLT(nn.Module):
         stored = read_state(path) if path.is_file() else self._read_folder(path)
         if "text.position" in stored:
             stored["text.position"] = stored["text.position"][: self.tokens]  # the length of the data set's texts
-        if "image.position" in stored:
+        if "image.position" in stored:  # grid: patches of the data set's images, vertically and horizontally
             stored["image.position"] = interpolate_positions(stored["image.position"], self.grid)
         load_weights(self, stored, path, "ViLT")
 

@@ -25,7 +25,7 @@ from fedbench.nn.traced_graph import TracedGraph, missing_layer_message
 
 
 class FlatModel(RowLayout):
-    """A module, the layout of its rows [P], and its forward pass with rows as parameters.
+    """A module, the layout of its rows [P], and its forward pass (`forward_pass`) with rows as parameters.
 
     Frozen parameters and integer counters are not in rows.
 

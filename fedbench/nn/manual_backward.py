@@ -174,7 +174,8 @@ class Conv2d(Layer):
         if batched:
             grad = grad.transpose(0, 1).flatten(1, 2)
         output_mask = [needs_input_grad, self.weight in out, self.bias in out]  # which gradients are computed
-        # [len(w)]: shape of the bias; False, [0, 0]: not a transposed convolution, whose output has no padding
+        # [len(w)]: shape of the bias; options: stride, padding, dilation; False, [0, 0]: not a transposed convolution,
+        # without padding of the output
         grad_x, grad_w, grad_b = aten.convolution_backward(
             grad, x, w, [len(w)], *self.options, False, [0, 0], self.groups * k, output_mask
         )
@@ -272,6 +273,7 @@ class MaxPool2d(Layer):
         grad = grad.flatten(0, 1) if batched else grad
         if flat.is_contiguous(memory_format=torch.channels_last):  # the kernel is slow for mixed memory formats
             grad = grad.contiguous(memory_format=torch.channels_last)
+        # options: window, stride, padding, dilation, ceil_mode
         grad_x = aten.max_pool2d_with_indices_backward(grad, flat, *self.options, indices)
         return grad_x.unflatten(0, leading_shape) if batched else grad_x
 

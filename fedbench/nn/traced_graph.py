@@ -113,7 +113,7 @@ class _Tracer(fx.Tracer):
 
 
 class TracedGraph:
-    """The traced operations of a module.  Nodes are those of torch.fx.
+    """The traced operations (`nodes`, of torch.fx) of a module, whose name in a larger module is `prefix`, if any.
 
     Args:
         module: The module.
@@ -197,7 +197,7 @@ class TracedGraph:
         """
         if node.op == "call_module":
             module = self.modules[str(node.target)]
-            name = self.prefix + str(node.target)  # prefix: name of this module in a larger one, to which params belong
+            name = self.prefix + str(node.target)  # in the larger module, to which params belong
             x = values[node.args[0]]  # type: ignore[index]
             return OPERATORS[type(module)](module, name, params, x, batched, context)
         if node.op == "get_attr":

@@ -93,7 +93,7 @@ class VmappedModule:
     def _thread_copy(self, train: bool) -> nn.Module:
         """Return this thread's copy of the module, because functional_call temporarily changes a module's parameters.
 
-        Frozen parameters are shared by all copies.
+        Frozen parameters are shared by all copies.  The attributes of `_local` are those of the current thread.
         """
         if not hasattr(self._local, "module"):
             frozen = {id(p): p for p in self._module.parameters() if not p.requires_grad}

@@ -133,7 +133,7 @@ class CallbackCase:
             write: Whether the files of the run folder, such as config.yaml, are written.
         """
         cfg = composed(*RUN).copy()
-        cfg.output_dir = self.scratch.name
+        cfg.output_dir = self.scratch.name  # the temporary folder of all runs
         cfg.callbacks = {"checked": self.values}
         return simulator.prepare(cfg, folder, saved, write=write)
 

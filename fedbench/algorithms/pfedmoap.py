@@ -309,20 +309,20 @@ class PFedMoAP(Algorithm):
         Returns:
             Logits.  # [k, B, C]
         """
-        p = model.named(rows)
-        image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
+        named = model.named(rows)  # the clients' parameters by name
+        image, text = self.clip.image(inputs), self.clip.text(self.clip.context(named))  # [k, B, D], [k, C, D]
         local = self.clip.scale * image @ text.mT  # [k, B, C]
         # features as experts are stored: of size d, or with gating="linear" of size D
         pooled = self.expert_form(image)[:, :, None]  # [k, B, 1, d]
-        T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d]
+        T_MoE, _ = self.mix(named, image, text, experts, count)  # [k, B, C, d]
         mixed = self.clip.scale * (pooled * T_MoE).sum(-1)
         return torch.where(uses_gate(count)[..., None], mixed + self.lam * local, local)
 
-    def mix(self, p: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def mix(self, named: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the text features of the client's prompt and of the experts, with weights by the gate and the image.
 
         Args:
-            p: Named parameters of k clients.
+            named: Parameters of k clients by name.
             image: Image features.  # [k, B, D]
             text: Text features of the clients' prompts.  # [k, C, D]
             experts: Text features of the experts.  # [k, K_e, C, d]
@@ -337,7 +337,7 @@ class PFedMoAP(Algorithm):
         # the client's prompt always counts, because a softmax over no expert has nan gradients, even if it is not used
         missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
         # parameters of the gate only
-        gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
+        gate = {n.removeprefix("gate."): t for n, t in named.items() if n.startswith("gate.")}
         apply_gate = self.attention if self.gating == "attention" else self.linear
         return apply_gate(gate, self.pooled(image), X, missing)  # pooled: every (D/d)-th number of the features
 
@@ -403,6 +403,7 @@ class PFedMoAP(Algorithm):
         has_gate = np.isin(cohort.ids, self.gate.touched())  # [K]
         experts, count = self.download_experts(cohort, has_gate & ~in_last_cohort)
         if in_last_cohort.any():  # these clients use the experts that they trained with
+            # positions of these clients in the cohort, and in the last cohort
             to, source = np.flatnonzero(in_last_cohort), np.searchsorted(last, cohort.ids[in_last_cohort])
             experts[to], count[to] = self.experts[source], self.count[source]
         return {"theta": self.row(prompt, self.gate[cohort.ids]), "experts": experts, "count": count}
@@ -434,9 +435,9 @@ class PFedMoAP(Algorithm):
 
         def weights(model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
             """Return the weight of each expert for each image, the client's prompt first.  # [k, B, E]"""
-            p = model.named(rows["theta"])
-            image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))
-            _, by_expert = self.mix(p, image, text, rows["experts"], rows["count"])  # [k, B, E]
+            named = model.named(rows["theta"])
+            image, text = self.clip.image(inputs), self.clip.text(self.clip.context(named))
+            _, by_expert = self.mix(named, image, text, rows["experts"], rows["count"])  # [k, B, E]
             return torch.cat([by_expert[..., :1], by_expert[..., 1:].sort(-1, descending=True).values], -1)
 
         deployed = self.personalized(cohort, final=True)

@@ -96,7 +96,7 @@ class PGFedExact(FedAvg):
 
             x and y are the training samples of all clients, and index their positions in the data set.
             """
-            k = len(s.theta)
+            k = len(s.theta)  # clients of this step
             counts = np.full(k, len(index))  # every client gets all n training samples
             expanded_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies
             # all training samples as one batch of each client; others: their weights in its loss, mu and 0 for its own

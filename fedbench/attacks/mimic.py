@@ -64,7 +64,7 @@ class Mimic(Attack):
         # number of rounds so far, and the client that was chosen last in the warm-up
         progress = o.state.get("progress", torch.tensor([0, -1], device=o.truthful.device))
         z, mean = (o.state.get(name, torch.zeros_like(o.truthful[0])) for name in ("z", "mean"))  # [p] each
-        t, chosen = progress.tolist()
+        t, chosen = progress.tolist()  # chosen: -1 at first
         if t < self.warmup:
             mean = t / (1 + t) * mean + o.honest.mean(0) / (1 + t)  # over the rounds so far
             centered = o.honest - mean  # [h, p]

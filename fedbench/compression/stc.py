@@ -131,7 +131,7 @@ class STC(Compressor):
             # a bit is 0 for the value 0; else a second one is the sign, 1 for -1
             trits = [(-1 if stream.fixed(1) else 1) if stream.fixed(1) else 0 for _ in range(message.size)]
             return {"mean": mean, "trit": torch.tensor([trits], dtype=torch.int8)}
-        mean, m = stream.floats(1)[None], self._num_selected(message)
+        mean, m = stream.floats(1)[None], self._num_selected(message)  # m: number of selected values
         where = positions.read(stream, m, message.size)
         return {"mean": mean, "positions": where, "negative": torch.tensor([[bool(stream.fixed(1)) for _ in range(m)]])}
 

@@ -41,6 +41,6 @@ def _mean_around_median(values: Tensor, count: int) -> Tensor:
     median = (values[:, last // 2] + values[:, (last + 1) // 2])[:, None] / 2  # [b, 1]
     # for each window but the last one: whether moving it on by one value brings it nearer to the median
     is_nearer = values[:, count:] - median < median - values[:, : last + 1 - count]  # [b, m - count]
-    first = is_nearer.cumprod(1).sum(1, keepdim=True)  # [b, 1]
+    first = is_nearer.cumprod(1).sum(1, keepdim=True)  # position of the nearest window's first value  [b, 1]
     window = first + torch.arange(count, device=values.device)  # [b, count]
     return values.gather(1, window).mean(1)

@@ -177,7 +177,7 @@ def distillation_loss(teacher: Tensor, student: Tensor, tau: float, class_mask: 
         teacher: Logits.  # [k, B, C, ...]
         student: Logits.  # [k, B, C, ...]
         tau: Temperature.
-        class_mask: Classes of each client; None is all.  # [k, C] bool
+        class_mask: True for the classes that a client has; None: all clients have all.  # [k, C] bool
 
     Returns:
         Loss of each sample, averaged over the dimensions after C.  # [k, B]

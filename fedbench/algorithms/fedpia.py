@@ -124,7 +124,7 @@ class FedPIA(Algorithm):
         self.personal, self.uploaded = rows("own", default=w), rows("sent", default=self.G)
         if self.init == "per_client":
             everybody = np.arange(federation.num_clients)
-            # one random initial adapter per client  [N, A]
+            # one random initial adapter per client; "fedpia": key of the random numbers  [N, A]
             each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
             self.personal[everybody] = self.shared.put(w.expand(len(each), -1), each)
         self.bottlenecks = alignment.bottlenecks_of(model, self.shared)

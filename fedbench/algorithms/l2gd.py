@@ -86,7 +86,7 @@ class L2GD(Algorithm):
             cohort: The clients, whose max_local_steps is the largest possible result.
 
         Returns:
-            T with P(T = t) = pr (1 - pr)^t.
+            T with P(T = t) = pr (1 - pr)^t; larger numbers than max_local_steps become this.
         """
         num_steps = int(cohort.generator("l2gd").geometric(self.pr)) - 1  # before the first averaging step
         return min(num_steps, cohort.max_local_steps)

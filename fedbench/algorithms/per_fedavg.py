@@ -78,7 +78,7 @@ class PerFedAvg(Algorithm):
             how=LocalTraining(
                 batch_size=self.parts * cohort.batch_size, drop_last=True, throughput_weight=1 / self.parts
             ),
-        )  # throughput_weight: throughput counts one of the sub-batches
+        )  # drop_last: no smaller last batch of an epoch; throughput_weight: throughput counts one of the sub-batches
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent; w is added again
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 

@@ -20,12 +20,12 @@ def add_extra(
 ) -> list[np.ndarray]:
     """Append extra samples to the training samples of the clients of the same client site.
 
-    Clients of one site receive equal numbers of its extra samples.
+    The extra samples of a site are divided evenly among its clients: their numbers differ by at most one.
 
     Args:
         train: Indices of the training samples of each client.
         extra: Indices of the extra samples, which no client has yet.
-        domain: The client site (hospital, user) of each sample of the data set, [n].
+        domain: The client site (hospital, user) of each sample of the data set, [n].  None: it has no client sites.
         rng: The generator that shuffles the extra samples of each site.
 
     Returns:
@@ -56,5 +56,6 @@ def count_extra(split: "Split", arrays: Arrays) -> np.ndarray:
 
     Extra samples, such as synthesized images, are those with the code EXTRA in ``arrays.split``.
     """
-    clients = split.train.owners()[arrays.split[split.train.indices] == EXTRA]
+    client_of_sample = split.train.owners()  # of each of split.train.indices, which joins all training parts
+    clients = client_of_sample[arrays.split[split.train.indices] == EXTRA]
     return np.bincount(clients, minlength=split.num_clients)

@@ -8,15 +8,12 @@ Letters: N clients, k folds.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedbench.core.options import require
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import EXTRA, Arrays
-
-if TYPE_CHECKING:
-    from fedbench.core.split import Split
 
 
 def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int) -> Split:
@@ -29,7 +26,7 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
     Args:
         split: A split without validation parts.
         arrays: The data set.
-        folds: k.
+        folds: k, the number of folds.
         fold: The fold of the validation part, 0 to k - 1.
         seed: Seed of the folds.
 
@@ -60,8 +57,7 @@ def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int
         )
         train.append(samples[~in_fold])
         val.append(samples[in_fold])
-    ragged = type(split.train)
-    return replace(split, train=ragged.from_lists(train), val=ragged.from_lists(val))
+    return replace(split, train=Ragged.from_lists(train), val=Ragged.from_lists(val))
 
 
 def _assign_folds(
@@ -73,7 +69,7 @@ def _assign_folds(
         samples: Indices of the client's training samples, [n_i].
         arrays: The data set.
         labels: Label of each sample of the data set, [n].
-        folds: k.
+        folds: k, the number of folds.
         rng: The generator that orders the groups of each label at random.
 
     Returns:
@@ -81,13 +77,15 @@ def _assign_folds(
     """
     is_regular = arrays.split[samples] != EXTRA  # [n_i]
     # A group stays in one fold.  It is a subject (patient), or a single sample if the data set has no subjects.
-    groups = samples if arrays.subject is None else arrays.subject[samples]  # [n_i]
-    ids, first, group = np.unique(groups[is_regular], return_index=True, return_inverse=True)
-    order = rng.permutation(len(ids))
+    group_ids = samples if arrays.subject is None else arrays.subject[samples]  # [n_i]
+    # of each group, its first sample; of each regular sample, the index of its group
+    unique_ids, first, group = np.unique(group_ids[is_regular], return_index=True, return_inverse=True)
+    num_groups = len(unique_ids)
+    order = rng.permutation(num_groups)
     group_labels = labels[samples[is_regular][first]]  # of the first sample of each group
     order = order[np.argsort(group_labels[order], kind="stable")]  # by label, in random order within a label
-    group_fold = np.empty(len(ids), np.int64)
-    group_fold[order] = np.arange(len(ids)) % folds  # in turn, so that each label is in all folds
+    group_fold = np.empty(num_groups, np.int64)
+    group_fold[order] = np.arange(num_groups) % folds  # in turn, so that each label is in all folds
     fold = np.full(len(samples), -1)
-    fold[is_regular] = group_fold[group.reshape(-1)]
+    fold[is_regular] = group_fold[group]
     return fold

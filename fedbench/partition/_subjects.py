@@ -18,18 +18,20 @@ def split_by_subject(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Hold out about a fraction of each client's samples, by whole subjects (patients).
 
-    A stratum consists of a client's subjects with the same rarest label.  A stratum with several subjects has at
-    least one in each part.  For a subject of several clients, the first of these clients determines the part.
+    A subject's rarest label is that of its labels that the fewest samples of the client have.  A stratum consists of a
+    client's subjects with the same rarest label.  A stratum with several subjects has at least one in each part.  For a
+    subject of several clients, the first of these clients determines the part.
 
     Args:
         lists: Sample indices of each client.
         fraction: Fraction of the samples of each stratum to hold out.
         labels: Label of each sample of the data set, [n] int64.
         subject: Subject of each sample of the data set, [n] int64.
-        rng: Random numbers.
+        rng: The generator that orders the subjects of each stratum.
 
     Returns:
-        The samples held out and the other samples of each client, in the order of its list.
+        Two lists with an array for each client: the samples held out, and the other samples.  Arrays keep the order of
+        the client's list.
     """
     part = np.full(int(subject.max(initial=-1)) + 1, UNDECIDED, np.int8)  # [subjects]
     held_out, train = [], []
@@ -46,7 +48,9 @@ def _assign_parts(
 ) -> None:
     """Decide the parts of a client's subjects that no earlier client has decided, and write them to ``part``.
 
-    A stratum consists of the client's subjects with the same rarest label.
+    A stratum consists of the client's subjects with the same rarest label (see `rarest_label`).  Its subjects are held
+    out in random order until its fraction is met as closely as possible.  Of several subjects, at least one is held out
+    and one is kept.
 
     Args:
         labels: Label of each sample of the client, [n_i].
@@ -55,28 +59,28 @@ def _assign_parts(
         part: UNDECIDED, TRAIN or HELD_OUT for each subject of the data set, changed in place.
         rng: The generator that orders the subjects of each stratum.
     """
-    ids, inverse = np.unique(subject, return_inverse=True)  # [S], [n_i]
+    ids, inverse = np.unique(subject, return_inverse=True)  # [S] the client's subjects, [n_i] indices of ids
     sizes = np.bincount(inverse)  # [S], samples of each of the client's S subjects
     stratum = rarest_label(labels, inverse, len(ids))  # [S]
-    missing = 0.0  # samples to hold out; the rounding error of a stratum is made up for by the next one
-    for k in np.unique(stratum):
-        members = rng.permutation(np.flatnonzero(stratum == k))
-        missing += fraction * sizes[members].sum()
-        decided = part[ids[members]]  # by earlier clients
-        missing -= sizes[members[decided == HELD_OUT]].sum()
-        free = members[decided == UNDECIDED]
-        cumulative = np.concatenate(([0], np.cumsum(sizes[free])))  # samples of the first 0, 1, 2 ... subjects
-        least = int(len(members) > 1 and not (decided == HELD_OUT).any())  # of several subjects, hold out one ...
-        most = len(free) - int(len(members) > 1 and not (decided == TRAIN).any())  # ... and keep one
-        # hold out as many subjects as come closest to the missing number of samples
-        count = int(np.clip(np.abs(cumulative - missing).argmin(), min(least, len(free)), max(most, 0)))
+    to_hold_out = 0.0  # number of samples; the rounding error of a stratum is made up for by the next one
+    for label in np.unique(stratum):
+        members = rng.permutation(np.flatnonzero(stratum == label))  # indices of ids
+        to_hold_out += fraction * sizes[members].sum()
+        earlier = part[ids[members]]  # parts that earlier clients have decided, or UNDECIDED
+        to_hold_out -= sizes[members[earlier == HELD_OUT]].sum()
+        free = members[earlier == UNDECIDED]
+        cumulative = np.concatenate(([0], np.cumsum(sizes[free])))  # samples of the first 0, 1, 2 ... free subjects
+        least = int(len(members) > 1 and not (earlier == HELD_OUT).any())  # of several subjects, hold out one ...
+        most = len(free) - int(len(members) > 1 and not (earlier == TRAIN).any())  # ... and keep one
+        # hold out as many subjects as come closest to the number of samples
+        count = int(np.clip(np.abs(cumulative - to_hold_out).argmin(), min(least, len(free)), max(most, 0)))
         part[ids[free[:count]]] = HELD_OUT
         part[ids[free[count:]]] = TRAIN
-        missing -= cumulative[count]
+        to_hold_out -= cumulative[count]
 
 
 def rarest_label(labels: np.ndarray, subject: np.ndarray, num_subjects: int) -> np.ndarray:
-    """Return the rarest label of each subject.
+    """Return the rarest label of each subject: of its labels, the one that the fewest of all samples have.
 
     Args:
         labels: Label of each sample, [n].
@@ -84,7 +88,7 @@ def rarest_label(labels: np.ndarray, subject: np.ndarray, num_subjects: int) -> 
         num_subjects: S.
 
     Returns:
-        The index, among the sorted labels, of the subject's label that has the fewest samples, [S].
+        The index of this label among the sorted labels that occur, [S].
     """
     classes, label = np.unique(labels, return_inverse=True)
     frequency = np.bincount(label)  # [C]

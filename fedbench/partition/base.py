@@ -41,7 +41,9 @@ def group_by_class(labels: np.ndarray, pool: np.ndarray) -> list[np.ndarray]:
 
 
 def assign_by_counts(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
-    """Give each client the next samples of each class.  Samples beyond the counts are not assigned.
+    """Divide each class in order: the first samples go to client 0, the next ones to client 1, and so on.
+
+    Samples beyond the counts are not assigned.
 
     Args:
         classes: Shuffled sample indices of each class, C arrays.
@@ -62,7 +64,7 @@ def assign_by_shares(
     """Divide the classes of each pool by the same shares: client j gets floor(shares[k, j] n_k) samples of class k.
 
     n_k is the number of samples of class k in the pool.  The few samples that rounding leaves are not assigned, as in
-    APPLE's code (see practical.py).
+    the code of APPLE (Luo and Wu, IJCAI 2022).
 
     Args:
         labels: Label of each sample of the data set, [n].
@@ -251,7 +253,8 @@ def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fractio
 
     Args:
         arrays: The data set.
-        split: The option dataset.split: "merged", "published" or "stratified".
+        split: The option dataset.split: "merged" (divide all samples over the clients, then each client's into training
+            and test), "published" (use the test samples of the data set) or "stratified" (divide by class first).
         test_fraction: Fraction of the test samples, not used with "published".
         val_fraction: Fraction of each client's training samples for validation.
 
@@ -305,7 +308,8 @@ def _pools(
         split: "merged": one pool of all samples.  "published": the published training, test and validation samples.
             "stratified": training and test samples, split by label.
         test_fraction: Fraction of test samples, used by "stratified".
-        val_fraction: If positive, published validation samples are in the training pool.
+        val_fraction: The fraction of training samples that become validation samples later.  If it is positive, the
+            published validation samples are put into the training pool.
         seed: Seed of the stratified split.
 
     Returns:
@@ -345,7 +349,7 @@ def _subsample(
     _, groups = np.unique(label_and_site, axis=1, return_inverse=True)  # [n], one group for each pair
     used = np.zeros(len(labels), bool)  # [n]
     for pool in pools:
-        for members in group_by_class(groups.reshape(-1), pool):
+        for members in group_by_class(groups.reshape(-1), pool):  # some versions of NumPy return groups as [1, n]
             used[rng.permutation(members)[: max(1, round(subset * len(members)))]] = True
     return [pool[used[pool]] for pool in pools]
 
@@ -384,7 +388,7 @@ def _hold_out(
 ) -> tuple[Ragged, Ragged]:
     """Hold out a fraction of each client's samples at random.
 
-    Of n samples, floor((1 - fraction) n) are kept, at least one.  The first samples of each permutation are held out,
+    Of n samples, floor((1 - fraction) n) are kept, at least one if n > 0.  The first of each permutation are held out,
     as in scikit-learn's ShuffleSplit.  With subjects, whole subjects are held out.
 
     Args:
@@ -401,19 +405,19 @@ def _hold_out(
         parts = split_by_subject([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
         return _as_ragged(parts[0]), _as_ragged(parts[1])
     sizes = lists.sizes  # [N], samples of each client
-    num_train = np.maximum(floor_counts((1 - fraction) * sizes), np.minimum(sizes, 1))  # [N]
+    num_kept = np.maximum(floor_counts((1 - fraction) * sizes), np.minimum(sizes, 1))  # [N]
     positions = np.empty_like(lists.indices)  # of the shuffled samples in lists.indices, which joins all lists
     for start, stop in pairwise(lists.offsets.tolist()):
         positions[start:stop] = start + rng.permutation(stop - start)
     shuffled = lists.indices[positions]  # [total]
-    is_held_out = lists.ranks() < np.repeat(sizes - num_train, sizes)  # [total]; a rank is a position in a list
-    held_out = Ragged.from_sizes(shuffled[is_held_out], sizes - num_train)
-    return held_out, Ragged.from_sizes(shuffled[~is_held_out], num_train)
+    is_held_out = lists.ranks() < np.repeat(sizes - num_kept, sizes)  # [total]; a rank is a position in a client's list
+    held_out = Ragged.from_sizes(shuffled[is_held_out], sizes - num_kept)
+    return held_out, Ragged.from_sizes(shuffled[~is_held_out], num_kept)
 
 
 def _advice(partition: Partition) -> str:
     """Return what the user can do about clients with too few samples, as the end of an error message."""
-    if not hasattr(partition, "default_num_clients"):  # the user chooses the number of clients
+    if not hasattr(partition, "default_num_clients"):  # the number of clients is the user's choice alone
         return "lower partition.num_clients or make the partition more even"
     path = getattr(partition, "path", None)
     where = f" in partition.path={path}" if path is not None else ""
@@ -467,7 +471,7 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
                 f"samples: {_advice(partition)}"
             )
     assigned = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
-    times = np.bincount(assigned, minlength=num_samples)
+    times = np.bincount(assigned, minlength=num_samples)  # longer than num_samples if an index is too large
     require(
         len(times) == num_samples,
         f"{partition_name} assigned sample {len(times) - 1:,}, but this data set has samples 0 to {num_samples - 1:,}: "

@@ -18,7 +18,7 @@ from fedbench.partition.base import group_by_class
 
 
 class ClassDisjoint:
-    """Each class belongs to one client.
+    """Each class belongs to one client.  ``shots`` limits the training samples per class; None: all.
 
     Args:
         class_seed: Seed of the order of the classes.  The shots depend on partition.seed.
@@ -47,7 +47,8 @@ class ClassDisjoint:
     ) -> list[Ragged]:
         """Assign each class to one client, which gets its samples in every pool (set of samples).
 
-        With the option shots, only that many training samples of each class are assigned.
+        With the option shots, only that many training samples of each class are assigned.  For a class with fewer, the
+        option short_classes says what to do: "refuse" the partition, or "keep" all samples of the class.
 
         Args:
             labels: Label of each sample of the data set, [n].
@@ -78,6 +79,8 @@ class ClassDisjoint:
 
     def _assign_classes(self, num_classes: int, num_clients: int) -> np.ndarray:
         """Return the client of each class: round(C / N) classes each in random order, the last client the remaining.
+
+        The order depends on the option class_seed only, by Python's generator as in the papers' code.
 
         Args:
             num_classes: C.

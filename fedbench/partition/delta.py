@@ -24,7 +24,7 @@ from fedbench.partition.base import assign_by_counts, floor_counts, group_by_cla
 
 
 class Delta:
-    """Label imbalance.
+    """Label imbalance: by the ratio ``delta``, or by the table ``counts`` of negatives and positives per client.
 
     Args:
         delta: Negatives per positive of the first clients.
@@ -90,17 +90,21 @@ class Delta:
             classes = [rng.permutation(members) for members in group_by_class(positive, pool)]
             size = min(len(members) for members in classes)  # the balanced pool has as many negatives as positives
             classes = [members[:size] for members in classes]
-            sizes = np.full(2, size)
-            first_sizes = sizes if first_sizes is None else first_sizes
+            sizes = np.full(2, size)  # negatives and positives of this pool
+            first_sizes = sizes if first_sizes is None else first_sizes  # those of the first pool
             assigned.append(assign_by_counts(classes, self._client_counts(sizes, first_sizes, num_clients)))
         return assigned
 
     def _client_counts(self, sizes: np.ndarray, first_sizes: np.ndarray, num_clients: int) -> np.ndarray:
         """Return how many negatives (class 0) and positives (other classes) of a pool each client gets.
 
+        ``self.counts`` has a pair [negatives, positives] for each client.  Without it, the first clients get delta
+        negatives per positive, the last clients delta positives per negative, and clients between them equal numbers.
+
         Args:
             sizes: Negatives and positives of this balanced pool, [2].
-            first_sizes: Those of the first pool, [2], to which ``self.counts`` refers.
+            first_sizes: Those of the first pool, [2], to which ``self.counts`` refers.  Other pools get as many samples
+                in proportion, rounded down.
             num_clients: N.
 
         Returns:
@@ -115,7 +119,8 @@ class Delta:
                     "counts",
                 )
             return floor_counts(counts * (sizes / first_sizes)[:, None])
-        skewed = max(1, 2 * num_clients // 5)  # number of first clients with more negatives, and of last with fewer
+        # number of first clients with more negatives, and of last clients with fewer; 2 of 5 at each end as in pFedNet
+        skewed = max(1, 2 * num_clients // 5)
         client_size = int(sizes.sum()) // num_clients
         major = client_size * self.delta / (1 + self.delta)  # samples of a skewed client's frequent kind
         minor = client_size / (1 + self.delta)  # and of its rare kind

@@ -17,7 +17,7 @@ MAX_WORK = 200_000_000
 
 
 class Dirichlet:
-    """Dirichlet label skew.
+    """Dirichlet label skew of concentration ``alpha``.  ``cap``: a client with n / N samples gets no further classes.
 
     Args:
         alpha: Concentration.  Smaller values give more skew.
@@ -51,7 +51,8 @@ class Dirichlet:
     ) -> list[Ragged]:
         """Divide the samples of each class by Dirichlet shares, the same in every pool (set of samples).
 
-        The shares are drawn again until every client has the minimum numbers of training and test samples.
+        The shares are drawn again until every client has at least min_size samples in the first pool (training, or all)
+        and min_test in the second (test).
 
         Args:
             labels: Label of each sample of the data set, [n].
@@ -83,7 +84,9 @@ class Dirichlet:
         num_clients: int,
         rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Draw partitions by `_try` until one gives every client enough samples.
+        """Draw partitions by `_try` until one gives every client enough samples, or the limit of tries is reached.
+
+        There are at most max_tries, and fewer (but at least 10) on large data, so that all tries take some seconds.
 
         Args:
             classes: classes[pool][k] are the indices of the samples of class k in a pool.
@@ -98,7 +101,7 @@ class Dirichlet:
             ConfigError: No try met the minima.
         """
         largest_minimum = 0  # over the tries, samples of the smallest client in the first pool
-        # time of one try, in shuffled samples: drawing the share of a client takes as long as 5
+        # time of one try, in the time to shuffle a sample: the share of a client in a class takes as long as 5 samples
         work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
         tries = min(self.max_tries, max(10, MAX_WORK // work))
         for _ in range(tries):
@@ -121,6 +124,7 @@ class Dirichlet:
 
         Pools are the sets of samples to divide, such as training and test samples.  A class has the same shares in all.
         The papers' script has one pool: its random numbers come first, and `assign` shuffles the other pools later.
+        With the option cap, a client with at least n / N samples of the first pool gets none of the following classes.
 
         Args:
             classes: classes[pool][k] are the indices of the samples of class k in a pool.
@@ -131,7 +135,7 @@ class Dirichlet:
             The shuffled classes of the first pool, and the counts [pools, C, N] by pool, class and client.  All counts
             are 0 if the shares of a class cannot be normalized.
         """
-        counts = np.zeros((len(classes), len(classes[0]), num_clients), np.int64)
+        counts = np.zeros((len(classes), len(classes[0]), num_clients), np.int64)  # [pools, C, N]
         client_sizes = np.zeros(num_clients, np.int64)
         even_size = sum(map(len, classes[0])) / num_clients  # n / N
         shuffled = []

@@ -72,6 +72,8 @@ class Domain:
     ) -> list[Ragged]:
         """Assign samples by their client site, in every pool (set of samples).
 
+        Each site is one client, or is divided among as many clients as the option clients_per_domain says.
+
         Args:
             labels: Label of each sample of the data set, [n].
             pools: Sample indices of the sets to divide: all samples, or training, test and perhaps validation samples.
@@ -110,8 +112,8 @@ class Domain:
         Returns:
             For each pool, the sample indices of each client of the site.
         """
-        with error_prefix(f"client site {site}"):
-            return self.site_partition.assign(labels, pools, self.clients_per_domain, rng)
+        with error_prefix(f"client site {site}"):  # in front of the messages of errors
+            return self.site_partition.assign(labels, pools, self.clients_per_domain, rng)  # evenly or by Dirichlet
 
 
 def _concatenate(by_site: list[Ragged]) -> Ragged:

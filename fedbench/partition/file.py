@@ -73,7 +73,7 @@ class File:
         return len(next(iter(self.content.lists.values())))
 
     def predefined_split(self, arrays: Arrays) -> Split | None:
-        """Return the split in the file, or None if the file has no parts.
+        """Return the split in the file, or None if the file has no parts (training, validation and test samples).
 
         Args:
             arrays: The data set.
@@ -81,7 +81,7 @@ class File:
         Raises:
             ConfigError: The file has indices that are not in the data set, or belongs to a run on other data.
         """
-        lists = self.content.lists
+        lists = self.content.lists  # from part to the samples of each client
         for part, client_samples in lists.items():
             self._check_samples(part, client_samples, len(arrays))
         if "" in lists:  # lists without parts, such as train and test, which `assign` divides
@@ -114,7 +114,7 @@ class File:
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
-        client_lists = self.content.lists[""]  # the content is a dict from part to lists; "": without parts
+        client_lists = self.content.lists[""]  # a dict from part to the samples of each client; "": without parts
         assigned = []
         for pool in pools:
             in_pool = np.zeros(len(labels), bool)  # [n]
@@ -128,7 +128,9 @@ class File:
 
     @cached_property
     def content(self) -> Content:
-        """The samples of each client in the file, and their names.  The file is read at the first use.
+        """The samples of each client in the file, and the clients' names.  The file is read at the first use.
+
+        A pickle of other objects than arrays and lists may run code, and is only read if the option trust names it.
 
         Raises:
             ConfigError: The file does not exist, or has none of the formats of this module.
@@ -156,10 +158,10 @@ class File:
                 f"{option} cannot be read as index lists: {type(error).__name__}: {error}; write it again as in "
                 "docs/formats.md"
             ) from error
-        lists = content.lists
-        sizes = {len(client_samples) for client_samples in lists.values()}
+        lists = content.lists  # from part ("train", "val", "test"; "" if there are none) to the samples of each client
+        client_counts = {len(client_samples) for client_samples in lists.values()}
         require(
-            len(sizes) == 1 and 0 not in sizes,
+            len(client_counts) == 1 and 0 not in client_counts,
             f"{option} must have a list for each client in each of its parts: add them",
         )
         require(
@@ -171,7 +173,10 @@ class File:
         return content
 
     def _check_run(self, arrays: Arrays) -> None:
-        """Raise ConfigError if the file is in the folder of a run on other data, by the hash in its summary.json."""
+        """Raise ConfigError if the file is in the folder of a run on other data, by the hash in its summary.json.
+
+        Only an npz can be the file of a run.  Other files, and folders without such a summary, are not checked.
+        """
         run_hash = read_json(self.path.parent / "summary.json").get("data_hash") if self.path.suffix == ".npz" else None
         require(
             run_hash in (None, arrays.digest),
@@ -217,8 +222,9 @@ def _indices(values: Any) -> np.ndarray:
 def _read_npz(path: Path) -> Content:
     """Return the samples and names of the clients in an npz file.
 
-    The file is a run's partition.npz, or has an array of sample indices for each client.  The names of such arrays are
-    the clients' names, unless they are arr_0, arr_1, ... of numpy.savez(path, *arrays).
+    The file is a run's partition.npz (it has all of RUN_ARRAYS), or has an array of sample indices for each client.
+    The names of such arrays are the clients' names, unless they are arr_0, arr_1, ... of numpy.savez(path, *arrays).
+    Empty parts of a run, such as validation, are left out.
     """
     with np.load(path, allow_pickle=False) as file:
         if {*file.files} >= RUN_ARRAYS:
@@ -266,7 +272,7 @@ def _read_csv(path: Path) -> Content:
         raise ConfigError(
             f"partition.path={path} needs the columns index and client, and part if there are parts: add them"
         )
-    names = _sorted_names(list(dict.fromkeys(row["client"] for row in rows)))
+    names = _sorted_names(list(dict.fromkeys(row["client"] for row in rows)))  # different names, in the file's order
     client_index = {name: i for i, name in enumerate(names)}
     index = _indices([int(row["index"]) for row in rows])
     client = np.array([client_index[row["client"]] for row in rows])
@@ -283,7 +289,10 @@ def _group_by_client(samples: np.ndarray, client: np.ndarray, num_clients: int =
     Args:
         samples: Sample indices, [m].
         client: Client of each of them, [m].
-        num_clients: The smallest number of lists to return.  Lists of further clients are empty.
+        num_clients: The smallest number of lists to return, with empty ones at the end if necessary.
+
+    Returns:
+        An array for each client, 0 to the largest in ``client``.
     """
     ragged = Ragged.from_owners(samples, client, max(num_clients, int(client.max(initial=-1)) + 1))
     return [ragged[i] for i in range(len(ragged))]
@@ -299,8 +308,11 @@ def _parse(value: Any) -> Content:
     """Return the samples and names of the clients in a .json or .pkl file.
 
     Args:
-        value: The lists of sample indices, by client (a list, or a dict by name), by client and part, or by part and
-            client.  FL-bench's dict has them under "data_indices".
+        value: One of these, perhaps inside of FL-bench's dict under "data_indices":
+
+            - by client: [[samples of client 0], ...], or a dict from name to list of samples;
+            - by client and part: the same, with {"train": [...], "test": [...]} instead of each list of samples;
+            - by part and client: a dict from part to lists by client.
     """
     if isinstance(value, Mapping) and "data_indices" in value:  # FL-bench
         value = value["data_indices"]
@@ -311,7 +323,7 @@ def _parse(value: Any) -> Content:
     client_names = None if names is None else list(map(str, names))
     if not any(isinstance(client, Mapping) for client in clients):
         return Content({"": [_indices(client) for client in clients]}, client_names)
-    parts = dict.fromkeys(part for client in clients for part in client if len(client[part]))
+    parts = dict.fromkeys(part for client in clients for part in client if len(client[part]))  # not empty for all
     return Content({part: [_indices(client.get(part, ())) for client in clients] for part in parts}, client_names)
 
 

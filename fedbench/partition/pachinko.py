@@ -22,7 +22,7 @@ CIFAR100 = [
 
 
 class Pachinko:
-    """Label skew along a tree of classes.
+    """Label skew along a tree: each client draws Dir(alpha) over superclasses, and Dir(beta) over the classes in each.
 
     Args:
         alpha: Concentration over superclasses.
@@ -44,6 +44,8 @@ class Pachinko:
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
         """Draw the samples of one client after the other from all pools together, then separate them by pool.
+
+        Each client gets n / N samples, rounded down.
 
         Args:
             labels: Label of each sample of the data set, [n].
@@ -77,7 +79,7 @@ class Pachinko:
         ]
 
     def _superclasses(self, num_classes: int) -> np.ndarray:
-        """Return the superclass of each of the C classes: ``coarse``, or CIFAR-100's if it is None.  # [C] int64"""
+        """Return the superclass of each of the C classes: the option coarse, or CIFAR-100's if None.  # [C] int64"""
         coarse = CIFAR100 if self.coarse is None else self.coarse
         if self.coarse is None:
             require(
@@ -100,7 +102,9 @@ class Pachinko:
     ) -> np.ndarray:
         """Draw the classes of a client's samples.
 
-        Samples are drawn in batches.  A batch ends when a class has no samples left, which changes the probabilities.
+        The client draws its probabilities: Dir(alpha) of the superclasses, and Dir(beta) of the classes in each, among
+        those with samples left.  Samples are drawn in batches.  A batch ends when a class has no samples left, which
+        changes the probabilities.
 
         Args:
             count: Number of samples of the client.
@@ -112,12 +116,12 @@ class Pachinko:
             The class of each sample, [count].  No class occurs more often than ``remaining`` allows.
         """
         remaining = remaining.copy()
-        available = np.unique(superclass[remaining > 0])
+        available = np.unique(superclass[remaining > 0])  # superclasses with samples left
         p_superclass = np.zeros(superclass.max() + 1)  # [superclasses], probabilities
         p_superclass[available] = rng.dirichlet(np.full(len(available), self.alpha))
         p_class = np.zeros(len(superclass))  # [C], within the superclass
-        for g in available:  # superclasses
-            members = (superclass == g) & (remaining > 0)
+        for g in available:
+            members = (superclass == g) & (remaining > 0)  # [C] bool
             p_class[members] = rng.dirichlet(np.full(members.sum(), self.beta))
         classes_of_batches: list[np.ndarray] = []
         while count:

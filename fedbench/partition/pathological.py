@@ -37,7 +37,7 @@ class Pathological:
     ) -> list[Ragged]:
         """Assign each client a few classes, and divide each class by random shares among its clients.
 
-        The shares are the same in every pool (set of samples).
+        The shares are the same in every pool (set of samples).  A class that no client has is not assigned.
 
         Args:
             labels: Label of each sample of the data set, [n].
@@ -68,13 +68,16 @@ class Pathological:
     def _draw_classes(self, num_classes: int, num_clients: int, rng: np.random.RandomState) -> np.ndarray:
         """Cut concatenated random permutations of the C classes into the classes of each client.
 
+        A client whose classes cross the end of a permutation may get a class twice.  With the option distinct, the next
+        permutation is reordered so that it gets other classes.
+
         Args:
             num_classes: C.
             num_clients: N.
             rng: The generator of the permutations.
 
         Returns:
-            The classes of each client, [N, classes_per_client].  A class may be repeated unless ``distinct``.
+            The classes of each client, [N, classes_per_client].
         """
         per_client = self.classes_per_client
         classes: list[int] = []

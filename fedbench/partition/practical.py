@@ -53,10 +53,16 @@ class Practical:
         return assign_by_shares(labels, pools, np.array(rows), rng)
 
     def _client_shares(self, num_clients: int) -> np.ndarray:
-        """Return the shares of a class before they are permuted over the clients: ``shares``, or those of the papers.
+        """Return the shares of a class before they are permuted over the clients: the option shares, or by the papers.
+
+        Args:
+            num_clients: N.
 
         Returns:
-            N fractions of the samples of a class.
+            N fractions of the samples of a class.  Those of the papers: 0.8, 0.1, and 0.1 divided by all others.
+
+        Raises:
+            ConfigError: N is too small for the papers' shares, or the option does not fit.
         """
         if self.shares is None:
             require(
@@ -71,7 +77,7 @@ class Practical:
             f"partition.shares has {len(shares)} values for partition.num_clients={num_clients:,}: give one per client",
         )
         require(
-            bool((shares > 0).all()) and shares.sum() <= 1 + 1e-9,
+            bool((shares > 0).all()) and shares.sum() <= 1 + 1e-9,  # 1e-9: rounding of the sum
             f"partition.shares must be positive and sum to at most 1, but is {list(self.shares)}: correct it",
         )
         return shares

@@ -25,11 +25,12 @@ Predictor = Callable[[dict[str, Tensor]], Tensor]
 def ddim(
     predict: Predictor, schedule: Schedule, start: Tensor, label: Tensor, steps: int = 50, clip: bool = True
 ) -> Tensor:
-    """Sample images by DDIM.
+    """Sample images by DDIM (Song et al., ICLR 2021), without noise but the initial one.
 
     Args:
-        predict: The function that predicts velocities.
-        schedule: The noise schedule.
+        predict: The function that predicts the velocity sqrt(alpha_bar) noise - sqrt(1 - alpha_bar) image, from which
+            image and noise follow.
+        schedule: The noise schedule: alpha_bar [T] is the fraction of the image's variance after each step.
         start: The initial noise [B, C, H, W].
         label: The one-hot classes [B, classes].
         steps: The number of steps, spread evenly over the schedule.
@@ -38,15 +39,16 @@ def ddim(
     Returns:
         Images [B, C, H, W].
     """
-    times = torch.linspace(len(schedule.alpha_bar) - 1, 0, steps).round().long()
+    times = torch.linspace(len(schedule.alpha_bar) - 1, 0, steps).round().long()  # from the noisiest step T - 1 to 0
     x = start  # the noisy images, from pure noise to images without noise
     for i, t in enumerate(times):
         alpha_bar = schedule.alpha_bar[t]
         velocity = predict({"image": x, "step": t.expand(len(x)), "label": label})
-        image = alpha_bar.sqrt() * x - (1 - alpha_bar).sqrt() * velocity  # x_0 of the definition of the velocity
+        image = alpha_bar.sqrt() * x - (1 - alpha_bar).sqrt() * velocity
         if clip:
             image = image.clamp(-1, 1)
         noise = (x - alpha_bar.sqrt() * image) / (1 - alpha_bar).sqrt()
+        # 1 after the last step: no noise is left
         next_alpha_bar = schedule.alpha_bar[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
         x = next_alpha_bar.sqrt() * image + (1 - next_alpha_bar).sqrt() * noise  # equation 12 with sigma = 0
     return x

@@ -22,13 +22,13 @@ def bounds(
 
     All sets have the same number n of images, because distances depend on n: half the number of real images, or the
     number of synthesized ones if that is smaller.
-    Distances are averaged over random halves, because a few unusual images can dominate one half of a small client.
+    Distances are averaged over SPLITS random halves, because a few unusual images can dominate one half.
 
     Args:
         real: The real images, uint8 [n_real, C, H, W].
         synthetic: The synthesized images, uint8 [n_synthetic, C, H, W].
-        features: The function that computes features.
-        distance: The Frechet distance of two sets of features.
+        features: The function that computes features [n, d] of uint8 images [n, C, H, W].
+        distance: The function that computes the Frechet distance of two sets of features.
         rng: The random generator.
 
     Returns:
@@ -74,7 +74,7 @@ def nearest_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     The distance is the root of the mean squared difference of the pixels.
 
     Args:
-        a: uint8 [n, C, H, W], computed in batches to save memory.
+        a: uint8 [n, C, H, W], compared in batches to save memory.
         b: uint8 [m, C, H, W].
 
     Returns:

@@ -102,6 +102,7 @@ def weighted_binary_f1(tp: np.ndarray, predicted: np.ndarray, actual: np.ndarray
     Returns:
         Weighted F1, [N].  An undefined F1 of "yes" or "no" counts as 0.  NaN: the client has no decisions.
     """
+    # Of "no", the true positives are total - predicted - actual + tp.
     f1_yes = ratio(2 * tp, predicted + actual)
     f1_no = ratio(2 * (total - predicted - actual + tp), 2 * total - predicted - actual)
     return ratio(actual * np.nan_to_num(f1_yes) + (total - actual) * np.nan_to_num(f1_no), total)
@@ -127,7 +128,7 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
     client_bits = client.astype(np.uint64) << np.uint64(33)
     for c in range(scores.shape[1]):
         # One sort of 64-bit keys is faster than an argsort by two columns.  From the highest bit, a key has 31 bits of
-        # the client, 32 of the score and 1 of the label.
+        # the client, 32 of the score (an unsigned integer in the order of float32) and 1 of the label.
         score_bits = _sortable_bits(scores[:, c]).astype(np.uint64) << np.uint64(1)
         keys = np.sort(client_bits | score_bits | positive[:, c].astype(np.uint64))  # [n], still in client order
         label = (keys & np.uint64(1)).astype(np.float64)  # [n]
@@ -135,10 +136,10 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
         first = np.flatnonzero(np.append(True, tie[1:] != tie[:-1])[: len(tie)])  # [ties], where each group begins
         length = np.diff(np.append(first, len(tie)))  # [ties]
         rank = np.repeat(first + (length - 1) / 2, length) - start  # [n], mean of the tied ranks, from 0 per client
-        ones = np.bincount(client, label, num_clients)  # [N]
-        zeros = np.diff(offsets) - ones
+        positives = np.bincount(client, label, num_clients)  # [N]
+        negatives = np.diff(offsets) - positives
         rank_sum = np.bincount(client, label * rank, num_clients)  # [N], of the positives
-        area[:, c] = ratio(rank_sum - ones * (ones - 1) / 2, ones * zeros)  # U / (number of pairs)
+        area[:, c] = ratio(rank_sum - positives * (positives - 1) / 2, positives * negatives)  # U / (number of pairs)
     return area
 
 

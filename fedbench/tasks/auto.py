@@ -7,7 +7,7 @@ from fedbench.tasks.base import Task, task_for
 
 
 class Auto:
-    """Choose the task by the targets of the data set.
+    """Choose the task by the targets of the data set.  It gets the given task.* options, a dict from name to value.
 
     Args:
         **options: Options of the chosen task, for example ``primary``.
@@ -17,7 +17,7 @@ class Auto:
         self.options = options
 
     def for_targets(self, kind: str) -> Task:
-        """Return the task of a kind of targets.
+        """Return the task of a kind of targets, created with the given options.
 
         Args:
             kind: The kind of targets, such as "classification" (``Arrays.task``).

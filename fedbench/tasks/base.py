@@ -1,9 +1,9 @@
-"""The base class of tasks: a loss and metrics for one kind of targets.
+"""The base class of tasks, a loss and metrics.  Letters: k clients with B samples each; n samples of all N clients.
 
 A task is one file here and one in conf/task.  It is built once for each run, and `setup` reads the training data.
 Tasks differ only in methods and attributes of `Task`; other packages never ask for a task by name.
 
-Letters: n samples, N clients, k clients of a batch, B samples of a batch, C classes, R outputs of the model.
+Further letters: C classes, R outputs of the model for a sample.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OLD_NAMES = {
 
 
 class Task:
-    """Base class of tasks.
+    """Base class of tasks, each for one kind of targets.  Letters: C classes, R outputs of the model for a sample.
 
     Targets and outputs have any leading axes: [B, ...] for one client, [k, B, ...] for k clients.  A task of your own
     must implement `loss`.  Every other method has a default that you may override.
@@ -132,7 +132,7 @@ class Task:
         return np.zeros(len(targets), np.int64)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray | None:
-        """Return random targets for `fedbench check`.
+        """Return random targets for the command ``fedbench check``, which tests classes on random data.
 
         Args:
             rng: Random numbers.
@@ -154,6 +154,7 @@ class Task:
         Returns:
             Counts, [n, C] int64.  None: targets are not classes.
         """
+        # single_label: each target is the index of one class, y [n]
         return F.one_hot(y, num_classes) if self.single_label else None
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor | None:
@@ -164,7 +165,7 @@ class Task:
             num_classes: C.
 
         Returns:
-            Counts, [C] int64.  None: a target of this task is not a single class.
+            Counts, [C] int64.  None: a target of this task is not a single class (``single_label``).
         """
         return torch.bincount(y, minlength=num_classes) if self.single_label else None
 
@@ -199,10 +200,10 @@ class Task:
         """Return the inputs of the model and the targets of its outputs, computed from a batch and random numbers.
 
         Args:
-            x: Normalized inputs, [k, B, ...].
+            x: Normalized inputs, [k, B, ...], or a dict of them by name.
             y: Targets, [k, B, ...].
-            random: In training, random numbers by client and step.  In evaluations, by sample (k = n, B = 1), so that
-                a sample always has the same ones.
+            random: A generator for each of k.  In training, they are keyed by client and step.  In evaluations, by
+                sample (k = n, B = 1), so that a sample always has the same random numbers.
             num_classes: C.
 
         Returns:
@@ -292,7 +293,7 @@ class Task:
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return a hashable value that is equal for equal values.
+    """Return a hashable value that is equal for equal values, to compare the attributes of two tasks.
 
     Tensors and arrays become their shapes and numbers, lists and dicts become tuples, and other objects that cannot be
     hashed become their ``repr``.
@@ -349,7 +350,8 @@ def check_primary(primary: str, task: Task) -> str:
 def task_kinds() -> tuple[str, ...]:
     """Return the kinds of targets that have a task, such as "classification", sorted.
 
-    Each kind is the name of a module of this package, so that ``task=<kind>`` selects its task.
+    Each kind is the name of a module of this package, so that ``task=<kind>`` selects its task.  Modules without a task
+    are those in NOT_TASKS and those with an underscore.
     """
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     return tuple(sorted(name for name in names if name not in NOT_TASKS and not name.startswith("_")))

@@ -1,4 +1,4 @@
-"""Classification: one class for each sample, with cross-entropy, optionally weighted by class or smoothed."""
+"""Classification by cross-entropy.  Letters: k clients with B samples each, C classes; n samples of all N clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_prim
 
 
 class Classification(Task):
-    """Cross-entropy of targets [..., B] int64 and logits [..., B, C].
+    """Cross-entropy of targets [..., B] int64 and logits [..., B, C].  class_weights: factors of the loss by class.
 
     Args:
         class_weights: Factor of a sample's loss by its class.  "none": 1.  "balanced": n / (C n_c), where n_c of the n
@@ -59,8 +59,9 @@ class Classification(Task):
         self.has_closed_form_gradient = uses_plain_loss and type(self).loss is Classification.loss
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless `check_labels` accepts the targets and a list of class weights has C entries."""
+        """Raise ConfigError unless targets are int64 labels [n] from 0 to C - 1 and a list of class weights has C."""
         check_labels(targets, num_classes, self.kind)
+        # class_weights is "none", "balanced" or a list
         count = num_classes if isinstance(self.class_weights, str) else len(self.class_weights)
         require(
             count == num_classes,
@@ -96,7 +97,7 @@ class Classification(Task):
         masked = mask_logits(logits, class_mask)
         z = masked.reshape(-1, logits.shape[-1])  # [n, C]
         labels = y.reshape(-1)  # [n]
-        if _is_faster_transposed(z):
+        if _is_faster_transposed(z):  # the same loss, computed on z.t() [C, n]
             loss = _TransposedCrossEntropy.apply(z, labels).view(y.shape)
         else:
             loss = F.cross_entropy(z, labels, reduction="none").view(y.shape)  # [..., B]
@@ -109,8 +110,8 @@ class Classification(Task):
     ) -> tuple[Tensor, Tensor]:
         """Return the losses [k, B], and the gradient of sum(weight * loss) with respect to the logits [k, B, C].
 
-        Without class weights, label smoothing and a subclass's loss, the gradient is weight * (softmax - one-hot).
-        Otherwise autograd computes it.
+        Without class weights, label smoothing and a subclass's loss (has_closed_form_gradient), the gradient is weight
+        * (softmax - one-hot).  Otherwise autograd computes it.
 
         Args:
             logits: Outputs of the model, [k, B, C].
@@ -123,12 +124,12 @@ class Classification(Task):
         z = mask_logits(logits, class_mask).reshape(-1, logits.shape[-1])  # [n, C], n = k B
         label, factor = y.reshape(-1, 1), weight.reshape(-1, 1)  # [n, 1]
         transposed = _is_faster_transposed(z)
-        if transposed:
+        if transposed:  # the same computation with classes as rows
             z, label, factor = z.t().contiguous(), label.t(), factor.t()  # [C, n], [1, n], [1, n]
         class_axis = 0 if transposed else 1
         log_p = z.log_softmax(class_axis)
         loss = -log_p.gather(class_axis, label)
-        grad = log_p.exp_().mul_(factor).scatter_add_(class_axis, label, -factor)
+        grad = log_p.exp_().mul_(factor).scatter_add_(class_axis, label, -factor)  # in place, to save memory
         return loss.view(y.shape), (grad.t() if transposed else grad).view(logits.shape)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:

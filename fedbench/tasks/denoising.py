@@ -26,7 +26,7 @@ from fedbench.tasks.classification import check_labels
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise schedule.
+    """Noise schedule: alpha_bar [T], the fraction of an image's variance that remains after each of T steps.
 
     Attributes:
         alpha_bar: Fraction of the image's variance that remains after step t, decreasing in (0, 1), [T].
@@ -36,7 +36,7 @@ class Schedule:
 
     @classmethod
     def cosine(cls, steps: int = 1000, offset: float = 0.008) -> Schedule:
-        """Return the cosine schedule of Nichol and Dhariwal, equation 17.
+        """Return the cosine schedule of Nichol and Dhariwal, ICML 2021, equation 17.
 
         Its betas, beta_t = 1 - alpha_bar_t / alpha_bar_(t - 1), are limited to 0.999 as in the paper.
 
@@ -44,13 +44,13 @@ class Schedule:
             steps: T.
             offset: s in the paper, which prevents very small betas in the first steps.
         """
-        at = torch.arange(steps + 1, dtype=torch.float64) / steps
-        curve = torch.cos((at + offset) / (1 + offset) * math.pi / 2) ** 2  # [T + 1]
-        beta = (1 - curve[1:] / curve[:-1]).clamp(max=0.999)
-        return cls((1 - beta).cumprod(0).float())
+        time = torch.arange(steps + 1, dtype=torch.float64) / steps  # [T + 1], t / T from 0 to 1
+        curve = torch.cos((time + offset) / (1 + offset) * math.pi / 2) ** 2  # [T + 1], alpha_bar up to a factor
+        beta = (1 - curve[1:] / curve[:-1]).clamp(max=0.999)  # [T]
+        return cls(alpha_bar=(1 - beta).cumprod(0).float())
 
     def add_noise(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Return noisy images, x_t of q(x_t | x_0 = x) in Ho et al., equation 4.
+        """Return noisy images, x_t of q(x_t | x_0 = x) in Ho et al., NeurIPS 2020, equation 4.
 
         Args:
             x: Images, [..., C, H, W].
@@ -64,7 +64,7 @@ class Schedule:
         return alpha_bar.sqrt() * x + (1 - alpha_bar).sqrt() * noise
 
     def velocity(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Return the target of the model, the velocity of Salimans and Ho.
+        """Return the target of the model, the velocity of Salimans and Ho, ICLR 2022.
 
         The velocity determines image and noise at every t.  Predicted noise would not determine the image where
         alpha_bar is close to 0.
@@ -141,6 +141,9 @@ class Denoising(Task):
     def setup(self, federation: TrainingData) -> None:
         """Determine the normalized values of black and white pixels, from which images are scaled to [-1, 1].
 
+        Training data may be standardized (dataset.normalize), so that these values differ by channel.  They are set as
+        ``black`` and ``white``, [C, 1, 1].
+
         Raises:
             ConfigError: The inputs are not images.
         """
@@ -155,7 +158,7 @@ class Denoising(Task):
             "data set of images, such as dataset=mnist",
         )
         self.channels = int(inputs.shape[1])
-        levels = torch.tensor([0, 255], dtype=torch.uint8, device=device)
+        levels = torch.tensor([0, 255], dtype=torch.uint8, device=device)  # of stored images
         self.black, self.white = federation.normalized(levels.view(2, 1, 1, 1).repeat(1, self.channels, 1, 1))
         self.alpha_bar = self.alpha_bar.to(device)
 
@@ -171,19 +174,20 @@ class Denoising(Task):
     def stochastic_inputs(
         self, x: Tensor, y: Tensor, random: RowRandom, num_classes: int
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Add random noise to images at random steps.
+        """Add random noise to images at random steps t of the diffusion.
 
         Args:
-            x: Normalized images, [k, B, C, H, W].
+            x: Normalized images of k clients, [k, B, C, H, W].
             y: Their classes, [k, B].
-            random: In training, random numbers by client and step.  In evaluations, by sample (k = n, B = 1).
+            random: A generator for each of k.  In training, they are keyed by client and step.  In evaluations, by
+                sample (k = n, B = 1).
             num_classes: The number of classes.
 
         Returns:
             The inputs of the model by name: image (the noisy one) [k, B, C, H, W], step [k, B] and label (one-hot)
             [k, B, classes].  And the velocities that it must predict, [k, B, C, H, W].
         """
-        image = (x - self.black) / (self.white - self.black) * 2 - 1
+        image = (x - self.black) / (self.white - self.black) * 2 - 1  # black and white pixels become -1 and 1
         t = (random.uniform(x.shape[1]) * len(self.alpha_bar)).long()  # [k, B]
         noise = random.normal(*x.shape[1:])  # [k, B, C, H, W]
         label = F.one_hot(y, num_classes).float()

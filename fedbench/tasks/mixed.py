@@ -1,4 +1,4 @@
-"""Clients that answer questions together with clients that assign labels, each from its own list."""
+"""Clients that answer questions and clients that assign labels, from lists of at most C.  k clients, B samples each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ class Mixed(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are int64 [n, 1 + L] as the class describes."""
+        """Raise ConfigError unless targets are int64 [n, 1 + L].
+
+        Column 0 is the kind of sample: LABELS (0), OPEN (1) or CLOSED (2) question.  The other columns are indices in
+        the client's list: up to L true labels, or one answer; -1 fills the remaining columns.
+        """
         require_two_classes(num_classes, self.kind)
         fits = targets.ndim == 2 and targets.shape[1] >= 2 and targets.dtype == np.int64
         require(
@@ -101,7 +105,7 @@ class Mixed(Task):
         - answer: the index of the largest logit.
         - p: the number of predicted labels or answers (positives).
         - tp: the number of those that are correct (true positives).
-        - list_length: the length of the client's list.
+        - list_length: the length of the client's list; C without class_mask.
         - logits: the logits, which the ROC AUC needs.
 
         Args:
@@ -129,8 +133,11 @@ class Mixed(Task):
 
         - loss: mean over the client's samples.
         - micro_f1: F1 of the binary decisions about each entry of the list, for questions and labels.
-        - accuracy, accuracy_open, accuracy_closed, ceiling, f1_flat: of questions, as in task=vqa.
-        - f1 (macro), sample_f1, auc (macro): of samples with labels, as in task=multilabel.
+        - accuracy, accuracy_open, accuracy_closed: fraction of correctly answered questions.
+        - ceiling: fraction of questions whose answer is in the client's list.
+        - f1_flat: the mean F1 of the decisions "yes" and "no" about each answer of a question, weighted by how often
+          each is true.
+        - f1 (macro), sample_f1, auc (macro): of samples with labels, as `MultiLabel.scores` describes.
 
         Args:
             statistics: What `sample_statistics` returns, for all n samples in client order, by name.
@@ -160,7 +167,11 @@ class Mixed(Task):
 
 
 def _true_classes(y: Tensor, num_classes: int) -> Tensor:
-    """Return which entries of its client's list are true for each sample, from targets y [..., B, 1 + L].
+    """Return which entries of its client's list are true for each sample.
+
+    Args:
+        y: Targets, [..., B, 1 + L]: the kind of sample, then indices of true entries, filled with -1.
+        num_classes: C, the length of the longest list.
 
     Returns:
         Truth values, [..., B, C] bool.

@@ -1,4 +1,4 @@
-"""Multi-label classification: several binary labels for each sample, with binary cross-entropy."""
+"""Multi-label classification.  Letters: k clients with B samples each, C labels; n samples of all N clients."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ class MultiLabel(Task):
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         """Return the binary cross-entropy of each sample: the mean or sum over its client's classes.  # [..., B]
 
+        It is the sum with the option loss=bce_sum (``loss_name``).
+
         Args:
             logits: Outputs of the model, [..., B, C].
             y: Targets, [..., B, C].
@@ -100,8 +102,8 @@ class MultiLabel(Task):
         - accuracy: fraction of correct decisions over all pairs of a sample and a label.
         - f1: macro average over the labels that are true or predicted for some sample.
         - auc: macro average over the labels that some but not all samples have.
-        - micro_f1: over all labels together.
-        - sample_f1: mean F1 of the samples with a true or predicted label.
+        - micro_f1 (if the option is set): over all labels together.
+        - sample_f1 (if the option is set): mean F1 of the samples with a true or predicted label.
 
         Args:
             statistics: What `sample_statistics` returns, for all n samples in client order, by name.

@@ -1,4 +1,4 @@
-"""Next-token prediction: the token that follows each position of a text, with cross-entropy, as in language models."""
+"""Next-token prediction, as in language models: k clients with B texts of T tokens each, and C different tokens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class NextToken(Task):
         return *y.shape, outputs
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Return the loss of each sample.  # [..., B]
+        """Return the loss of each sample: the sum over its tokens, divided by the mean number of tokens.  # [..., B]
+
+        This mean is ``tokens_per_sample``, of the training samples of all clients, so that all tokens weigh the same.
 
         Args:
             logits: Outputs of the model, [..., B, T, C].
@@ -87,7 +89,7 @@ class NextToken(Task):
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """Return sums over the target tokens of each sample, [k, B] each.
 
-        - loss: as `loss`.
+        - loss: token_loss, divided by the mean number of target tokens of a training sample.
         - token_loss: cross-entropies.
         - correct: correctly predicted tokens.
         - tokens: all target tokens.
@@ -102,7 +104,7 @@ class NextToken(Task):
         return {
             "loss": token_loss / self.tokens_per_sample,
             "token_loss": token_loss,
-            "correct": (predicted == y).sum(-1),
+            "correct": (predicted == y).sum(-1),  # y is -1 for positions without a target, which no prediction equals
             "tokens": (y != IGNORED).sum(-1),
         }
 

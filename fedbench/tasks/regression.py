@@ -1,4 +1,4 @@
-"""Regression: one or several real targets, with squared, absolute or Huber loss."""
+"""Regression of R real targets, with squared, absolute or Huber loss.  Letters: k clients with B samples each."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class Regression(Task):
             class_mask: Not used.
 
         Returns:
-            Losses, [..., B], the mean over the R targets.
+            Losses, [..., B], the mean over the R targets of the squared error (loss_name "mse"), the absolute error
+            ("mae") or the Huber loss with threshold 1 ("huber").
         """
         error = logits - (y.view(logits.shape) - self.mean) / self.std  # [..., B, R]
         if self.loss_name == "mse":
@@ -103,7 +104,13 @@ class Regression(Task):
         return torch.where(distance <= 1, 0.5 * error.square(), distance - 0.5).mean(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Return "loss" [k, B], and in the original units "error" (prediction - target) and target "y" [k, B, R]."""
+        """Return "loss" [k, B], and in the original units "error" (prediction - target) and target "y" [k, B, R].
+
+        Args:
+            logits: Outputs of the model, [k, B, R]: standardized if the option standardize is True.
+            y: Targets in the original units, [k, B, R], or [k, B] if R = 1.
+            class_mask: Not used.
+        """
         targets = y.view(logits.shape)
         return {
             "loss": self.loss(logits, y, class_mask),

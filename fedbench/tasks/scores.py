@@ -39,7 +39,7 @@ COUNT_SUFFIX = "_clients"  # the number of clients in a mean that leaves some ou
 
 
 def register_directions(directions: Mapping[str, Direction]) -> None:
-    """Register the directions of metrics, of a task or of stored runs.
+    """Register the directions of metrics, of a task or of stored runs, in the global dict DIRECTIONS.
 
     Args:
         directions: From the name of a metric to its direction.
@@ -87,7 +87,7 @@ def is_better(column: str, value: float, reference: float) -> bool:
     """Return whether a value of a metric is better than a reference value.
 
     Args:
-        column: The metric, or a column of metrics.csv.
+        column: The metric, or a column of metrics.csv, such as personal/accuracy_worst.
         value: The value.
         reference: The value to compare with.  Every number is better than NaN, and NaN is never better.
     """
@@ -100,7 +100,8 @@ def defined_counts(values: Mapping[str, float]) -> dict[str, int]:
     """Return the number of clients in each mean that leaves clients out because their metric is NaN.
 
     Args:
-        values: A result of `summarize_clients`, which may have further columns.
+        values: A result of `summarize_clients`: value by column, where m_clients is this number for the metric m.  It
+            may have further columns.
 
     Returns:
         Numbers of clients by metric, for the metrics that some but not all clients have.
@@ -121,7 +122,7 @@ def summarize_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> di
 
         - m: the unweighted mean.
         - m_weighted: the mean weighted by num_test.
-        - m_std: the population standard deviation (ddof=0), as in the papers.
+        - m_std: the population standard deviation (ddof=0), which papers of the field report.
         - m_worst: the mean of the worst tenth of the clients (their number is rounded down, but at least one).
         - m_clients: the number of clients for which m is defined, only if these are some but not all.
 

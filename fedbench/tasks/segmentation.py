@@ -1,4 +1,4 @@
-"""Semantic segmentation: one class for each pixel, with cross-entropy, Dice loss or their sum."""
+"""Semantic segmentation.  Letters: k clients with B images [H, W] each, C classes; n images of all N clients."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Segmentation(Task):
         self.has_ignored_pixels = True  # `setup` sets it to False if there are none, which makes the loss faster
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are masks [n, H, W], uint8 or int64, of 0 to C - 1 and VOID_LABELS."""
+        """Raise ConfigError unless targets are masks [n, H, W], uint8 or int64, of 0 to C - 1 and VOID_LABELS.
+
+        These, -1 and 255, stand for pixels without a class.
+        """
         require_two_classes(num_classes, self.kind)
         require(
             targets.dtype in (np.uint8, np.int64),
@@ -127,6 +130,8 @@ class Segmentation(Task):
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         """Return the loss of each sample over its pixels that are not ignored.  # [..., B]
 
+        The option loss (``loss_name``) selects the cross-entropy "ce", the Dice loss "dice" or their sum "dice_ce".
+
         Args:
             logits: Outputs of the model, [..., B, C, H, W].
             y: Targets, [..., B, H, W].
@@ -137,7 +142,7 @@ class Segmentation(Task):
         valid = None
         if self.has_ignored_pixels:
             valid = self._is_valid(target, z.shape[1])
-            target = target.where(valid, 0)
+            target = target.where(valid, 0)  # any class: these pixels do not count
         total = z.new_zeros(len(z))
         if self.loss_name != "dice":
             total = total + _cross_entropy(z, target, valid)

@@ -1,4 +1,4 @@
-"""Visual question answering.  Each client has its own list of answers."""
+"""Visual question answering: each client has its own list of at most C answers.  k clients with B questions each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ class VQA(Task):
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are int64 [n, 2]: an answer from -1 to C - 1, and 1 if closed, else 0."""
+        """Raise ConfigError unless targets are int64 [n, 2]: an answer from -1 to C - 1, and 1 if closed, else 0.
+
+        The answer is its index in the client's list, -1 if it is not there.  Closed questions have a fixed choice of
+        answers, such as yes and no.
+        """
         require(
             num_classes >= 2,
             f"the data set has num_classes={num_classes}, but vqa needs at least 2 answers: lower dataset.min_count, "
@@ -90,8 +94,9 @@ class VQA(Task):
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         """Return the loss of each question over the answers of its client's list.  # [..., B]
 
-        If the correct answer is not in the list, bce_sum takes all answers of the list as wrong, and cross_entropy
-        takes them as equally likely.
+        The option loss (``loss_name``) is "bce_sum", the sum of binary cross-entropies, or "cross_entropy".  If the
+        correct answer is not in the list, bce_sum takes all answers of the list as wrong, and cross_entropy takes them
+        as equally likely.
 
         Args:
             logits: Outputs of the model, [..., B, C].
@@ -119,8 +124,8 @@ class VQA(Task):
         - correct: whether the answer with the largest logit is correct.
         - in_list: whether the correct answer is in the client's list.
         - closed: whether the question is closed.
-        - p (with f1): the number of predicted answers (logit > 0).
-        - tp (with f1): whether the correct answer is among them.
+        - p (with the option f1): the number of predicted answers (logit > 0).
+        - tp (with the option f1): whether the correct answer is among them.
 
         Args:
             logits: Outputs of the model, [k, B, C].
@@ -147,9 +152,9 @@ class VQA(Task):
 
         - accuracy, accuracy_open, accuracy_closed: fraction of correctly answered questions.
         - ceiling: fraction of questions whose answer is in the client's list.
-        - micro_f1: F1 of the binary decisions about each answer of the list.
-        - f1_flat: the mean of the F1 of the decisions "yes" (which is micro_f1) and "no", weighted by how often each is
-          true.  FedPIA's Table 4 may report this one.
+        - micro_f1 (with the option f1): F1 of the binary decisions about each answer of the list.
+        - f1_flat (with the option f1): the mean of the F1 of the decisions "yes" (which is micro_f1) and "no", weighted
+          by how often each is true.
 
         Args:
             statistics: What `sample_statistics` returns, for all n samples in client order, by name.
@@ -171,7 +176,8 @@ class VQA(Task):
         if self.f1:
             # over the answers of the list: true positives, predicted positives and true answers of a client  [N] each
             tp, p, true = sum_by_client(np.stack([values["tp"], values["p"], in_list], 1), offsets).T
-            answers = self.num_answers if class_mask is None else class_mask.sum(1)  # length of each client's list
+            # length of each client's list: C (num_answers) without class_mask
+            answers = self.num_answers if class_mask is None else class_mask.sum(1)
             scores["micro_f1"] = ratio(2 * tp, p + true)
             scores["f1_flat"] = weighted_binary_f1(tp, p, true, total=answers * np.diff(offsets))
         return scores

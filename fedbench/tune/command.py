@@ -96,7 +96,7 @@ class Search:
 
 @dataclass
 class Plan:
-    """What a command does.
+    """What a command does: its searches, the seeds, and the launchers of its runs.
 
     Attributes:
         args: The parsed command line.
@@ -116,7 +116,7 @@ class Plan:
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the command line: overrides of a sweep, and the flags of ``fedbench tune``."""
     p = arguments(
         "tune", "Choose options of methods by their validation scores, with equal numbers of trials.", EXAMPLES
     )
@@ -158,6 +158,9 @@ def main(argv: list[str]) -> int:
     """Run the command line and return the exit status: 0, or 1 if all trials of a method failed.
 
     Progress goes to standard error, and the table to standard output.
+
+    Args:
+        argv: The words after ``python -m fedbench tune``.
     """
     args = parser().parse_intermixed_args(argv)
     check_arguments(args)
@@ -165,8 +168,8 @@ def main(argv: list[str]) -> int:
         plan = make_plan(args, f"python -m fedbench tune {shlex.join(argv)}")
         for search in plan.searches:
             run_search(search, plan)
-        best = [best_trial(search, plan) for search in plan.searches]
-        tested = run_chosen(plan, best)
+        best = [best_trial(search, plan) for search in plan.searches]  # None if all trials of a search failed
+        tested = run_chosen(plan, best)  # folders of the runs of the best trials with the test seeds
     failed = [search.name for search, trial in zip(plan.searches, best) if trial is None]
     show_results(plan, tested, status=int(bool(failed)))
     folder = plan.launcher.folder
@@ -178,7 +181,7 @@ def main(argv: list[str]) -> int:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Raise ConfigError if the value of a flag is invalid."""
+    """Raise ConfigError if the value of a flag of ``fedbench tune`` is invalid, or torchrun started the command."""
     require(
         not (args.json and args.format), f"--json and --format {args.format} are two formats: leave out one of them"
     )
@@ -206,16 +209,15 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     Raises:
         ConfigError: The command has a mistake.
     """
-    composer = Composer(args.config_dir)
+    composer = Composer(args.config_dir)  # composes configurations of the YAML files and overrides
     overrides = composer.expand(args.overrides)  # with all names that a glob(pattern) matches
     composer.refuse_repeated(overrides)
-    parsed = composer.parse(overrides)
-    seeds = seeds_of(
-        next((str(o.input_line).partition("=")[2] for o in parsed if o.key_or_group == "seed"), "0,1,2"), "seed"
-    )
+    parsed = composer.parse(overrides)  # an Override has key_or_group, and its text input_line
+    seed_texts = [str(o.input_line).partition("=")[2] for o in parsed if o.key_or_group == "seed"]  # one or none
+    seeds = seeds_of(seed_texts[0] if seed_texts else "0,1,2", "seed")
     test_seeds = test_seeds_of(args.test_seeds, seeds)
     parsed = [o for o in parsed if o.key_or_group != "seed"]
-    swept = [o for o in parsed if o.is_sweep_override()]
+    swept = [o for o in parsed if o.is_sweep_override()]  # several values, or an interval
     # several options of a group, such as methods or data sets: a search each; other swept keys: what it searches over
     groups = [str(o.input_line) for o in swept if o.key_or_group in GROUPS]
     searched = [o for o in swept if o.key_or_group not in GROUPS]
@@ -223,10 +225,11 @@ def make_plan(args: argparse.Namespace, command: str) -> Plan:
     keys = [*(o.key_or_group for o in swept), "seed"]  # the names of run folders begin with their values
     launcher = RunLauncher(composer, fixed, searched=keys, command=command)
     chosen_launcher = RunLauncher(composer, fixed, searched=keys, command=command, subfolder=CHOSEN)
+    # only the launchers use Hydra's own keys, such as hydra/launcher=joblib
     fixed = [text for text in fixed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
     searches = [
-        make_search(args, composer, launcher, [*fixed, *chosen], searched, seed=seeds[0])
-        for chosen in composer.run_overrides(groups)
+        make_search(args, composer, launcher, [*fixed, *setting], searched, seed=seeds[0])
+        for setting in composer.run_overrides(groups)  # each combination, such as [algorithm=fedavg, dataset=digits]
     ]
     for override in searched:
         require(
@@ -252,8 +255,9 @@ def make_search(
         composer: Composes the configurations.
         launcher: Checks the configuration.
         overrides: The overrides of all its runs, without the searched values and the seed.
-        searched: The overrides of the command with several values or an interval.
-        seed: A seed of the trials.
+        searched: The overrides of the command with several values or an interval.  They replace what the YAML files
+            declare for the search.
+        seed: A seed of the trials, for the check.
 
     Raises:
         ConfigError: The configuration is invalid or has no validation samples.
@@ -265,13 +269,13 @@ def make_search(
         bool(composed.dataset.get("val_fraction")) or composed.folds is not None,
         "tune compares validation scores, and dataset.val_fraction is 0, so there are none: set it, for example to 0.2",
     )
-    given = {text.lstrip("+").partition("=")[0] for text in overrides}
-    space = search_space(composed, searched, composer, given)
+    fixed_keys = {text.lstrip("+").partition("=")[0] for text in overrides}
+    space = search_space(composed, searched, composer, fixed=fixed_keys)  # from config key to the values to try
     stops = rungs(composed.rounds, args.trials, args.halving, composed.eval.every)  # rounds at which bad trials end
     names = ("algorithm", "dataset", "partition", "model")
     chosen = {group: str(composed.hydra.runtime.choices[group]) for group in names}
     proposals = proposer(args.search, space, default_point(space, composed), args.trials)
-    return Search(overrides, chosen, proposals, stops, list(space))
+    return Search(overrides, chosen=chosen, proposer=proposals, rungs=stops, keys=list(space))
 
 
 def seeds_of(text: str, name: str) -> list[int]:
@@ -291,7 +295,7 @@ def seeds_of(text: str, name: str) -> list[int]:
 
 
 def test_seeds_of(text: str | None, seeds: Sequence[int]) -> list[int]:
-    """Return the seeds with which the chosen values are run.
+    """Return the seeds with which the chosen values are run: by default TEST_SEEDS ones after those of the trials.
 
     Args:
         text: The value of --test-seeds; None for the default.
@@ -317,15 +321,15 @@ def run_search(search: Search, plan: Plan) -> None:
     """Run the trials of a search, and those that successive halving promotes up to the last round.
 
     Args:
-        search: The search, whose trials are added.
-        plan: What the command does.
+        search: The search of one method.  Its trials are added to it.
+        plan: The command's flags (args), seeds and launchers.
     """
-    factor, total = plan.args.halving, plan.args.trials
+    factor, total = plan.args.halving, plan.args.trials  # factor: None without successive halving
     at_once = 1 if plan.args.search == "tpe" else total  # the next trial of tpe depends on the scores before
     # propose(n) returns the values of at most n trials, and none when the search has no more
     while batch := [Trial(values) for values in search.proposer.propose(min(at_once, total - len(search.trials)))]:
         search.trials += batch
-        run_trials(search, batch, search.rungs[0], plan)
+        run_trials(search, batch, search.rungs[0], plan)  # up to the first round after which trials are compared
         # sign_of: -1 if lower scores are better, else 1
         search.proposer.observe([sign_of(plan, search) * trial.score for trial in batch])
     remaining = search.trials
@@ -345,7 +349,7 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
         rounds: The round, one of `search.rungs`, the rounds after which trials are compared.
         plan: The seeds of the trials, and a launcher that starts runs and returns their folders.
     """
-    pause = [f"checkpoint.pause_after={rounds}"] if rounds < search.rungs[-1] else []
+    pause = [f"checkpoint.pause_after={rounds}"] if rounds < search.rungs[-1] else []  # a later call continues the run
     runs = [[*run_overrides(search, trial, seed), *pause] for trial in trials for seed in plan.seeds]
     folders = plan.launcher(runs)  # in the order of runs: all seeds of the first trial, then of the second
     for k, trial in enumerate(trials):
@@ -368,7 +372,10 @@ def run_overrides(search: Search, trial: Trial, seed: int) -> list[str]:
 
 
 def score_of(trial: Trial, plan: Plan) -> float:
-    """Return the mean validation score of a trial over seeds, up to its round; NaN if a run failed."""
+    """Return the mean validation score of a trial over seeds, up to its round; NaN if a run failed.
+
+    With --select last, it is the score after the trial's last round; with best, that of the best round of each run.
+    """
     runs = [Run(folder) for folder in trial.folders]
     if any(read_json(run.path / STATUS_FILE).get("status") not in ("finished", "paused") for run in runs):
         return math.nan
@@ -377,27 +384,28 @@ def score_of(trial: Trial, plan: Plan) -> float:
 
 
 def sign_of(plan: Plan, search: Search) -> int:
-    """Return 1 if a larger score is better, else -1."""
+    """Return 1 if larger values of the metric of --metric (by default the runs' primary one) are better, else -1."""
     run = Run(search.trials[0].folders[0])
     return -1 if scores.lower_is_better(plan.args.metric or run.primary) else 1
 
 
 def best_trial(search: Search, plan: Plan) -> Trial | None:
-    """Return the trial that `fedbench report --choose` chooses; None if all failed."""
+    """Return the trial with the best validation score, as ``fedbench report --choose`` chooses; None if all failed."""
     runs = [Run(folder) for trial in search.trials for folder in trial.folders]
     metric = plan.args.metric or (runs[0].primary if runs else "")
-    # study: the trials of one method in one setting; choice: its best trial
+    # study: the trials of one method in one setting; choice: its best trial.  There are several studies if fine-tuning
+    # was searched, because a method with and without it counts as two.
     choices = [choice for study in studies(runs) if (choice := choose(study, metric, plan.args.select)) is not None]
     if not choices:
         return None
     sign = sign_of(plan, search)
-    chosen = max(choices, key=lambda choice: sign * choice.validation.mean)  # several if fine-tuning was searched
-    folder = next(iter(chosen.trial.runs.values())).path
+    chosen = max(choices, key=lambda choice: sign * choice.validation.mean)
+    folder = next(iter(chosen.trial.runs.values())).path  # of any run of the chosen trial, to find it in this search
     return next(trial for trial in search.trials if folder in trial.folders)
 
 
 def ledger(plan: Plan) -> list[dict[str, Any]]:
-    """Return a dict per trial with the keys of `COLUMNS`."""
+    """Return the trials of all searches as rows of trials.csv: a dict per trial from column (`COLUMNS`) to value."""
     return [
         {
             **search.chosen,  # algorithm, dataset, partition and model
@@ -426,7 +434,7 @@ def run_chosen(plan: Plan, best: list[Trial | None]) -> list[Path]:
     """Run the best trial of each search with the test seeds, and return the folders of these runs.
 
     Args:
-        plan: What the command does.
+        plan: The command's searches, test seeds, and the launcher of these runs.  Without test seeds, none is started.
         best: The best trial of each search; None if all its trials failed.
     """
     chosen = [(search, trial) for search, trial in zip(plan.searches, best) if trial is not None]
@@ -437,23 +445,23 @@ def run_chosen(plan: Plan, best: list[Trial | None]) -> list[Path]:
 
 
 def show_results(plan: Plan, tested: list[Path], status: int) -> None:
-    """Print the table of chosen values with their validation and test scores.
+    """Print the table of chosen values with their validation and test scores, or with --json an object.
 
     Args:
-        plan: What the command did.
+        plan: The command's flags (args), searches with their trials, and launcher.
         tested: The folders of the runs with the test seeds.
         status: The exit status, for JSON.
     """
     folders = [folder for search in plan.searches for trial in search.trials for folder in trial.folders]
-    runs = [Run(folder) for folder in dict.fromkeys([*folders, *tested])]
+    runs = [Run(folder) for folder in dict.fromkeys([*folders, *tested])]  # without repeated folders
     finished = [run for run in runs if run.finished]
-    tables = []
+    tables = []  # one, or none if no run has finished
     if finished:
         tables = [choice_table(runs, plan.args.metric or scores.primary_metric(finished), plan.args.select)]
     if plan.args.json:
         facts = {"folder": plan.launcher.folder, "exit_code": status, "trials": ledger(plan)}
         print_json("tune", {**facts, **as_object(tables)})
         return
-    if plan.args.format not in MACHINE_FORMATS:
+    if plan.args.format not in MACHINE_FORMATS:  # csv and json keep redundant columns
         tables = [for_readers(table, ["method"]) for table in tables]
     print(render(tables, plan.args.format or "text"), end="")

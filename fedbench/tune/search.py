@@ -21,11 +21,11 @@ class Proposer(Protocol):
     """Proposes the trials of one method."""
 
     def propose(self, count: int) -> list[Values]:
-        """Return the next trials, at most ``count``."""
+        """Return the values of the next trials, at most ``count``; fewer or none if the search has no more."""
         ...
 
     def observe(self, scores: Sequence[float]) -> None:
-        """Take the scores of the proposed trials, in the same order; larger is better, NaN for a failed trial."""
+        """Take the scores of the trials of the last `propose`, in its order; larger is better, NaN for a failed one."""
         ...
 
 
@@ -43,7 +43,7 @@ class Grid:
         self.left = combinations if len(combinations) <= trials else random.Random(seed).sample(combinations, trials)
 
     def propose(self, count: int) -> list[Values]:
-        """Return the next combinations, at most ``count``."""
+        """Return the values of the next trials, at most ``count`` combinations; fewer or none if no more are left."""
         proposed, self.left = self.left[:count], self.left[count:]
         return proposed
 
@@ -81,23 +81,28 @@ class Optuna:
                 self.study.enqueue_trial(texts)
 
     def propose(self, count: int) -> list[Values]:
-        """Return the next ``count`` trials.  A method without a search space has only one."""
+        """Return the values of the next ``count`` trials.  A method without options to search has only one trial."""
         if not self.space and self.study.trials:
             return []
         self.asked = [self.study.ask() for _ in range(count if self.space else 1)]
         return [{key: _suggest(trial, item) for key, item in self.space.items()} for trial in self.asked]
 
     def observe(self, scores: Sequence[float]) -> None:
-        """Take the scores of the proposed trials, in the same order; larger is better, NaN for a failed trial."""
+        """Pass scores to Optuna, from which its sampler proposes the next trials.
+
+        Args:
+            scores: The scores of the trials that `propose` returned last (``asked``), in the same order.  Larger is
+                better, NaN for a failed trial.
+        """
         for trial, score in zip(self.asked, scores, strict=True):
             if math.isnan(score):
-                self.study.tell(trial, state=self.failed)
+                self.study.tell(trial, state=self.failed)  # Optuna's constant for a failed trial
             else:
                 self.study.tell(trial, score)
 
 
 def _suggest(trial: Any, item: Dimension) -> str:
-    """Return a value that Optuna's trial suggests for a dimension, in Hydra's grammar."""
+    """Return the value that Optuna suggests in a trial for an option, as text in Hydra's grammar such as "0.1"."""
     if item.values:
         return str(trial.suggest_categorical(item.key, item.values))
     suggest = trial.suggest_int if item.integer else trial.suggest_float
@@ -110,8 +115,8 @@ def proposer(
     """Return the proposer of a search.
 
     Args:
-        search: "tpe", "random" or "grid".
-        space: The search space of the method.
+        search: "tpe" (a sampler of Optuna that learns from scores), "random" or "grid" (all combinations of values).
+        space: The search space of the method: from config key to the values to try.
         default: The default values that lie in the search space, by config key.
         trials: The number of trials.
         seed: The seed of random choices.
@@ -122,7 +127,8 @@ def proposer(
 def rungs(rounds: int, trials: int, factor: int | None, every: int) -> list[int]:
     """Return the rounds after which trials are compared in successive halving, ascending; the last is ``rounds``.
 
-    Each rung has ``factor`` times the rounds of the one before.  There are only as many as the trials suffice for.
+    Each of these rungs has ``factor`` times the rounds of the one before.  There are as many as the trials suffice for,
+    when one of ``factor`` trials goes on at each.
 
     Args:
         rounds: The number of rounds of a complete run.
@@ -136,8 +142,8 @@ def rungs(rounds: int, trials: int, factor: int | None, every: int) -> list[int]
     ascending = [rounds]
     # at most log_factor(trials) rungs before the last; rounded, because log(9, 3) may be 1.9999999999999998
     while factor is not None and len(ascending) <= round(math.log(trials, factor), 9):
-        earlier = math.ceil(rounds / factor ** len(ascending) / every) * every
-        if earlier >= ascending[0]:
+        earlier = math.ceil(rounds / factor ** len(ascending) / every) * every  # rounded up to an evaluation
+        if earlier >= ascending[0]:  # by rounding
             break
         ascending.insert(0, earlier)
     return ascending

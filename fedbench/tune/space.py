@@ -51,13 +51,19 @@ class Dimension:
     integer: bool = False
 
     def contains(self, value: Any) -> bool:
-        """Return whether a value of the configuration is one of the listed values or lies in the interval."""
+        """Return whether a value of the configuration is one of the listed values or lies in the interval.
+
+        The ends of the interval are included.  True, False and texts lie in no interval.
+        """
         if self.values:
             return value_text(value) in self.values
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def rounded(self, value: float) -> float | int:
-        """Return a value of the interval with `DIGITS` significant digits, so that names of folders stay short."""
+        """Return a value of the interval with `DIGITS` significant digits, so that names of folders stay short.
+
+        A value that rounding moves out of the interval is set to its end.  Integers keep all digits.
+        """
         if self.integer:
             return round(value)
         if value == 0:
@@ -69,7 +75,7 @@ class Dimension:
 def search_space(
     composed: DictConfig, given: Sequence[Override], composer: Composer, fixed: Collection[str]
 ) -> dict[str, Dimension]:
-    """Return what a search may try for one method, by config key.
+    """Return what a search may try for one method: a dict from config key to the values.
 
     Args:
         composed: The composed configuration of the method, with Hydra's node.
@@ -81,7 +87,7 @@ def search_space(
     Raises:
         ConfigError: A comment or an override is invalid.
     """
-    choices, space = composed.hydra.runtime.choices, {}
+    choices, space = composed.hydra.runtime.choices, {}  # choices: from config group to the chosen option
     for group in SEARCHED_GROUPS:
         # the values in the comments "# search:" of the option's YAML file
         for key, text in declared(group, str(choices[group]), composer.folders).items():
@@ -93,21 +99,34 @@ def search_space(
 
 
 def _has_key(composed: DictConfig, key: str) -> bool:
-    """Return whether a configuration has a dotted key, possibly with the value null."""
+    """Return whether a configuration has a key such as "algorithm.mu".  A key with the value null counts."""
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
     return OmegaConf.is_dict(node) and name in node
 
 
 def declared(group: str, option: str, folders: Sequence[Path]) -> dict[str, str]:
-    """Return the ``# search:`` comments of an option's files: values in Hydra's grammar by config key."""
+    """Return the values to try that the comments ``# search: key=values; source`` of an option's YAML files declare.
+
+    Args:
+        group: The config group, such as "algorithm".
+        option: The option of the group, such as "fedprox".
+        folders: The folders of configuration files, with those of --config-dir.
+
+    Returns:
+        A dict from config key, such as "algorithm.mu", to values in Hydra's grammar, such as "interval(0.1,1)".
+    """
     files = option_files(group, option, folders)
     found = [match for text in files.values() for match in COMMENT.findall(text)]
     return {f"{group}.{key}": values for key, values, _ in found}
 
 
 def dimension(override: Override) -> Dimension:
-    """Return the dimension that a swept override describes.
+    """Return the dimension, the values of one config key to try, that a swept override describes.
+
+    Args:
+        override: A list of values such as mu=0.1,1, or an interval such as mu=tag(log,interval(0.1,1)), where the tag
+            log asks for a logarithmic scale.  An interval between two integers has integers only.
 
     Raises:
         ConfigError: The override has one value only, or an interval is empty.
@@ -132,7 +151,7 @@ def dimension(override: Override) -> Dimension:
 
 
 def default_point(space: Mapping[str, Dimension], composed: DictConfig) -> dict[str, Any]:
-    """Return the values of the configuration that lie in the search space, by config key."""
+    """Return a dict from config key to value: the values of a configuration that a search of the space may try."""
     values = {key: OmegaConf.select(composed, key) for key in space}
     return {key: value for key, value in values.items() if space[key].contains(value)}
 

@@ -17,6 +17,7 @@ parser.add_argument("--runs", type=int, default=2000, help="attacked runs with t
 
 
 def main() -> None:
+    """Audit a setting of the command line, and print both values of epsilon."""
     args = parser.parse_args()
     found = audit(args.noise_multiplier, args.rounds, args.clients, args.expected, args.delta, args.runs)
     print(

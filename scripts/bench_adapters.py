@@ -4,11 +4,11 @@
     uv run python scripts/bench_adapters.py gpt_tiny   # the same for one model; images are texts of 64 tokens
     uv run python scripts/bench_adapters.py memory     # the most memory of each, in a process of its own
     uv run python scripts/bench_adapters.py chunks     # peak memory of a run against hardware.chunk
-    uv run python scripts/bench_adapters.py programs   # a U-Net and a DenseNet as programs, beside torch.vmap
+    uv run python scripts/bench_adapters.py programs   # traced graphs of a U-Net and a DenseNet, beside torch.vmap
     uv run python scripts/bench_adapters.py rules      # a round of each rule that combines LoRA (adapter.sync)
 
-`shared` is what the engine does: rows of all clients through one program.  `loop` puts one client's row after the other
-through the same model.  `swap` is plain PyTorch: one adapted module, into which each client's parameters are copied.
+`shared` is what the engine does: rows of all clients through one traced graph.  `loop` puts one client's row after the
+other through the same model.  `swap` is plain PyTorch: each client's parameters are copied into one adapted module.
 `peft` is one model of the library peft with an adapter for each client, which it activates one after the other.
 `models` is plain PyTorch: an adapted module for each client.  `one` is one model on a batch as large as all clients'
 together, the bound of what sharing can reach.
@@ -95,7 +95,7 @@ def batches(name: str, k: int) -> Any:
 
 
 def part(x: Any, take: Callable[[Tensor], Tensor]) -> Any:
-    """Return what a function makes of the images, or of the tokens of texts."""
+    """Return images x, or the tokens of each entry of texts x, after a function ``take`` selected from them."""
     return {key: take(value) for key, value in x.items()} if isinstance(x, dict) else take(x)
 
 
@@ -193,9 +193,9 @@ def speed(*names: str) -> None:
     for name in names or MODELS:
         for k in (6, 32):
             times = in_turns(ways(name, k))
-            for rival, some in times.items():
-                ratios = [t / s for t, s in zip(some, times["shared"])]
-                rate = k * B / statistics.median(some)
+            for rival, turns in times.items():
+                ratios = [own / shared for own, shared in zip(turns, times["shared"])]
+                rate = k * B / statistics.median(turns)
                 spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
                 print(f"{name:9} {k:3} clients  {rival:7} {rate:8.1f} images/s  time of shared's: {spread}", flush=True)
 
@@ -213,8 +213,8 @@ def memory(name: str | None = None, k: int = 0, rival: str = "") -> None:
             for clients in (6, 32):
                 for way in ("shared", "loop", "swap", "peft", "models", "one"):
                     command = [sys.executable, __file__, "memory", model, str(clients), way]
-                    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                    print(f"{model:9} {clients:3} clients  {way:7} {told.strip()} MiB", flush=True)
+                    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                    print(f"{model:9} {clients:3} clients  {way:7} {output.strip()} MiB", flush=True)
         return
     work = ways(name, k)[rival]
     if DEVICE.type == "cuda":
@@ -222,7 +222,7 @@ def memory(name: str | None = None, k: int = 0, rival: str = "") -> None:
         work()
         print(f"{(torch.cuda.max_memory_allocated() - before) / 2**20:.0f}")
         return
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # peak memory so far, in KiB
     work()
     print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024:.0f}")
 
@@ -243,13 +243,13 @@ def chunks(size: int = 0) -> None:
     if not size:
         for size in (2, 4, 8, 16, 32):
             command = [sys.executable, __file__, "chunks", str(size)]
-            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            print(f"ViT-S/16  32 clients, hardware.chunk={size:<2} {told.split()[-1]} MiB", flush=True)
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            print(f"ViT-S/16  32 clients, hardware.chunk={size:<2} {output.split()[-1]} MiB", flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
         sim = simulator.prepare(compose([*RUN.split(), f"hardware.chunk={size}"]), Path(folder), None)
         cohort = simulator.Cohort(sim.engine, np.arange(32), 0)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # peak memory so far, in KiB
         sim.algorithm.round(cohort)
         print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024:.0f}")
 
@@ -272,7 +272,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(f, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of pixels."""
+        """Return the logits of two classes for each pixel."""
         a = self.down1(x)
         b = self.down2(self.pool1(a))
         y = self.up2(self.bottom(self.pool2(b)))
@@ -297,7 +297,7 @@ class DenseNet(nn.Module):
         self.flat, self.head = nn.Flatten(), nn.Linear(channels, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits of ten classes."""
         x = self.stem(x)
         for layers in self.blocks:
             for layer in layers:  # type: ignore[attr-defined]
@@ -311,29 +311,29 @@ def programs(k: int = 5) -> None:
     for kind, size, batch in ((UNet, 64, 4), (DenseNet, 32, 10)):
         torch.manual_seed(0)
         module = kind()
-        program = FlatModel(copy.deepcopy(module), {}, DEVICE)
-        module.head.register_forward_hook(lambda *_: None)  # a layer with a hook is in no program
+        traced = FlatModel(copy.deepcopy(module), {}, DEVICE)
+        module.head.register_forward_hook(lambda *_: None)  # a layer with a hook cannot be traced
         mapped = FlatModel(module, {}, DEVICE)
-        assert program.traced_graph is not None and mapped.uses_vmap
-        x, rows = torch.randn(k, batch, 3, size, size, device=DEVICE), program.init_row().repeat(k, 1)
+        assert traced.traced_graph is not None and mapped.uses_vmap
+        x, rows = torch.randn(k, batch, 3, size, size, device=DEVICE), traced.init_row().repeat(k, 1)
 
         def gradient(model: FlatModel, rows: Tensor = rows, x: Tensor = x) -> Tensor:
             leaf = rows.clone().requires_grad_()
             logits = model.apply(model.named(leaf), x, True, ForwardContext(True))
             return torch.autograd.grad(logits.square().flatten(1).mean(1).sum(), leaf)[0]
 
-        a, b = gradient(program), gradient(mapped)
-        assert float((a - b).abs().max()) < 1e-4 * float(b.abs().max())
+        by_graph, by_vmap = gradient(traced), gradient(mapped)
+        assert float((by_graph - by_vmap).abs().max()) < 1e-4 * float(by_vmap.abs().max())
 
-        def loop(model: FlatModel = program, rows: Tensor = rows, x: Tensor = x) -> None:
+        def loop(model: FlatModel = traced, rows: Tensor = rows, x: Tensor = x) -> None:
             for i in range(k):
                 gradient(model, rows[i : i + 1], x[i : i + 1])
 
-        times = in_turns({"program": partial(gradient, program), "mapped": partial(gradient, mapped), "loop": loop})
+        times = in_turns({"graph": partial(gradient, traced), "mapped": partial(gradient, mapped), "loop": loop})
         for rival in ("mapped", "loop"):
-            ratios = [m / p for m, p in zip(times[rival], times["program"])]
+            ratios = [own / graph for own, graph in zip(times[rival], times["graph"])]
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"{kind.__name__:9} {k} clients of {batch}: {rival} takes {spread} times as long as the program")
+            print(f"{kind.__name__:9} {k} clients of {batch}: {rival} takes {spread} times as long as the graph")
 
 
 ROUND = """
@@ -352,19 +352,19 @@ dataset.n=640 dataset.num_classes=10 dataset.shape=[3,32,32] partition=iid parti
 def rules() -> None:
     """Print images/s of rounds of 32 clients by each rule, training and server, and as a multiple of average's."""
     torch.set_num_threads(1)
-    for name, words in ROUNDS.items():
-        works: dict[str, Callable[[], Any]] = {}
+    for name, overrides in ROUNDS.items():
+        round_by_rule: dict[str, Callable[[], Any]] = {}
         with tempfile.TemporaryDirectory() as folder:
             for rule in get_args(Sync):
-                composed = compose([*ROUND.split(), *words.split(), f"adapter.sync={rule}"])
+                composed = compose([*ROUND.split(), *overrides.split(), f"adapter.sync={rule}"])
                 sim = simulator.prepare(composed, Path(folder), None)
-                works[rule] = partial(round_of, sim)
-            times = in_turns(works)
-            samples = round_of(sim)
-        for rule, some in times.items():
-            ratios = [a / t for t, a in zip(some, times["average"])]
+                round_by_rule[rule] = partial(round_of, sim)
+            times = in_turns(round_by_rule)
+            samples = round_of(sim)  # the same number for each rule
+        for rule, turns in times.items():
+            ratios = [average / own for own, average in zip(turns, times["average"])]
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            rate = samples / statistics.median(some)
+            rate = samples / statistics.median(turns)
             print(f"{name:9} {rule:8} {rate:8.1f} images/s  of average's: {spread}", flush=True)
 
 

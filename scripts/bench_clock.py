@@ -16,38 +16,43 @@ PROMISED = ("workload", "rival", "ratio", "min", "max", "n")  # of every row tha
 
 
 class Clock:
-    """Seconds of some work on a device.
+    """A clock that measures the seconds of a function on a device.
 
-    On a GPU between two events in its queue, awaited once, when all the work has been queued: what the host computes
-    while the GPU is busy costs nothing, what it keeps the GPU waiting for does.  Elsewhere wall time; with
-    processor=True the processor time of all threads of this process, which other processes do not lengthen.
+    On a GPU, the time is that between two events in its queue.  The host waits once, after it has queued all work.
+    Host computations count only while the GPU waits for them.  On a CPU, it is wall time, or processor time.
+
+    Args:
+        device: The device.
+        processor: Whether to measure the processor time of all threads of this process, which other processes do not
+            lengthen, instead of wall time.
     """
 
     def __init__(self, device: torch.device, processor: bool = False):
         self.device, self.now = device, time.process_time if processor else time.perf_counter
 
     def __call__(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What the work returns, and its seconds."""
+        """Call a function, and return its result and the seconds that it took."""
         if self.device.type == "cuda":
             return self._between_events(work)
         began = self.now()
-        found = work()
-        return found, self.now() - began
+        result = work()
+        return result, self.now() - began
 
     def _between_events(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Call a function, and return its result and its seconds on the GPU."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        found = work()
+        result = work()
         end.record()
         end.synchronize()
-        return found, begin.elapsed_time(end) / 1e3
+        return result, begin.elapsed_time(end) / 1e3  # milliseconds
 
 
 class Meter:
-    """The most GPU memory that one rival ever had: what it holds, and what its work takes on top.
+    """The peak GPU memory of one rival: its tensors between calls (``held``), and those of a call in addition.
 
-    Rivals live beside each other, so the peak is reset before each piece of work, and what the others hold is taken
-    off.  On a CPU there is no such account: peak_mb is None.
+    Rivals share a process, so the peak is reset before each call, and the memory of the others is subtracted.  On a
+    CPU, memory is not measured, and peak_mb is None.
     """
 
     def __init__(self, device: torch.device):
@@ -59,10 +64,10 @@ class Meter:
             return work()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        found = work()
+        result = work()
         self.peak = max(self.peak, self.held + torch.cuda.max_memory_allocated(self.device) - before)
         self.held += torch.cuda.memory_allocated(self.device) - before
-        return found
+        return result
 
     @property
     def peak_mb(self) -> float | None:
@@ -70,7 +75,7 @@ class Meter:
 
 
 class Rival(Protocol):
-    """Something that trains: `round` returns how many images it trained on.  precision: of its products."""
+    """An implementation to measure: `round` trains and returns its number of images; precision is float32 or tf32."""
 
     precision: str
 
@@ -78,10 +83,17 @@ class Rival(Protocol):
 
 
 class Turns:
-    """Rivals that take turns, so that a ratio compares neighbours in time.  rates: images/s of each timed round."""
+    """Rivals that take turns, so that a ratio compares neighbours in time.
+
+    Args:
+        makers: Functions that make the rivals, by name.  The memory that such a function takes counts as the rival's.
+        device: The device.
+
+    Attributes:
+        rates: The images/s of each timed round, by the name of the rival.
+    """
 
     def __init__(self, makers: Mapping[str, Callable[[], Rival]], device: torch.device):
-        """makers: how each is made, so that what it holds from the start is counted as its own."""
         self.device, self.clock = device, Clock(device)
         self.meters = {name: Meter(device) for name in makers}
         self.rivals = {name: self.meters[name](make) for name, make in makers.items()}
@@ -103,6 +115,7 @@ class Turns:
         return self
 
     def _turn(self, name: str, round: int) -> float:
+        """Run a round of the rival with this name, and return its images/s."""
         rival, meter = self.rivals[name], self.meters[name]
         torch.set_num_threads(1)
         build.set_precision(rival.precision)

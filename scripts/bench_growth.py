@@ -31,8 +31,19 @@ WIDTHS = {"mlp": (64, 256, 1024, 4096), "cnn": (128, 512, 2048)}
 
 @dataclass(frozen=True)
 class Line:
-    """A method among so many clients of 20 samples, `cohort` of them a round; width: of the model's last hidden layer;
-    curve: what grows."""
+    """A run to measure, one point of a curve.  Each client has 20 samples.
+
+    Attributes:
+        curve: What grows along the curve: "clients", "cohort" or "model".
+        method: A key of METHODS.
+        clients: The number of clients.
+        cohort: The number of clients per round.
+        model: "mlp" or "cnn".
+        width: The width of the model's last hidden layer; None for the model's own.
+        executor: A value of hardware.executor.
+        rounds: The number of rounds.
+        momentum: The momentum of local SGD.
+    """
 
     curve: str
     method: str
@@ -50,7 +61,7 @@ class Line:
 
 
 def over_clients(counts: Sequence[int], rounds: int = 32) -> Iterator[Line]:
-    """N grows, 100 of them a round."""
+    """Yield lines with more and more clients (``counts``), of which 100 take part in a round."""
     for method in ("fedavg", "fedper"):
         yield from (Line("clients", method, n, min(100, n), rounds=rounds) for n in counts)
 
@@ -75,15 +86,26 @@ def over_cohorts(
 
 
 def over_models(widths: dict[str, Sequence[int]], rounds: int = 8) -> Iterator[Line]:
-    """The model grows by the width of its last hidden layer."""
+    """Yield lines with wider and wider models.
+
+    Args:
+        widths: The widths of the last hidden layer, by model: "mlp" and "cnn".
+        rounds: The number of rounds of each line.
+    """
     for model, cohort in (("mlp", FEW), ("cnn", 6)):
-        yield from (Line("model", "fedavg", FEW, cohort, model, width, "auto", rounds, 0.9) for width in widths[model])
+        yield from (
+            Line("model", "fedavg", FEW, cohort, model, width, executor="auto", rounds=rounds, momentum=0.9)
+            for width in widths[model]
+        )
 
 
 def measured(line: Line, device: torch.device) -> dict[str, Any]:
     """Return the times of the rounds of a line in ms, its peak memory, and facts about its model and states.
 
-    "libraries_mb" is the memory of the process before it made anything; 0 on a GPU.
+    Returns:
+        "times" of the rounds after the warm-up; "plan", the executor plan; "numbers", the length P of a row;
+        "state_mb", the size of all written rows of clients; "libraries_mb", the memory of the process before it made
+        anything (0 on a GPU); and "peak_memory_mb".
     """
     torch.set_num_threads(1)
     libraries = peak_memory(torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""Networks that are no model of fedbench's: recurrent ones, Transformers, those of timm and torchvision.
+"""Networks that are not models of fedbench: recurrent ones, Transformers, those of timm and torchvision.
 
-Each is trained as its authors wrote it, by a bare loop and by what hardware.executor=auto chooses.  The flat MLP stands
-beside the same layers behind an nn.Flatten.
+Each is trained as its authors wrote it, by a bare loop and by the executor that hardware.executor=auto chooses.  The
+flat MLP is compared with the same layers after an nn.Flatten.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from fedbench.nn.flat import FlatModel
 
 
 class Rows(nn.Module):
-    """Digits [B, 1, 8, 8] as a sequence of their rows: the last output of a recurrent layer, or the mean of an
-    encoder's."""
+    """A classifier of digits [B, 1, 8, 8], read as sequences of their eight rows.
+
+    The head gets the last output of a recurrent layer, or the mean of the outputs of an encoder.
+    """
 
     def __init__(self, body: nn.Module, width: int, inputs: int = 8):
         super().__init__()
@@ -30,8 +32,8 @@ class Rows(nn.Module):
         self.body, self.head = body, nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.body(self.embed(x.flatten(1, 2)))
-        return self.head(found[0][:, -1] if isinstance(found, tuple) else found.mean(1))
+        outputs = self.body(self.embed(x.flatten(1, 2)))  # recurrent layers also return their last state
+        return self.head(outputs[0][:, -1] if isinstance(outputs, tuple) else outputs.mean(1))
 
 
 def encoder(width: int, layers: int) -> nn.Module:
@@ -58,7 +60,7 @@ def layers(*first: nn.Module) -> nn.Module:
 
 
 def scaled(flat: bool = False) -> Arrays:
-    """Digits as numbers from 0 to 1, images or vectors."""
+    """Return the digits with pixels from 0 to 1, as images [n, 1, 8, 8], or as vectors [n, 64] if ``flat``."""
     arrays = digits()
     x = np.asarray(arrays.inputs, np.float32) / 16
     return replace(arrays, inputs=x.reshape(len(x), -1) if flat else x)
@@ -69,7 +71,7 @@ def pictures() -> Arrays:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Arrays], int, int]] = {
-    # ..., clients, samples of each
+    # (function that makes the module, function that returns the data, number of clients, samples of each)
     "flat mlp": (layers, lambda: scaled(flat=True), 10, 100),
     "mlp behind Flatten": (lambda: layers(nn.Flatten()), scaled, 10, 100),
     "lstm, 64 wide": (lambda: Rows(nn.LSTM(8, 64, batch_first=True), 64), scaled, 10, 100),
@@ -82,7 +84,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Arrays], int, in
 
 
 class Network(Workload):
-    """A network on some clients, all of them a round, in batches of 10."""
+    """The workload of a network of NETWORKS.  All clients take part in each round, with batches of 10."""
 
     def __init__(self, name: str, rounds: int = 8):
         self.make, data, clients, samples = NETWORKS[name]
@@ -106,6 +108,5 @@ class Network(Workload):
         return FlatModel(self.module(), {}, device)
 
     def cut(self, samples: int) -> Any:
-        found = super().cut(samples)
-        self.split = found.split
+        self.split = super().cut(samples).split
         return self

@@ -61,12 +61,12 @@ def own_samples(name: str, clients: int, cohort: int, rounds: int, x: np.ndarray
     """Return a workload of clients with samples of their own, as many each, of which two are test samples.
 
     Args:
-        name: Its name.
-        clients: N.
-        cohort: K.
-        rounds: Number of rounds.
-        x: The inputs.  # [n, ...]
-        model: cnn or mlp; not used by a setting with another model.
+        name: The name of the workload.
+        clients: The number of clients.
+        cohort: The number of clients per round.
+        rounds: The number of rounds.
+        x: The inputs of all samples.  # [n, ...]
+        model: "cnn" or "mlp"; not used by a setting whose overrides choose another model.
     """
     indices = np.arange(len(x)).reshape(clients, -1)
     y = np.random.default_rng(0).permutation(len(x)) % 10
@@ -121,27 +121,30 @@ class Line:
 
 # -- one rank ------------------------------------------------------------------------------------------------
 def measure(line: Line) -> dict[str, Any]:
-    """Run the rounds of a line on this rank, and return what it measured."""
-    libraries = peak_memory(torch.device("cpu"))
-    setting, together = SETTINGS[line.setting], ranks.current()
+    """Run the rounds of a line on this rank, and return its measurements: a value per round, or one for the run.
+
+    Sizes of rows are those of the rows that were written ("rows_mb"), and of all rows ("planned_rows_mb").
+    """
+    libraries = peak_memory(torch.device("cpu"))  # before anything is made
+    setting, group = SETTINGS[line.setting], ranks.current()
     work = setting.work(line.rounds)
     shape = [f"partition.num_clients={work.clients}", f"clients_per_round={work.cohort}"]
     cfg = compose([*COMMON, *shape, *setting.overrides, *line.options])
     method = build.algorithm(cfg)
     engine = build.engine(cfg, work.arrays, work.split, method=method)
-    if setting.in_files:
+    if setting.in_files:  # no bytes are left for rows elsewhere
         engine.rows.left = {"device": 0, "host": 0, "disk": sys.maxsize}
     method.setup(engine.federation, engine.model, engine.rows)
-    work.arrays = None  # type: ignore[assignment]
+    work.arrays = None  # type: ignore[assignment]  # the engine has copies, and the memory of these is freed
     seconds, samples, received = [], [], []
     for r, ids in enumerate(work.schedule[: line.rounds]):
-        together.synchronize("beginning of a round")
-        before, began = together.received_bytes, time.perf_counter()
+        group.synchronize("beginning of a round")
+        before, began = group.received_bytes, time.perf_counter()
         cohort = Cohort(engine, np.array(sorted(ids)), r)
         method.round(cohort)
         seconds.append(time.perf_counter() - began)
         samples.append(cohort.cost.samples)
-        received.append(together.received_bytes - before)
+        received.append(group.received_bytes - before)
     states = engine.rows.all.values()
     return {
         "images_per_s": [n / s for n, s in zip(samples, seconds)],
@@ -158,11 +161,15 @@ def measure(line: Line) -> dict[str, Any]:
 
 
 def worker(argv: Sequence[str]) -> None:
-    """Measure a line as one of the processes that torchrun started, and write the result to FOLDER/RANK.json."""
-    folder, line = json.loads(argv[0])
-    together: Ranks = ranks.connect()
-    found = measure(Line(**line))
-    (Path(folder) / f"{together.rank}.json").write_text(json.dumps(found))
+    """Measure a line as one of the processes that torchrun started, and write the result to FOLDER/RANK.json.
+
+    Args:
+        argv: One argument, the folder and the fields of the line in JSON.
+    """
+    folder, fields = json.loads(argv[0])
+    group: Ranks = ranks.connect()
+    result = measure(Line(**fields))
+    (Path(folder) / f"{group.rank}.json").write_text(json.dumps(result))
     ranks.disconnect()
 
 
@@ -174,9 +181,9 @@ def modelled_bytes(numbers: int, cohort: int, processes: int, trainings: int) ->
     (R - 1) / R of the K clients.
 
     Args:
-        numbers: P.
-        cohort: K.
-        processes: R.
+        numbers: The length P of a row.
+        cohort: The number K of clients per round.
+        processes: The number R of ranks.
         trainings: How many rows of each client are trained.
     """
     return trainings * cohort * 4 * (numbers + 1) * (processes - 1) / processes
@@ -198,7 +205,14 @@ def measured(line: Line) -> list[dict[str, Any]]:
 
 
 def variants(settings: Sequence[str], processes: Sequence[int], rounds: int, options: Sequence[str]) -> Iterator[Line]:
-    """Yield the lines of settings: replicated, and with several processes also with the options."""
+    """Yield a line for each setting and number of processes, and with several processes also one with the options.
+
+    Args:
+        settings: Keys of SETTINGS.
+        processes: The numbers of processes.
+        rounds: The number of rounds.
+        options: Overrides such as hardware.rows=sharded.
+    """
     for name in settings:
         for count in processes:
             yield Line(name, count, rounds)
@@ -215,14 +229,14 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
         "\nimages/s, median (min to max); of the rank with the most, MB: peak memory (of it libraries), stored rows, "
         "samples;\nMB that a rank receives in a round, mean over ranks and rounds: measured, modelled"
     )
-    out, first = [], {}
+    out, base_rates = [], {}  # the images/s of the first line of each setting, to which ratios are computed
     for line in lines:
-        found = measured(line)
-        most = {key: max(rank[key] for rank in found) for key in found[0] if key.endswith("_mb")}
-        rates = found[0]["images_per_s"][1:]
-        base = first.setdefault(line.setting, statistics.median(rates))
-        received = statistics.mean(statistics.mean(rank["received_bytes"]) for rank in found)
-        numbers, cohort = found[0]["numbers"], found[0]["cohort"]
+        by_rank = measured(line)
+        most = {key: max(rank[key] for rank in by_rank) for key in by_rank[0] if key.endswith("_mb")}
+        rates = by_rank[0]["images_per_s"][1:]
+        base = base_rates.setdefault(line.setting, statistics.median(rates))
+        received = statistics.mean(statistics.mean(rank["received_bytes"]) for rank in by_rank)
+        numbers, cohort = by_rank[0]["numbers"], by_rank[0]["cohort"]
         modelled = modelled_bytes(numbers, cohort, line.processes, SETTINGS[line.setting].trainings)
         out.append(
             row(
@@ -236,7 +250,7 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
                 modelled_mb=modelled / MB,
                 numbers=numbers,
                 cohort=cohort,
-                rows_in=found[0]["rows_in"],
+                rows_in=by_rank[0]["rows_in"],
                 **most,
             )
         )
@@ -251,7 +265,13 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
 
 
 def write_runs(path: Path, rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> None:
-    """Write the lines of `as_runs` into a CSV file."""
+    """Write the lines of `as_runs` to a CSV file.
+
+    Args:
+        path: The file.
+        rows: The result of `table`.
+        environment: The result of `describe_environment`.
+    """
     lines = as_runs(rows, environment)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")

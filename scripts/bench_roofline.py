@@ -42,7 +42,7 @@ READS = {"fedavg": (0, 0), "pgfed": (1, 1)}  # rows read in a step: beside each 
 
 @dataclass(frozen=True)
 class Machine:
-    """copy: bytes/s read and written; products: FLOP/s by precision."""
+    """The measured speed of a machine: copies in bytes/s (read and written), and products in FLOP/s by precision."""
 
     copy: float
     products: dict[str, float]
@@ -73,6 +73,7 @@ def machine(device: torch.device, megabytes: int | None = None, side: int | None
 
 @contextmanager
 def all_cores() -> Iterator[None]:
+    """Let torch use all cores of the machine in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(cores())
     try:
@@ -108,14 +109,22 @@ def product_rate(device: torch.device, precision: str, side: int) -> float:
 
 
 def least(device: torch.device, work: Callable[[], Any], times: int = 5) -> float:
-    """Seconds of the quickest of several, after one for warm-up."""
+    """Return the seconds of the fastest of several calls, after one call for warm-up."""
     clock = Clock(device)
     work()
     return min(clock(work)[1] for _ in range(times))
 
 
 def step_bytes(size: int, clients: int, momentum: bool, own: int = 0, shared: int = 0) -> int:
-    """Bytes that a step must move; size: P; own, shared: rows that the method reads, of each client and of all."""
+    """Return the bytes that a local step of all clients must read and write, by the formula above.
+
+    Args:
+        size: The length P of a row.
+        clients: The number of clients.
+        momentum: Whether SGD has momentum.
+        own: The number of rows that the method reads beside the row of each client.
+        shared: The number of rows that it reads for all clients together.
+    """
     return NUMBER * size * (clients * (5 + 2 * momentum + own) + shared)
 
 
@@ -131,7 +140,7 @@ def image_flops(module: nn.Module, shape: tuple[int, ...], batch: int) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """A local step of a method on a workload.  moved: bytes; flops; images: of all clients together."""
+    """A local step of a method on a workload: bytes that it moves, FLOPs and images, of all clients together."""
 
     method: str
     moved: int
@@ -140,6 +149,7 @@ class Step:
 
     @classmethod
     def of(cls, method: str, work: Workload) -> Step:
+        """Return the local step of a method, "fedavg" or "pgfed", on a workload."""
         batch = work.work["batch_size"]
         own, shared = READS[method]
         shape = tuple(work.arrays.inputs.shape[1:])  # type: ignore[union-attr]

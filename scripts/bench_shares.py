@@ -51,8 +51,16 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds: before round 1, all rounds, after the last one; of each round, training and evaluation; of the
-    processor, in all."""
+    """The seconds of a run.
+
+    Attributes:
+        before: From the start of the process to round 1.
+        rounds: All rounds.
+        after: From the last round to the end of the process.
+        train: Training in each round.
+        evaluation: Evaluation in each round.
+        processor: Processor time of the whole run.
+    """
 
     before: float
     rounds: float
@@ -101,17 +109,17 @@ def played(overrides: Sequence[str]) -> Run:
         with (folder / "costs.csv").open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     return Run(
-        built - began,
-        over - built,
-        ended - over,
-        [float(r["train_s"]) for r in rows],
-        [float(r["eval_s"]) for r in rows],
-        used() - spent,
+        before=built - began,
+        rounds=over - built,
+        after=ended - over,
+        train=[float(r["train_s"]) for r in rows],
+        evaluation=[float(r["eval_s"]) for r in rows],
+        processor=used() - spent,
     )
 
 
 def used() -> float:
-    """Processor seconds of the processes that this one started and that have ended."""
+    """Return the processor seconds of all processes that this one started and that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return children.ru_utime + children.ru_stime
 
@@ -127,8 +135,8 @@ def shares(settings: Sequence[str], name: str, rounds: int, tracking: str) -> li
         rounds: The number of rounds.  A run of one round is measured too.
         tracking: The option of the group tracking.
     """
-    told = [*settings, f"tracking={tracking}"]
-    one, run = played([*told, "rounds=1"]), played([*told, f"rounds={rounds}"])
+    overrides = [*settings, f"tracking={tracking}"]
+    one, run = played([*overrides, "rounds=1"]), played([*overrides, f"rounds={rounds}"])
     out = rows(f"shares: {name}, {rounds} rounds, tracking={tracking}", one, run)
     print(f"\n{out[0]['workload']}: {run.whole:.2f} s, {run.processor:.2f} of the processor")
     for r in out:
@@ -139,9 +147,16 @@ def shares(settings: Sequence[str], name: str, rounds: int, tracking: str) -> li
 
 
 def rows(title: str, one: Run, run: Run) -> list[dict[str, Any]]:
+    """Return the rows of a setting: the fraction of the time in each part of a run.
+
+    Args:
+        title: The name of the workload in the rows.
+        one: A run of one round, which shows the time without training.
+        run: A run of all rounds.
+    """
     train, evaluation = sum(run.train), sum(run.evaluation)
     start = one.whole - one.train[0] - one.evaluation[0]
-    each = [e / (t + e) for t, e in zip(run.train, run.evaluation)]
+    each = [e / (t + e) for t, e in zip(run.train, run.evaluation)]  # the fraction of evaluation in each round
     return [
         *(
             row(title, part, [seconds / run.whole], seconds=seconds, of="the run")

@@ -1,4 +1,4 @@
-"""Workloads of the benchmark, and who trains on them: a bare PyTorch loop, and methods on an engine."""
+"""Workloads of the benchmark, and what trains on them: a bare loop of PyTorch, and methods on fedbench's engine."""
 
 from __future__ import annotations
 
@@ -41,8 +41,18 @@ LOCAL = {
 
 
 class Workload:
-    """name; split: who has which sample; schedule: ids of each round (the first is warm-up); work: batch_size, epochs,
-    lr, and, if they are not 0 and False, momentum and drop_last; model: cnn or mlp, of some width."""
+    """A partitioned data set, the clients of each round, a model and the options of local training.
+
+    Args:
+        name: The name.
+        arrays: The data set.
+        split: The samples of each client.
+        schedule: The indices of the clients of each round.  The first round is for warm-up.
+        work: The options of local training: batch_size, epochs and lr; and momentum (default: 0) and drop_last
+            (default: False).
+        model: "cnn" or "mlp".
+        width: The width of the model's last hidden layer; None for that of WIDTHS.
+    """
 
     def __init__(
         self,
@@ -68,11 +78,11 @@ class Workload:
 
     @property
     def cohort(self) -> int:
-        """K: clients in a round."""
+        """The number of clients per round."""
         return len(self.schedule[0])
 
     def plans(self, executor: str, device: torch.device) -> list[Plan]:
-        """The candidates for hardware.executor."""
+        """Return the executor plans that an option of hardware.executor allows."""
         return candidate_plans(executor, None, None, device, self.cohort)
 
     def engine(self, candidates: Sequence[Plan], device: torch.device) -> Engine:
@@ -114,12 +124,12 @@ class Workload:
         )
 
     def doing(self, **work: Any) -> Workload:
-        """This workload with other local work."""
+        """Return this workload with other options of local training, such as ``epochs=5``."""
         return Workload(self.name, self.arrays, self.split, self.schedule, self.work | work, self.model, self.width)
 
     @property
     def clients(self) -> int:
-        """N."""
+        """The number of clients."""
         return len(self.split.train)
 
     def __str__(self) -> str:
@@ -127,7 +137,7 @@ class Workload:
 
 
 class Bare:
-    """The yardstick: FedAvg by a module and an optimizer per client, one after the other."""
+    """The yardstick: FedAvg by plain PyTorch, with a module and an optimizer per client, one after the other."""
 
     method, plan = "fedavg", None
 
@@ -137,6 +147,7 @@ class Bare:
         self.x, self.y = federation.gather(torch.arange(len(federation.targets), device=device))
 
     def round(self, round: int) -> int:
+        """Train the clients of a round (from 0), average their models, and return the number of images trained on."""
         generator = np.random.default_rng(round)
         states, sizes, seen = [], [], 0
         for i in self.work.schedule[round]:
@@ -159,7 +170,8 @@ class Bare:
         """
         work, seen = self.work.work, 0
         size = work["batch_size"]
-        last = len(own) - len(own) % size if work["drop_last"] and len(own) > size else len(own)  # as fedbench does
+        # as in fedbench, only a client with more samples than a batch drops its last, smaller batch
+        last = len(own) - len(own) % size if work["drop_last"] and len(own) > size else len(own)
         optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=work["momentum"])
         for _ in range(work["epochs"]):
             order = torch.from_numpy(generator.permutation(own)[:last]).to(self.y.device)
@@ -173,7 +185,7 @@ class Bare:
 
 
 class Ours:
-    """A method on an engine; of several plans the fastest is chosen."""
+    """A method on fedbench's engine.  Of several executor plans, the fastest is chosen."""
 
     def __init__(
         self,
@@ -217,7 +229,7 @@ def ours(
 
 
 def every_plan(work: Workload, device: torch.device) -> dict[str, Plan]:
-    """Every plan that a user can ask for or that auto considers, by its short name."""
+    """Return all plans that a user can choose or that executor=auto considers, by their short names."""
     return {plan.short_name: plan for name in (*EXECUTORS, "auto") for plan in work.plans(name, device)}
 
 
@@ -256,6 +268,12 @@ def split_of(train: list | Ragged, test: list | Ragged) -> Split:
 
 
 def from_file(path: Path, data: Path | None) -> Workload:
+    """Return the workload in a JSON file.
+
+    Args:
+        path: The file.
+        data: The folder of CIFAR-10; None for random images of the same size.
+    """
     spec = json.loads(path.read_text())
     arrays = digits() if spec["source"] == "digits" else images(data)
     clients = spec["clients"]

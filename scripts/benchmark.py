@@ -52,7 +52,7 @@ GPU_ROUNDS = 4  # the first two for warm-up
 
 @dataclass
 class Bench:
-    """What was asked for, and the rows measured so far."""
+    """The arguments of the command, the device, and the rows measured so far."""
 
     args: argparse.Namespace
     device: torch.device
@@ -61,7 +61,7 @@ class Bench:
     started: str = field(default_factory=now)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Keep rows, and write all so far, so that what is interrupted leaves something."""
+        """Add rows, and write all rows to the file of --json, so that an interrupted benchmark leaves its results."""
         self.rows += rows
         if self.args.json:
             write(self.args.json, self)
@@ -94,18 +94,27 @@ class Bench:
         """
         rounds = min(self.args.rounds or rounds, rounds, len(work.schedule))
         turns = Turns(makers, self.device).play(rounds, min(warmup, rounds - 1))
-        found = machine(self.device)
-        self.rates = {"copy_bytes_per_s": found.copy, "product_flop_per_s": found.products}
-        compared, bounds = turns.rows(title, base), roofline(turns, work, found)
+        speed = machine(self.device)
+        self.rates = {"copy_bytes_per_s": speed.copy, "product_flop_per_s": speed.products}
+        compared, bounds = turns.rows(title, base), roofline(turns, work, speed)
         for row in compared:
             row["plan"] = str(turns.rivals[row["rival"]].plan or "")
         self.add(compared + bounds)
-        show(title, compared, bounds, f"this machine {found}", self.device)
+        show(title, compared, bounds, f"this machine {speed}", self.device)
 
 
 def show(
-    title: str, compared: list[dict[str, Any]], bounds: list[dict[str, Any]], found: str, device: torch.device
+    title: str, compared: list[dict[str, Any]], bounds: list[dict[str, Any]], speed: str, device: torch.device
 ) -> None:
+    """Print a comparison of rivals.
+
+    Args:
+        title: The title.
+        compared: A row for each rival, from `Turns.rows`.
+        bounds: A row for each rival and bound, from `roofline`.
+        speed: The speed of the machine in words.
+        device: The device.
+    """
     base, n = compared[0]["base"], compared[0]["n"]
     width = max(len(r["rival"]) for r in compared)
     print(f"\n{title}" + ("" if device.type == "cuda" else f"   (peak memory of all {peak_memory(device):,.0f} MB)"))
@@ -119,7 +128,7 @@ def show(
         )
     for name, plan in {r["rival"]: r["plan"] for r in compared if "auto" in r["rival"]}.items():
         print(f"  {name} = {plan}")
-    print(f"  {found}")
+    print(f"  {speed}")
     for method in dict.fromkeys(b["method"] for b in bounds):
         own = {b["bound"]: b for b in bounds if b["method"] == method}
         step = next(iter(own.values()))
@@ -148,7 +157,7 @@ def pgfed(bench: Bench) -> None:
             f"{a.__name__.lower()} auto": partial(Ours, work, candidates, bench.device, a()) for a in (FedAvg, PGFed)
         }
         title = f"pgfed against fedavg, {name}, 5 local epochs, momentum {momentum}"
-        bench.compare(title, work, rivals, "fedavg auto", len(work.schedule), 2)
+        bench.compare(title, work, rivals, base="fedavg auto", rounds=len(work.schedule), warmup=2)
 
 
 def scale(bench: Bench) -> None:
@@ -214,7 +223,7 @@ def every_executor(bench: Bench, work: Workload) -> None:
             f"{method.__name__.lower()} {name}": partial(Ours, work, candidates, bench.device, method())
             for name, candidates in each.items()
         }
-    bench.compare(str(work), work, rivals, "bare loop", GPU_ROUNDS, 2)
+    bench.compare(str(work), work, rivals, base="bare loop", rounds=GPU_ROUNDS, warmup=2)
 
 
 def precisions(bench: Bench, work: Workload) -> None:
@@ -228,7 +237,7 @@ def precisions(bench: Bench, work: Workload) -> None:
         for method in (FedAvg, PGFed)
         for precision in names
     }
-    bench.compare(f"{work}, precisions", work, rivals, "fedavg auto float32", GPU_ROUNDS, 2)
+    bench.compare(f"{work}, precisions", work, rivals, base="fedavg auto float32", rounds=GPU_ROUNDS, warmup=2)
 
 
 WORKLOADS: dict[str, Callable[[Bench], None]] = {
@@ -246,6 +255,7 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
 
 # -- the command line ------------------------------------------------------------------------------------------
 def parsed(argv: list[str]) -> argparse.Namespace:
+    """Return the parsed arguments, and ``argv`` itself as ``words``; exit with a message if one is invalid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", metavar="workload", help=", ".join(WORKLOADS))
     parser.add_argument("--files", type=Path, help="folder with the fixed workloads mlp.json, many1000.json, cnn.json")
@@ -278,6 +288,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Measure the workloads of a command line; None for the arguments of the process."""
     args = parsed(sys.argv[1:] if argv is None else argv)
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.index is not None:
@@ -288,8 +299,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def write(path: Path, bench: Bench) -> None:
-    """surroundings: machine, commit, dirty, versions, command and start; rates: of the machine, null if not measured;
-    rows: each with what bench_clock.PROMISED lists."""
+    """Write the results to a JSON file.
+
+    Its keys are surroundings (machine, commit, dirty, versions, command, started), rates (of the machine; null if not
+    measured) and rows (with the keys in bench_clock.PROMISED and others).
+    """
     command = shlex.join(["python", "scripts/benchmark.py", *bench.args.words])
     about = describe_environment() | {"command": command, "started": bench.started}
     path.write_text(json.dumps({"surroundings": about, "rates": bench.rates, "rows": bench.rows}, indent=1) + "\n")

@@ -31,7 +31,13 @@ def signal(seed: int = 1) -> np.ndarray:
 
 
 def compressed(row: np.ndarray, gamma: float, solver: str = "exact") -> tuple[np.ndarray, int]:
-    """Return the received values of a row [d], and the number of transmitted bits."""
+    """Compress a row by CER, and return the received values [d] and the number of transmitted bits.
+
+    Args:
+        row: The row.  # [d] float32
+        gamma: The penalty of the paper's Figure 5; for the exact solver, it is multiplied by eta.
+        solver: "exact" or "smoothing".
+    """
     options = {"eta": ETA, "gamma": gamma} if solver == "smoothing" else {"gamma": ETA * gamma}
     compressor = CER(gamma_rel=None, solver=solver, **options)  # type: ignore[arg-type]
     message = Message("g", len(row), np.arange(1))

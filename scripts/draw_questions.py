@@ -31,7 +31,13 @@ TEST_EVERY = 20  # each 20th image is a test image
 
 
 def questions(labels: np.ndarray, names: list[str], rng: np.random.Generator) -> list[dict]:
-    """Return an open and a closed question per image.  All have one organ, so partition=domain makes one client."""
+    """Return an open and a closed question per image.  All have one organ, so partition=domain makes one client.
+
+    Args:
+        labels: The class of each image.  # [n]
+        names: The names of the classes.
+        rng: The generator that draws the wording, and the class that a closed question is about.
+    """
     rows = []
     for i, label in enumerate(labels):
         name = names[label]

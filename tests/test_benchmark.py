@@ -479,7 +479,7 @@ def test_on_a_gpu_precisions_are_compared(monkeypatch: pytest.MonkeyPatch) -> No
     """Float32 and TF32 for both methods; the rivals are only named here."""
     monkeypatch.setattr(bench_work.Workload, "plans", lambda self, name, device: [])
     bench, asked = SimpleNamespace(device=GPU), []
-    bench.compare = lambda title, work, makers, *more: asked.extend(
+    bench.compare = lambda title, work, makers, **more: asked.extend(
         (name, maker.keywords or maker.args[-1], type(maker.args[-2])) for name, maker in makers.items()
     )
     benchmark.precisions(bench, tiny_workload())

@@ -50,7 +50,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         Exception: Any exception of the method, the model or the data.
     """
     # choices: overrides that choose options of groups; others: the other values by dotted key
-    arguments, (choices, others) = split_overrides(overrides), choices_and_values(values)
+    arguments, (choices, other_values) = split_overrides(overrides), choices_and_values(values)
     resumes = [argument for argument in arguments if argument.startswith("resume=")]
     require(len(resumes) < 2, f"resume is given twice, as {' and '.join(resumes)}: give one run folder per call")
     if resumes and resume is None:
@@ -61,12 +61,12 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
     with _in_process():
         if resume is not None:
             require(os.fspath(resume) != "", "resume must be a run folder, got '' (resume=None starts a new run)")
-            return _resume(composer, Path(resume).expanduser(), [*arguments, *choices, *_as_overrides(others)])
-        full = _composed(composer, [*arguments, *choices], others)
+            return _resume(composer, Path(resume).expanduser(), [*arguments, *choices, *_as_overrides(other_values)])
+        full = _composed(composer, [*arguments, *choices], other_values)
         config = checked(full, full.hydra)
-        check_processes(full, [*arguments, *choices, *_as_overrides(others)])
+        check_processes(full, [*arguments, *choices, *_as_overrides(other_values)])
         folder = new_folder(full, config)
-        command = _typed([*arguments, *choices, *_as_overrides(others)])
+        command = _typed([*arguments, *choices, *_as_overrides(other_values)])
         try:
             with _clear_errors(folder.path):
                 start(config, folder.path, full.hydra, command)

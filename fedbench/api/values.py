@@ -44,14 +44,14 @@ def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, 
     Raises:
         ConfigError: A value has an unsupported type.
     """
-    choices, others = [], {}
+    choices, other_values = [], {}
     for key, value in _flat(values):
         # "/": a group of Hydra, such as hydra/launcher
         if key == "experiment" or "/" in key or (key in GROUPS and not inspect.isclass(value)):
             choices.append(f"{'+' if key == 'experiment' else ''}{key}={value_text(key, config_value(key, value))}")
         else:
-            others[f"{key}._target_" if inspect.isclass(value) else key] = config_value(key, value)
-    return choices, others
+            other_values[f"{key}._target_" if inspect.isclass(value) else key] = config_value(key, value)
+    return choices, other_values
 
 
 def sweep_overrides(values: Mapping[str, Any]) -> list[str]:

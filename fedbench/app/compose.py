@@ -202,8 +202,11 @@ class Composer:
         """
         texts = [with_home(text) for text in overrides]
         if self.config_dir is not None:
-            given = next((text for text in texts if text.lstrip("+").startswith(SEARCH_PATH)), None)
-            require(given is None, f"{given} and --config-dir {self.config_dir} both name folders: remove one of them")
+            search_path = next((text for text in texts if text.lstrip("+").startswith(SEARCH_PATH)), None)
+            require(
+                search_path is None,
+                f"{search_path} and --config-dir {self.config_dir} both name folders: remove one of them",
+            )
             texts.append(f"{SEARCH_PATH}=[{quoted(f'file://{self.config_dir}')}]")
         return self.loader.load_configuration(CONFIG_NAME, texts, mode)
 

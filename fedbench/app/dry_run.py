@@ -94,8 +94,8 @@ def show_plan(planned: Sequence[Planned]) -> None:
     for title in ("run", "action", "rounds", "time left", ""):
         table.add_column(title, overflow="fold")
     for run, seconds in zip(planned, estimates):
-        left = "unknown" if seconds is None else duration(seconds)
-        table.add_row(run.name, run.action, f"{run.done} of {run.rounds}", left, run.note)
+        time_left = "unknown" if seconds is None else duration(seconds)
+        table.add_row(run.name, run.action, f"{run.done} of {run.rounds}", time_left, run.note)
     console = Console(markup=False, highlight=False, width=240)  # wide, so that few lines are folded
     console.print(table)
     actions = list(dict.fromkeys(run.action for run in planned))

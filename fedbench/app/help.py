@@ -116,10 +116,10 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
     target, keys = described_keys(group, files)
     lines += [f"  class {target}"] if target else []
     # NO_KEYS: entries of files that are no options, such as defaults
-    shown = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
+    meanings = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
     # descriptions form a column, except for long entries, whose description is on the next line
-    width = max((len(entry) for entry in shown if len(entry) <= LONG), default=0)
-    return "\n".join([*lines, *(_key_line(entry, meaning, width) for entry, meaning in shown.items())])
+    width = max((len(entry) for entry in meanings if len(entry) <= LONG), default=0)
+    return "\n".join([*lines, *(_key_line(entry, meaning, width) for entry, meaning in meanings.items())])
 
 
 def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tuple[str, str]]]:
@@ -185,7 +185,7 @@ def commented_keys(text: str) -> dict[str, tuple[str, str]]:
         comments = (re.search(r"(?:^|\s)#\s*(.*)", line) for line in lines[key.start_mark.line : end])
         scalar = isinstance(node, yaml.ScalarNode)
         value = node.value if scalar else _one_line(values[key.value])
-        keys[key.value] = (value, " ".join(found[1] for found in comments if found))
+        keys[key.value] = (value, " ".join(match[1] for match in comments if match))
     return keys
 
 
@@ -203,7 +203,7 @@ def help_text() -> str:
     root = find_conf_dir()
     config = yaml.safe_load((root / "config.yaml").read_text(encoding="utf-8"))
     chosen = {group: option for item in config["defaults"] if isinstance(item, dict) for group, option in item.items()}
-    subcommands = [f"  {name:<14}{what}" for name, (_, what) in SUBCOMMANDS.items()]
+    subcommands = [f"  {name:<14}{description}" for name, (_, description) in SUBCOMMANDS.items()]
     groups = [_group(group, chosen.get(group)) for group in GROUPS if group_options(group)]
     settings = [f"  {key + '=' + _default(root, config, chosen, key):<30}{text}" for key, text in SETTINGS]
     groups = ["\nGroups (* the default)", *groups]

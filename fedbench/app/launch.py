@@ -219,8 +219,8 @@ def parse_command(argv: list[str]) -> Command:
     parser.add_argument(DRY_RUN, action="store_true", dest="dry_run")
     args = parser.parse_intermixed_args(argv)
     for name in UNSUPPORTED:  # flags of Hydra
-        given = getattr(args, name[2:].replace("-", "_"))
-        require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
+        value = getattr(args, name[2:].replace("-", "_"))
+        require(value is None, f"{name} is not supported: add your own configuration files by --config-dir")
     # the flags that Hydra's own commands take
     flags = [argument for argument in argv if argument not in ("--quiet", "-q", JSON_FLAG, DRY_RUN)]
     for text in args.overrides:
@@ -260,11 +260,11 @@ def _with_paper_tables(command: Command) -> list[str]:
     Their rows are experiments, which paper_source.py reads.
     """
     key = "hydra.searchpath"
-    given = [text for text in command.overrides if text.lstrip("+").startswith(f"{key}=")]
-    values = [OverridesParser.create().parse_override(text).value() for text in given]
+    searchpath_overrides = [text for text in command.overrides if text.lstrip("+").startswith(f"{key}=")]
+    values = [OverridesParser.create().parse_override(text).value() for text in searchpath_overrides]
     paths = [str(path) for value in values if isinstance(value, list) for path in value]
     searchpath = ",".join(map(quoted, [*paths, source_path(conf_dirs(command.args.config_dir))]))
-    return [*(text for text in command.overrides if text not in given), f"{key}=[{searchpath}]"]
+    return [*(text for text in command.overrides if text not in searchpath_overrides), f"{key}=[{searchpath}]"]
 
 
 def _join_lists(arguments: list[str]) -> list[str]:

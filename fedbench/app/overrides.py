@@ -80,17 +80,17 @@ def check_choice(override: Override, folders: list[Path]) -> None:
         if value in options:
             continue
         hint = nearest(str(value), options, f"{plus}{group}=")
-        shown = value if isinstance(value, str) else show(value)
+        value_text = value if isinstance(value, str) else show(value)
         # options in the same folder, such as table/row for table/other
-        same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
-        listed = ", ".join(same or group_overview(options)) or "none"
+        in_same_folder = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
+        listed = ", ".join(in_same_folder or group_overview(options)) or "none"
         # more than one folder: --config-dir was given
         advice = "" if hint or len(folders) > 1 else "; give the folder of your own options by --config-dir"
-        raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{advice}")
-    given = str(override.input_line)
+        raise ConfigError(f"{group}={value_text} is not an option:{hint} {group} has {listed}{advice}")
+    override_text = str(override.input_line)
     why = "needs a plus, because it is added to the default run" if plus else "has a plus, which only +experiment needs"
     has_right_plus = bool(plus) == (override.type is not OverrideType.CHANGE)  # CHANGE: without a plus
-    require(has_right_plus, f"{given} {why}: write {plus}{given.lstrip('+')}")
+    require(has_right_plus, f"{override_text} {why}: write {plus}{override_text.lstrip('+')}")
 
 
 def unreadable(text: str, folders: list[Path]) -> str:

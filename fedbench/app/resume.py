@@ -85,7 +85,7 @@ def _check_repeated(
         overrides: The overrides of the command, which must repeat foreign classes and trusted pickles.
         config_dir: The --config-dir of the command, whose classes are not foreign.
     """
-    given = {override.key_or_group: str(override.value()) for override in overrides if not override.is_delete()}
+    value_by_key = {override.key_or_group: str(override.value()) for override in overrides if not override.is_delete()}
     classes, pickles = foreign(stored, config_dir), trusted(stored)
     for key, value in [*classes, *pickles]:
         reason = (
@@ -93,7 +93,7 @@ def _check_repeated(
             if (key, value) in classes
             else f"trusts {value}, whose pickles may run code when they are read; if you know who wrote it"
         )
-        is_repeated = given.get(key) == str(value)
+        is_repeated = value_by_key.get(key) == str(value)
         require(is_repeated, f"resume={folder}: its config {reason}, add {key}={value_text(value)} to the command")
 
 

@@ -181,16 +181,16 @@ def make_folder(folder: Path, fresh: bool) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not fresh:
             folder.mkdir(exist_ok=True)
-        made = next(name for name in names if _is_made(name)) if fresh else folder
-        require(os.access(made, os.W_OK), f"cannot write into {made}; set output_dir (sweep_dir for -m)")
-        check_files(made)  # no output file's name may be that of a subfolder
+        run_folder = next(name for name in names if _is_made(name)) if fresh else folder
+        require(os.access(run_folder, os.W_OK), f"cannot write into {run_folder}; set output_dir (sweep_dir for -m)")
+        check_files(run_folder)  # no output file's name may be that of a subfolder
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(
             f"cannot make the folder {folder} ({why}): set output_dir, or sweep_dir with -m, to a folder that you may "
             "write to"
         ) from error
-    return made
+    return run_folder
 
 
 def folder_key(full: DictConfig, key: str) -> str:

@@ -323,11 +323,12 @@ def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
         items: The items.
         what: Their name in the line, such as "runs".
     """
-    shown = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST  # so the first line comes after SECONDS_AT_FIRST
+    # in the past, so that the first line comes after SECONDS_AT_FIRST
+    last_printed = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST
     for i, item in enumerate(items):
-        if time.monotonic() - shown >= SECONDS_BETWEEN:
+        if time.monotonic() - last_printed >= SECONDS_BETWEEN:
             print(f"checking the {what} before the sweep starts: {i} of {len(items)} done", flush=True)
-            shown = time.monotonic()
+            last_printed = time.monotonic()
         yield item
 
 
@@ -359,7 +360,9 @@ def _print_score(folder: Path, summary: dict[str, Any], score: float) -> None:
         score: The score.
     """
     name = primary_of(summary)
-    what = f"the best validation {name}"
+    description = f"the best validation {name}"
     if not has_validation(summary):
-        what = f"the test {name} of the last round, because there are no validation samples (dataset.val_fraction)"
-    print(f"{folder.name}: score for the sweeper {score:.4f}, {what}", flush=True)
+        description = (
+            f"the test {name} of the last round, because there are no validation samples (dataset.val_fraction)"
+        )
+    print(f"{folder.name}: score for the sweeper {score:.4f}, {description}", flush=True)

@@ -90,12 +90,12 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
     from rich.table import Table
 
     scores = [_scores(folder / row["run"]) if row["status"] in DONE else {} for row in rows]
-    shown = [name for name in SCORES if name == "last" or any(name in run_scores for run_scores in scores)]
+    score_columns = [name for name in SCORES if name == "last" or any(name in run_scores for run_scores in scores)]
     table = Table(box=None, pad_edge=False)
-    for title in ("run", "status", *shown, ""):
+    for title in ("run", "status", *score_columns, ""):
         table.add_column(title, overflow="fold")
     for row, run_scores in zip(rows, scores, strict=True):
-        table.add_row(row["run"], row["status"], *(run_scores.get(name, "") for name in shown), row["sentence"])
+        table.add_row(row["run"], row["status"], *(run_scores.get(name, "") for name in score_columns), row["sentence"])
     width = None if sys.stdout.isatty() else 240  # wide lines in a file, so that nothing is folded
     console = Console(markup=False, highlight=False, width=width)
     console.print()
@@ -103,7 +103,7 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
     statuses = list(dict.fromkeys(row["status"] for row in rows))
     counts = ", ".join(f"{sum(row['status'] == status for row in rows)} {status}" for status in statuses)
     console.print(f"\n{len(rows)} runs: {counts or 'none started'}")
-    lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in run_scores for run_scores in scores)]
+    lines = [f"{name}: {SCORES[name]}" for name in score_columns if any(name in run_scores for run_scores in scores)]
     print("\n".join(lines), end="\n" if lines else "", flush=True)
 
 
@@ -111,13 +111,13 @@ def _scores(run_folder: Path) -> dict[str, str]:
     """Return a dict from column of the table to score as text, for a finished run; missing scores are left out."""
     summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)
-    found = {
+    value_by_column = {
         "last": value_in(summary, "last", f"personal/{name}"),
         "best by val": value_in(summary, "best_val", f"personal/{name}"),
         "val": value_in(summary, "best_val", f"val/{name}"),
     }
-    shown = {column: f"{value:.4f}" for column, value in found.items() if not math.isnan(value)}
+    texts = {column: f"{value:.4f}" for column, value in value_by_column.items() if not math.isnan(value)}
     # the number of clients that the score is a mean over, as text; "" if it is over all clients
-    if shown and (scored_clients := clients_of(summary, summary["last"], f"personal/{name}")):
-        shown["clients"] = scored_clients
-    return shown
+    if texts and (scored_clients := clients_of(summary, summary["last"], f"personal/{name}")):
+        texts["clients"] = scored_clients
+    return texts

@@ -199,9 +199,9 @@ def _suggest(name: str, values: dict[str, Any]) -> str:
     """
     # flatten has the unknown key itself, too, and "choices", which users do not set
     dotted = [key for key in flatten(values) if not key.startswith((name, "choices"))]
-    same = [key for key in dotted if key.rsplit(".")[-1] == name]
-    if same:
-        return f" did you mean {' or '.join(same[:3])}?"
+    keys_of_this_name = [key for key in dotted if key.rsplit(".")[-1] == name]
+    if keys_of_this_name:
+        return f" did you mean {' or '.join(keys_of_this_name[:3])}?"
     # +experiment is the only group that is chosen with a plus
     return nearest(name, [*RunConfig.__dataclass_fields__, "+experiment", *dotted])
 

@@ -83,8 +83,8 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
     # the same class whose module has been renamed since
     moved = option_target is not None and _moved(option_target, str(target))
     # "${": the option's file takes its class from another key
-    same = option_target in (None, target) or "${" in str(option_target) or moved
-    return option if same else class_name(group, str(target), folders)
+    is_same_class = option_target in (None, target) or "${" in str(option_target) or moved
+    return option if is_same_class else class_name(group, str(target), folders)
 
 
 def _moved(path: str, other: str) -> bool:
@@ -325,5 +325,5 @@ def nearest(name: str, valid_names: Iterable[str], prefix: str = "") -> str:
         prefix: A text before each name.
     """
     by_fold = {other.casefold(): other for other in valid_names}
-    near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.6)
-    return f" did you mean {' or '.join(prefix + by_fold[other] for other in near)}?" if near else ""
+    similar = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.6)
+    return f" did you mean {' or '.join(prefix + by_fold[other] for other in similar)}?" if similar else ""

@@ -75,15 +75,15 @@ def _is_user_class(target: str, run_dir: Path) -> bool:
     modules = _modules(target)  # the files and folders of the package, of the module in it, and so on
     if not modules or not all(modules) or not _defines_class(modules[-1][0], target.split(".")[len(modules) :]):
         return False
-    here, run = Path.cwd().resolve(), run_dir.resolve()
-    folders = run.relative_to(here).parts if run.is_relative_to(here) else ()
+    working_dir, run = Path.cwd().resolve(), run_dir.resolve()
+    folders = run.relative_to(working_dir).parts if run.is_relative_to(working_dir) else ()
     # the subfolder with the run, which may be copied from another person, with classes of its own
-    run_tree = here / folders[0] if folders else run
+    run_tree = working_dir / folders[0] if folders else run
     package = Path(__file__).resolve().parents[1]
     files = [path.resolve() for paths in modules for path in paths]
     excluded = any(folder in path.parents or folder == path for path in files for folder in (run_tree, package))
     source = modules[-1][0].resolve()
-    return not excluded and here in source.parents and "site-packages" not in source.parts
+    return not excluded and working_dir in source.parents and "site-packages" not in source.parts
 
 
 def _modules(target: str) -> list[list[Path]]:
@@ -102,17 +102,19 @@ def _modules(target: str) -> list[list[Path]]:
     except (ImportError, ValueError):
         return []
     # specs: what Python knows of the modules of the current name; several if folders of a namespace package have it
-    specs, found = [first] if first else [], []
+    specs, paths_by_depth = [first] if first else [], []
     while specs:
         folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
         files = [spec.origin for spec in specs if spec.origin and spec.has_location]
-        found.append([Path(path) for path in [*files, *folders]])
-        if len(found) > len(rest):
+        paths_by_depth.append([Path(path) for path in [*files, *folders]])
+        if len(paths_by_depth) > len(rest):
             break
         importers = [importer for folder in folders if (importer := get_importer(folder)) is not None]
-        below = [spec for importer in importers if (spec := importer.find_spec(rest[len(found) - 1])) is not None]
+        below = [
+            spec for importer in importers if (spec := importer.find_spec(rest[len(paths_by_depth) - 1])) is not None
+        ]
         specs = next(([spec] for spec in below if spec.loader is not None), below)  # a file precedes folders
-    return found
+    return paths_by_depth
 
 
 def _defines_class(path: Path, names: list[str]) -> bool:

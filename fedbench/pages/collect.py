@@ -141,8 +141,8 @@ def _replace(frame: Any, key: str, values: list[str], rows: list[Row]) -> Any:
         values: The values of rows that are replaced.
         rows: The new rows.
     """
-    others = frame[~frame[key].isin(values)] if len(frame) else frame
-    return pd.concat([others, pd.DataFrame(rows)], ignore_index=True) if len(others) else pd.DataFrame(rows)
+    other_rows = frame[~frame[key].isin(values)] if len(frame) else frame
+    return pd.concat([other_rows, pd.DataFrame(rows)], ignore_index=True) if len(other_rows) else pd.DataFrame(rows)
 
 
 def _run_name(run: Run, part: str, folders: list[Path]) -> str:
@@ -225,7 +225,7 @@ def _curve_rows(run: Run, name: str) -> list[Row]:
         table[f"mb_{direction}"] = scores.megabytes(run, (direction,)).reindex(table.index)
     seconds = run.costs.get("train_s", pd.Series(dtype=float))
     table["train_s"] = seconds.cumsum().reindex(table.index)
-    return [{"run": name, "round": int(round), **{key: _rounded(float(value), 6) for key, value in row.items()}}
+    return [{"run": name, "round": int(round), **{key: _rounded(float(value), digits=6) for key, value in row.items()}}
             for round, row in table.iterrows()]  # fmt: skip
 
 

@@ -34,26 +34,41 @@ def parser() -> Arguments:
         EXAMPLES,
     )
     commands = p.add_subparsers(dest="command", required=True)
-    w = commands.add_parser("write", help="collect run folders into the data files of a page")
-    w.add_argument("page", type=typed_path, help="the folder of the page; its title, tables and texts are kept")
-    w.add_argument("folders", nargs="+", help="folders with runs in or below them, or PART=FOLDER to replace the rows "
-                                              "of a part; other parts are kept")  # fmt: skip
-    w.add_argument("--title", help="the title of the page (default: the name of its folder)")
-    w.add_argument("--metric", help="a column of metrics.csv (default: the page's, or the primary metric of the runs)")
-    w.add_argument(
+    write_parser = commands.add_parser("write", help="collect run folders into the data files of a page")
+    write_parser.add_argument(
+        "page", type=typed_path, help="the folder of the page; its title, tables and texts are kept"
+    )
+    write_parser.add_argument(
+        "folders",
+        nargs="+",
+        help="folders with runs in or below them, or PART=FOLDER to replace the rows of a part; other parts are kept",
+    )
+    write_parser.add_argument("--title", help="the title of the page (default: the name of its folder)")
+    write_parser.add_argument(
+        "--metric", help="a column of metrics.csv (default: the page's, or the primary metric of the runs)"
+    )
+    write_parser.add_argument(
         "--select",
         choices=scores.SELECTIONS,
         help="the round whose score sorts the rows, and at which worst tenth and global are taken (default: last)",
     )
-    w.add_argument("--target", type=float, help="value of the metric for rounds and time to reach it (default: 0.7)")
-    w.add_argument("--group", help="config keys to group by, separated by commas (default: all but the seed)")
-    w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table whose cells the runs reproduce")
-    add_config_dir(w)
-    b = commands.add_parser("build", help="write README.md and the figures of pages, or compare them")
-    b.add_argument(
+    write_parser.add_argument(
+        "--target", type=float, help="value of the metric for rounds and time to reach it (default: 0.7)"
+    )
+    write_parser.add_argument(
+        "--group", help="config keys to group by, separated by commas (default: all but the seed)"
+    )
+    write_parser.add_argument(
+        "--paper", action="append", metavar="TABLE", help="a printed table whose cells the runs reproduce"
+    )
+    add_config_dir(write_parser)
+    build_parser = commands.add_parser("build", help="write README.md and the figures of pages, or compare them")
+    build_parser.add_argument(
         "pages", nargs="*", type=typed_path, help="folders of pages (default: those in results, and its README.md)"
     )
-    b.add_argument("--check", action="store_true", help="write nothing; print differences, and exit with 1 if any")
+    build_parser.add_argument(
+        "--check", action="store_true", help="write nothing; print differences, and exit with 1 if any"
+    )
     return p
 
 

@@ -310,16 +310,16 @@ def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping
         ConfigError: There is none, or there are several.
     """
     names = list(names)
-    found = groups_of(page, part, where, names)
-    if len(found) == 1:
-        return found[0]
+    matching = groups_of(page, part, where, names)
+    if len(matching) == 1:
+        return matching[0]
     requested = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
     candidates = listed(
-        [" ".join(map(str, group.labels.values())) for group in found or groups_of(page, part, where)], 40
+        [" ".join(map(str, group.labels.values())) for group in matching or groups_of(page, part, where)], most=40
     )
     raise ConfigError(
-        f"{page.folder}: {requested or 'a call without labels'} matches {len(found)} groups of part {page.part(part)} "
-        f"instead of one; choose one of {candidates}"
+        f"{page.folder}: {requested or 'a call without labels'} matches {len(matching)} groups of part "
+        f"{page.part(part)} instead of one; choose one of {candidates}"
     )
 
 
@@ -333,10 +333,10 @@ def full_name(frame: Any, key: str) -> str:
     Raises:
         ConfigError: There is no such column, or there are several.
     """
-    found = [key] if key in frame else [name for name in frame if name.rpartition(".")[2] == key]
-    require(len(found) == 1, f"{key} must name one column, but {len(found)} have this name; name one of "
-                             f"{listed(frame, 30)}")  # fmt: skip
-    return found[0]
+    columns = [key] if key in frame else [name for name in frame if name.rpartition(".")[2] == key]
+    require(len(columns) == 1, f"{key} must name one column, but {len(columns)} have this name; name one of "
+                             f"{listed(frame, most=30)}")  # fmt: skip
+    return columns[0]
 
 
 def _is_equal(value: Any, expected: Any) -> bool:

@@ -86,8 +86,8 @@ def clients(
         table_format: The format of the tables.  CSV and JSON have one table, that of the clients of all groups.
         files: Where figures are written; None for no figures.
     """
-    scored = [client_scores(group, runs, options) for group in groups]
-    scored = [each for each in scored if len(each.frame)]  # groups with a score of at least one client
+    of_all_groups = [client_scores(group, runs, options) for group in groups]
+    scored = [group_scores for group_scores in of_all_groups if len(group_scores.frame)]  # with a score of any client
     require(
         bool(scored),
         f"no finished run has {options.metric} of single clients at the {options.select} round: choose another "
@@ -98,7 +98,7 @@ def clients(
         every = clients_table(scored, options)
         return [every] if table_format in MACHINE_FORMATS else [summary_table(scored, options), every], figures
     summary = for_readers(summary_table(scored, options), list(scored[0].group.labels))
-    return [summary, *(clients_table([each], options) for each in scored)], figures
+    return [summary, *(clients_table([group_scores], options) for group_scores in scored)], figures
 
 
 def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScores:
@@ -161,12 +161,13 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
     """
     lower, name = scores.lower_is_better(options.metric), options.metric.rpartition("/")[2]
     rows = []
-    for each in scored:
-        values, gain = each.frame["score"].to_numpy(float), each.frame["gain"].to_numpy(float)
+    for group_scores in scored:
+        values, gain = group_scores.frame["score"].to_numpy(float), group_scores.frame["gain"].to_numpy(float)
         over_clients = summarize_clients({name: values}, np.ones(len(values)))  # all clients have equal weights
         has_gain = bool(np.isfinite(gain).any())
-        rows.append(each.group.labels | {
-            "tuned": each.group.tuned, "clients": len(values), "n": len(each.group.runs) - each.left_out,
+        group = group_scores.group
+        rows.append(group.labels | {
+            "tuned": group.tuned, "clients": len(values), "n": len(group.runs) - group_scores.left_out,
             "worst": float(values.max() if lower else values.min()),
             "best": float(values.min() if lower else values.max()),
             "mean": over_clients[name],
@@ -184,8 +185,8 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
     notes = [
         f"Scores are of the {options.select} round, as means over n seeds for each client. worst, best, mean, std "
         "(ddof=0) and worst tenth are over clients. below Local: number of clients with a negative gain.",
-        *(f"{method_name(each.group.name)}: {each.left_out} seeds are left out, without scores of clients or with "
-          "another partition." for each in scored if each.left_out),
+        *(f"{method_name(group_scores.group.name)}: {group_scores.left_out} seeds are left out, without scores of "
+          "clients or with another partition." for group_scores in scored if group_scores.left_out),
     ]  # fmt: skip
     return Table(f"{_title(options)}, over clients", columns, rows, notes, "client_summary")
 
@@ -197,9 +198,9 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
     """
     labels = scored[0].group.labels
     rows = [
-        each.group.labels | {"tuned": each.group.tuned} | row
-        for each in scored
-        for row in each.frame.astype(object).where(each.frame.notna(), None).to_dict("records")
+        group_scores.group.labels | {"tuned": group_scores.group.tuned} | row
+        for group_scores in scored
+        for row in group_scores.frame.astype(object).where(group_scores.frame.notna(), None).to_dict("records")
     ]
     number = _number_format(options)
     columns = [
@@ -236,9 +237,11 @@ def draw_clients(scored: list[ClientScores], options: Options, files: FigureFile
         files: The folder, prefix and format of the figures.
     """
     paths, scale = [], scores.scale_of(options.metric)
-    for setting, members in by_setting([each.group for each in scored]).items():
+    for setting, members in by_setting([group_scores.group for group_scores in scored]).items():
         frames = {
-            each.group.name: each.frame.dropna(subset=["samples", "gain"]) for each in scored if each.group in members
+            group_scores.group.name: group_scores.frame.dropna(subset=["samples", "gain"])
+            for group_scores in scored
+            if group_scores.group in members
         }
         frames = {name: frame for name, frame in frames.items() if len(frame)}
         if not frames:

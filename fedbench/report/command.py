@@ -173,8 +173,11 @@ def refuse_flags(args: argparse.Namespace, flag: str, names: tuple[str, ...]) ->
         names: The flags without effect, without dashes.
     """
     # A flag counts as given if its value is not the default.
-    given = [f"--{name}" for name in names if getattr(args, name) != parser().get_default(name)]
-    require(not given, f"{given_flag(args, flag)} cannot be combined with {', '.join(given)}: leave out these flags")
+    given_flags = [f"--{name}" for name in names if getattr(args, name) != parser().get_default(name)]
+    require(
+        not given_flags,
+        f"{given_flag(args, flag)} cannot be combined with {', '.join(given_flags)}: leave out these flags",
+    )
 
 
 def given_flag(args: argparse.Namespace, flag: str) -> str:
@@ -230,8 +233,8 @@ def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], 
             tables += [communication] if communication is not None else []
             if table_format != OBJECT:
                 tables = [for_readers(table, labels) for table in tables]
-            shown = {column.key for table in tables for column in table.columns}
-            tables.append(Table("", [], notes=notes(groups, repeated, options, shown)))
+            shown_columns = {column.key for table in tables for column in table.columns}
+            tables.append(Table("", [], notes=notes(groups, repeated, options, shown_columns)))
         open_runs = unfinished(runs)
         tables += [open_runs] if open_runs is not None else []
     report_damage(damaged, runs, tables, table_format)

@@ -57,21 +57,25 @@ def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[T
     methods = name_methods(by_setting(groups))  # by name of the method, and then by description of the setting
     pairs = find_pairs(args, methods)
     settings = read_settings({name: methods[name] for pair in pairs for name in pair}, options)
-    found = [difference for setting in settings for difference in differences_of(setting, pairs)]
+    differences = [difference for setting in settings for difference in differences_of(setting, pairs)]
     require(
-        bool(found),
+        bool(differences),
         f"--compare {' '.join(args.compare)}: no setting has two runs with the same seed and a {metric} at the "
         f"{options.select} round" + ("; set dataset.val_fraction" if options.select == "best_val" else ""),
     )
     ranks = ranks_of(settings, options) if len(settings) > 1 else pandas().DataFrame()
     names = {name: display_name(name, next(iter(groups.values()))) for name, groups in methods.items()}
     figures = draw(args, ranks, names)
-    tables = [differences_table(found, names, options)]
+    tables = [differences_table(differences, names, options)]
     if table_format not in MACHINE_FORMATS:  # a table for readers, or OBJECT: one JSON object (--json)
         tables += [ranks_table(settings, ranks, names, options)] if len(settings) > 1 else []
         if table_format != OBJECT:
             tables = [differences_for_readers(tables[0]), *(for_readers(table, ["method"]) for table in tables[1:])]
-        lines = [*explanations(options), *few_seeds_notes(found), *data_notes(settings, pairs, found, names)]
+        lines = [
+            *explanations(options),
+            *few_seeds_notes(differences),
+            *data_notes(settings, pairs, differences, names),
+        ]
         if repeated:
             lines.append(f"{repeated} earlier runs are left out: a later run has the same configuration and seed.")
         if unfinished := sum(not run.finished for run in runs):

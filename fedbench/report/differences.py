@@ -94,8 +94,8 @@ def differences_for_readers(table: Table) -> Table:
     columns = [column for column in table.columns if column.key not in counts]
     keys = [column.key for column in columns]
     labels = keys[: keys.index("method") + 1]  # without "against", whose words may occur in the method
-    shown = for_readers(replace(table, columns=columns, rows=rows), labels)
-    return replace(shown, columns=[*shown.columns, Column("clients", " / ".join(counts))])
+    shortened = for_readers(replace(table, columns=columns, rows=rows), labels)
+    return replace(shortened, columns=[*shortened.columns, Column("clients", " / ".join(counts))])
 
 
 def explanations(options: Options) -> list[str]:

@@ -371,7 +371,7 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
     varying = [i for i, name in enumerate(KEYS) if name == "metric" or len({cell.key[i] for cell in cells}) > 1]
     for axes, ((key, overrides), members) in zip(grid.flat, panels.items()):
         _draw_values(axes, members)
-        lines = [textwrap.shorten(f"{KEYS[i]} {key[i]}", 60) for i in varying]
+        lines = [textwrap.shorten(f"{KEYS[i]} {key[i]}", width=60) for i in varying]
         axes.set_title("\n".join(filter(None, [*lines, overrides])), fontsize=8)
     handles, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)

@@ -429,10 +429,10 @@ def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     left, right = top.subplots(1, 2)
     values, loss = scores.curve(run, metric), scores.curve(run, "train/loss")
     line = Series("", values.index, scores.scale_of(metric) * values, std=None, tuned=run.tuned)  # one run, no name
-    drawing.draw_line(left, 0, line)
+    drawing.draw_line(left, i=0, series=line)
     title = f"open marker: {drawing.TUNED_LEGEND}" if run.tuned else ""
     left.set(ylabel=metric_axis_label(metric), xlabel="Round", title=title)
-    drawing.draw_line(right, 2, Series("", loss.index, loss))  # 2: in another colour
+    drawing.draw_line(right, i=2, series=Series("", loss.index, loss))  # i: in another colour
     right.set(ylabel=metric_axis_label("train/loss"), xlabel="Round")
     draw_clients(bottom.subplots(), run, metric, scores.selected_round(run, metric, "best"))
     for axes in (left, right):

@@ -100,14 +100,14 @@ def find_method(text: str, methods: dict[str, dict[str, Group]]) -> str:
         ConfigError: There is no such method, or several.
     """
     displayed = {name: display_name(name, next(iter(groups.values()))) for name, groups in methods.items()}
-    for name, shown in displayed.items():
-        if text in (name, shown):
+    for name, displayed_name in displayed.items():
+        if text in (name, displayed_name):
             return name
-    same = [name for name, groups in methods.items() if text == option_of(next(iter(groups.values())))]
+    of_this_option = [name for name, groups in methods.items() if text == option_of(next(iter(groups.values())))]
     require(
-        not same,
+        not of_this_option,
         f"--compare {text}: several groups of runs have this method: name one of "
-        f"{', '.join(repr(name) for name in same[:6])}",
+        f"{', '.join(repr(name) for name in of_this_option[:6])}",
     )
     require(
         not Path(text).is_dir(),

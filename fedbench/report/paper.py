@@ -240,8 +240,8 @@ def experiments(conf_dirs: Sequence[Path]) -> list[Experiment]:
         conf_dirs: Folders of options, such as conf; their subfolders ``experiment`` are searched.
     """
     names = group_options("experiment", conf_dirs)
-    found = [Experiment(name, inherited(f"experiment/{name}", "paper", conf_dirs)) for name in names]
-    return [experiment for experiment in found if experiment.paper]
+    all_experiments = [Experiment(name, inherited(f"experiment/{name}", "paper", conf_dirs)) for name in names]
+    return [experiment for experiment in all_experiments if experiment.paper]
 
 
 def compare(name: str, runs: list[Run], available: list[Experiment], target: float = 0.7) -> list[Cell]:
@@ -339,8 +339,8 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
         that only choose the cell, the seed, or where and how the run was logged are left out.
     """
     names = str(run.choice("experiment")).split(",")
-    used = [experiment for experiment in available if experiment.name in names]
-    ignored = {key for experiment in used for key in experiment.config_keys()}  # keys that choose the cell
+    used_experiments = [experiment for experiment in available if experiment.name in names]
+    ignored = {key for experiment in used_experiments for key in experiment.config_keys()}  # keys that choose the cell
     overrides = []
     for override in map(str, overrides_of(run)):
         key = override.lstrip("+~").partition("=")[0]
@@ -348,7 +348,7 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
             # of a path, only the last part, which is the same on all machines
             short = re.sub(r"^(dataset\.path=).*[/\\]", r"\1", override.lstrip("+").replace("'", ""))
             overrides.append(short)
-    additional = set(names[1:]) - {experiment.name for experiment in used}
+    additional = set(names[1:]) - {experiment.name for experiment in used_experiments}
     return " ".join(sorted(additional)), " ".join(sorted(overrides))
 
 
@@ -400,9 +400,9 @@ def cell_table(
     columns = {column.key: column for column in [*labels, *(Column(key, key) for key in KEYS), *numbers]}
     unknown = [key for key in keys or () if key not in columns]
     require(not unknown, f"a table of {name} has no column {', '.join(unknown)}; there are {', '.join(columns)}")
-    shown = [*labels, *numbers] if keys is None else [columns[key] for key in keys]
-    table = Table(title, shown, rows, name="cells")
-    return table if complete else for_readers(table, [c.key for c in shown if c not in numbers])
+    shown_columns = [*labels, *numbers] if keys is None else [columns[key] for key in keys]
+    table = Table(title, shown_columns, rows, name="cells")
+    return table if complete else for_readers(table, [c.key for c in shown_columns if c not in numbers])
 
 
 def ranking_table(cells: list[Cell]) -> Table | None:
@@ -443,9 +443,9 @@ def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[
         available: The experiments with a key ``paper``.
     """
     # positions: method and column of a cell
-    done = {cell.position for cell in cells if cell.runs and not cell.reduced}
+    positions_run = {cell.position for cell in cells if cell.runs and not cell.reduced}
     distinct = {cell.position: cell for cell in cells}
-    missing = [cell for position, cell in distinct.items() if position not in done]
+    missing = [cell for position, cell in distinct.items() if position not in positions_run]
     reduced = sum(cell.reduced for cell in missing)
     note = f" ({reduced} of them only in a reduced setting)" if reduced else ""
     lines = [f"{len(missing)} of {len(distinct)} cells are not run{note}." if missing else "Every cell has a run."]
@@ -455,12 +455,12 @@ def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[
         suitable = [experiment for experiment in available if matches(experiment.paper, name, cell.row)]
         if suitable:  # prefer the experiments of this table to those of other tables
             names.add(min(suitable, key=lambda experiment: not experiment.name.startswith(f"{name}/")).name)
-        elif position not in done:
+        elif position not in positions_run:
             without.append(cell)
     command = suggested("python -m fedbench")
-    shown = [e for e in available if e.name in names or e.name.startswith(f"{name}/")]
-    lines += ["Commands of the rows:"] if shown else []
-    lines += [f"  {', '.join(e.methods)}: {command} +experiment={e.name}" for e in shown]
+    row_experiments = [e for e in available if e.name in names or e.name.startswith(f"{name}/")]
+    lines += ["Commands of the rows:"] if row_experiments else []
+    lines += [f"  {', '.join(e.methods)}: {command} +experiment={e.name}" for e in row_experiments]
     if without:
         methods, datasets = (", ".join(dict.fromkeys(c.row[key] for c in without)) for key in ("method", "dataset"))
         lines.append(f"{len(without)} cells have no experiment file (methods: {methods}; data sets: {datasets}).")

@@ -141,8 +141,8 @@ def list_tables(config_dir: str | None) -> Table:
         available = paper.experiments(conf_dirs(config_dir))
         for row in rows:
             cells = paper.compare(row["table"], runs, available)
-            done = {cell.position for cell in cells if cell.runs}
-            row["cells"] = f"{len(done)} of {len({cell.position for cell in cells})}"
+            positions_run = {cell.position for cell in cells if cell.runs}
+            row["cells"] = f"{len(positions_run)} of {len({cell.position for cell in cells})}"
         columns.append(Column("cells", "cells run"))
     note = "python -m fedbench paper TABLE: its printed values, yours beside them, and the commands of its rows."
     return Table("printed tables", columns, rows, [note], "tables")

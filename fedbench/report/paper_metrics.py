@@ -231,12 +231,12 @@ def clients_of(run: Run, domain: str) -> list[int]:
     names = run.partition.get("domains")
     names = [normalized(str(name)) for name in names] if isinstance(names, list) else []
     match = re.match(r"c(\d+)_", domain)
-    wanted = normalized(domain)
+    wanted_name = normalized(domain)
     if match:
         distinct = list(dict.fromkeys(names))
         index = int(match[1]) - 1
-        wanted = distinct[index] if index < len(distinct) else None
-    return [client for client, name in enumerate(names) if name == wanted]
+        wanted_name = distinct[index] if index < len(distinct) else None
+    return [client for client, name in enumerate(names) if name == wanted_name]
 
 
 def normalized(name: str) -> str:

@@ -127,16 +127,17 @@ def studies(runs: list[Run]) -> list[Study]:
     for run in with_data:
         by_study.setdefault((_setting_of(run), run.summary["data_hash"], run.method), []).append(run)
     for run in without:  # join the only study of their setting and method, if there is one
-        same = [key for key in by_study if (key[0], key[2]) == (_setting_of(run), run.method)]
-        by_study.setdefault(same[0] if len(same) == 1 else (_setting_of(run), None, run.method), []).append(run)
+        matching_studies = [key for key in by_study if (key[0], key[2]) == (_setting_of(run), run.method)]
+        key = matching_studies[0] if len(matching_studies) == 1 else (_setting_of(run), None, run.method)
+        by_study.setdefault(key, []).append(run)
     by_study = {key: members for key, members in by_study.items() if any(run.finished for run in members)}
     titles = _setting_titles([members[0] for members in by_study.values()])
-    found = []
+    all_studies = []
     for (_, _, method), members in by_study.items():
         values = {**identity(members[0]), **{name: members[0].choice(name) for name in SETTING}}
         setting = {title: values.get(key) for key, title in titles.items()}
-        found.append(Study(method, setting, _trials(members), members[0].conf))
-    return sorted(found, key=lambda study: (*map(sort_key, study.setting.values()), study.method))
+        all_studies.append(Study(method, setting, _trials(members), members[0].conf))
+    return sorted(all_studies, key=lambda study: (*map(sort_key, study.setting.values()), study.method))
 
 
 def _setting_of(run: Run) -> Hashable:

@@ -143,10 +143,10 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
     config = args.run_dir / "config.yaml"
     if not config.is_file():
         return []  # open_run refuses the folder
-    given = {override.partition("=")[0] for override in args.overrides}
+    given_keys = {override.partition("=")[0] for override in args.overrides}
     stored = OmegaConf.to_container(load_config(config))
     class_overrides = user_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
-    return [override for override in class_overrides if override.partition("=")[0] not in given]
+    return [override for override in class_overrides if override.partition("=")[0] not in given_keys]
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
@@ -174,8 +174,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
         args.out is None or args.generate is None,
         f"--out {args.out} and --generate exclude each other: omit --out, because --generate prints the text",
     )
-    given = [f"--{name}" for name in GENERATION if getattr(args, name) is not None]
-    require(not given or args.generate is not None, f"{', '.join(given)} belong to --generate: add --generate TEXT")
+    given_flags = [f"--{name}" for name in GENERATION if getattr(args, name) is not None]
+    require(
+        not given_flags or args.generate is not None,
+        f"{', '.join(given_flags)} belong to --generate: add --generate TEXT",
+    )
     require(
         args.out is None or args.out != args.predictions,
         f"--out and --predictions are both {args.out}: name two different files",

@@ -203,8 +203,9 @@ def load_inception(path: Path) -> Any:
             isinstance(stored, dict) and all(isinstance(name, str) for name in stored),
             f"{path} is not a state dict (a dict of tensors by name): name the file {WEIGHTS} by --weights",
         )
-        used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
-        model.load_state_dict(used)
+        # without the last layer and the auxiliary classifier, which the model does not have
+        needed = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
+        model.load_state_dict(needed)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(

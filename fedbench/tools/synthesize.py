@@ -529,11 +529,12 @@ def main(argv: list[str]) -> int:
     """Run ``fedbench synthesize`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_intermixed_args(argv)
     sampling = Sampling(args.ddim, args.share, args.seed)
-    given = {name: getattr(args, name) for name in TRAINING if getattr(args, name) is not None}
-    training = Training(**given)
+    given_options = {name: getattr(args, name) for name in TRAINING if getattr(args, name) is not None}
+    training = Training(**given_options)
     require(
-        args.run is None or not given,
-        f"--{next(iter(given), None)} is an option of training, but --run {args.run} is already trained: omit one",
+        args.run is None or not given_options,
+        f"--{next(iter(given_options), None)} is an option of training, but --run {args.run} is already trained: omit "
+        "one",
     )
     check_folder("--out", args.out)
     require(

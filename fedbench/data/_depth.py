@@ -1,4 +1,4 @@
-"""Pictures of more than 8 bits per pixel: the range of a data set's values, and scaling to 8 bits.
+"""Pictures of more than 8 bits per pixel: the range of a data set's values, and scaling to 8 bits (256 LEVELS of grey).
 
 All pictures of a data set are scaled by one window (low, high), the values that become black and white.  Differences
 in brightness between pictures thus remain.
@@ -23,7 +23,7 @@ NARROW = 16  # a picture within 1 / NARROW of the range keeps at most LEVELS / N
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one picture.
+    """The range of one picture: smallest and largest value (low, high), 1% and 99% quantile (q01, q99), is_integer.
 
     Attributes:
         low, high: Minimum and maximum.
@@ -52,13 +52,14 @@ class Range:
         require(
             math.isfinite(low) and math.isfinite(high), f"{name} has NaN or infinite values: replace them by numbers"
         )
-        subset = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])  # every k-th pixel, about SAMPLE of them
+        # The quantiles are those of every k-th pixel, about SAMPLE (65,536) of them, which is fast.
+        subset = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])
         q01, q99 = (float(subset[int(q * (len(subset) - 1))]) for q in (0.01, 0.99))
-        return cls(low, high, q01, q99, values.dtype.kind in "iu")
+        return cls(low, high, q01, q99, is_integer=values.dtype.kind in "iu")
 
 
 def check_window(window: Sequence[float] | None) -> Window | None:
-    """Return the option dataset.window as two floats, or None if it is None.
+    """Return the option dataset.window, the pixel values of black and white, as two floats, or None if it is None.
 
     Raises:
         ConfigError: The option is not [low, high], two finite numbers with low < high.
@@ -99,7 +100,7 @@ def common_window(ranges: Sequence[Range], name: str) -> Window:
     elif low >= 0 and high <= 1:
         window = (0.0, 1.0)
     shown = f"[{window[0]:g}, {window[1]:g}]"
-    margin = (window[1] - window[0]) / NARROW  # part of the window that becomes LEVELS / NARROW grey levels
+    margin = (window[1] - window[0]) / NARROW  # a 16th of the window, which becomes LEVELS / NARROW = 16 grey levels
     dark = [r for r in ranges if r.q99 < window[0] + margin]  # 99% of the pixels are nearly black
     bright = [r for r in ranges if r.q01 > window[1] - margin]  # 99% of the pixels are nearly white
     narrow = max(dark, bright, key=len)  # pictures that use a small part of the window

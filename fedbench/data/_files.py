@@ -53,7 +53,7 @@ def md5_of(path: Path) -> str:
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, which is renamed to `path` after the block.
+    """Yield a temporary path to write to, which is renamed to `path` after the block; use it in a with statement.
 
     If the block raises an exception, the temporary file is deleted and `path` is unchanged.  Absent folders are made.
     """
@@ -83,6 +83,7 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
             _download_one(url, path, md5)
             return path
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            # subclasses of URLError, such as HTTPError, have a clear text of their own
             reason = error.reason if type(error) is urllib.error.URLError else error
     raise ConfigError(
         f"{name} is not in {path.parent} and could not be downloaded ({reason}): put {path.name} from "
@@ -106,7 +107,7 @@ def _download_one(url: str, path: Path, md5: str | None) -> None:
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply, written_atomically(path) as partial:
         log.info("downloading %s to %s", url, path)
         with open(partial, "wb") as file:
-            shutil.copyfileobj(reply, file, 1 << 20)
+            shutil.copyfileobj(reply, file, length=1 << 20)  # 1 MiB at a time
         expected, size = reply.headers.get("Content-Length"), partial.stat().st_size
         if expected is not None and size != int(expected):
             raise ValueError(f"the connection ended after {size:,} of {int(expected):,} bytes of {url}; try again")
@@ -140,7 +141,7 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
             f"{path} holds a single array, but must be an npz file of named arrays: write them by numpy.savez",
         )
         with file:
-            arrays = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}  # bytes for a member of the zip that is no array
             return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except ConfigError:
         raise
@@ -148,7 +149,7 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
         raise ConfigError(
             f"{path} does not fit in memory ({error}): write a smaller file, or .npy files for dataset=npy"
         ) from error
-    except DAMAGE as error:
+    except DAMAGE as error:  # the exceptions of NumPy and zipfile for damaged or foreign files
         with open(path, "rb") as opened:
             first = opened.read(1)
         # NumPy takes any other format for a pickle; real pickles start with byte 0x80, and npz files with P.
@@ -194,7 +195,7 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     Raises:
         ValueError: The file has no valid header.
     """
-    version = np.lib.format.read_magic(file)
+    version = np.lib.format.read_magic(file)  # 1.0, 2.0 or 3.0; the last two have a longer field for the header's size
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
     return shape, dtype
@@ -227,7 +228,8 @@ def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
         what: Name of the member, for the error message.
 
     Raises:
-        ConfigError: The member does not fit in memory, or is large and has too high a compression ratio.
+        ConfigError: The member does not fit in memory, or has more than BOMB bytes (100 MB) and a compression ratio
+            above BOMB_RATIO (200).
     """
     require_memory(info.file_size, what)
     ratio = info.file_size / max(info.compress_size, 1)

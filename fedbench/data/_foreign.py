@@ -49,6 +49,6 @@ def _kind(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             # An Excel workbook (.xlsx) is a zip with a folder xl.
             return "an Excel workbook" if any(name.startswith("xl/") for name in archive.namelist()) else None
-    if start.lstrip()[:1] == b"{" and b'"users"' in start:
+    if start.lstrip()[:1] == b"{" and b'"users"' in start:  # JSON of the benchmark LEAF
         return LEAF
     return next((kind for beginning, kind in BEGINNINGS.items() if start.startswith(beginning)), None)

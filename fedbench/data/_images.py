@@ -1,7 +1,4 @@
-"""Image arrays: the layout [n, channels, height, width] uint8, resizing, and decoding of picture files.
-
-Letters: n pictures, C channels, H height, W width.
-"""
+"""Image arrays [n, C, H, W] uint8 (C channels, height, width): layout, resizing, and decoding of n picture files."""
 
 import struct
 import time
@@ -95,7 +92,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
         return images
 
     def resize_one(image: np.ndarray) -> np.ndarray:
-        """Return one picture [C, H, W] resized to [C, size, size]."""
+        """Return one picture [C, H, W] resized to [C, size, size], where size is the argument of `resize`."""
         is_rgb = len(image) == 3  # one call for three planes: faster, and the same numbers
         planes = [np.ascontiguousarray(image.transpose(1, 2, 0))] if is_rgb else list(image)
         pictures = (Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR) for plane in planes)
@@ -174,9 +171,12 @@ def decode_cached(
     """
 
     def decode_all() -> dict[str, np.ndarray]:
-        """Return the decoded pictures [n, channels, side, side] under the name "images", the content of the cache."""
+        """Return the decoded pictures [n, channels, side, side] under the name "images", the content of the cache.
+
+        The other variables are the arguments of `decode_cached`.
+        """
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", source)
-        used = window_of(files, window, source)
+        used = window_of(files, window, source)  # differs from window only if it is None and pictures have > 8 bits
         require(
             not is_extra or used == window,
             f"the extra pictures in {source} have more than 8 bits: set dataset.window=[low, high] to the pixel values "
@@ -214,6 +214,7 @@ def window_of(
         The window, or None if no picture has more than 8 bits.
     """
     with ThreadPoolExecutor(cores()) as pool:
+        # only of pictures with more than 8 bits: _deep_range returns None for others
         ranges = [r for r in pool.map(lambda file: _deep_range(opened(file)), files) if r is not None]
     if window is None:
         return common_window(ranges, name) if ranges else None
@@ -243,14 +244,17 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
     """
     paths = [root / file for file in files]
     missing = [path for path in paths if not path.is_file()]
-    require(
-        not missing,
-        f"{len(missing):,} of the {len(files):,} pictures of {name} are not in {root} (the first is "
-        f"{(missing or [root])[0]}): copy them there, or set data_dir or dataset.path to a complete folder",
-    )
+    if missing:
+        raise ConfigError(
+            f"{len(missing):,} of the {len(files):,} pictures of {name} are not in {root} (the first is {missing[0]}): "
+            "copy them there, or set data_dir or dataset.path to a complete folder"
+        )
 
     def decode_with_progress() -> Iterator[np.ndarray]:
-        """Yield the decoded pictures [3, side, side] in order, and log about ten times how many are done."""
+        """Yield the decoded pictures [3, side, side] in order, and log about ten times how many are done.
+
+        The other variables are the arguments of `centre_squares`; paths are those of the files.
+        """
         n, start = len(files), time.monotonic()
         log.info("%s: decoding %s pictures once", name, f"{n:,}")
         interval = max(1, n // PROGRESS_LINES)
@@ -345,7 +349,8 @@ def _deep_range(path: Path | IO[bytes]) -> Range | None:
     None for a file of 8 bits; then only its header is read.
     """
     with _opened(path) as image:
-        if _is_deep_color(image):  # Pillow drops the lower 8 of 16 bits: ones give their largest value
+        # Pillow drops the lower 8 of 16 bits per color.  They are set to ones, so that the range contains all values.
+        if _is_deep_color(image):
             return Range.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
         is_deep_grey = image.mode.startswith(("I", "F"))  # Pillow's modes of integer and float pixels
         return Range.of(np.asarray(image), str(path)) if is_deep_grey else None
@@ -385,7 +390,7 @@ def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
     Raises:
         ConfigError: The picture has more than 8 bits, and there is no window.
     """
-    if not image.mode.startswith(("I", "F")):
+    if not image.mode.startswith(("I", "F")):  # Pillow's modes of integer and float pixels, with more than 8 bits
         return image
     if window is None:
         raise ConfigError(

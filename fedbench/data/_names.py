@@ -44,6 +44,7 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
         ConfigError: Two names are one number, such as 1 and 1.0 or 7 and 007, or two labels are Yes and yes.
     """
     distinct = sorted(set(names))
+    # groups of names with equal values of the function; None: the name belongs to no group
     equal = _groups(distinct, lambda name: Decimal(name) if PLAIN_NUMBER.fullmatch(name) else None)
     if equal:
         raise ConfigError(

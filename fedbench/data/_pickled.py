@@ -72,6 +72,8 @@ class _Recorder(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in for a function that the pickle names (pickle calls this method).
 
+        A call of the stand-in is recorded, and nothing is run.
+
         Args:
             module: The module of the function.
             name: The name of the function.
@@ -97,10 +99,10 @@ def read_plain(content: bytes) -> Any:
         NotPlainError: The pickle names anything else than what NumPy writes for arrays of numbers and text.
         Exception: The pickle is damaged; this may raise an exception of any class.
     """
-    check_memo(content)  # bounds the memory that the pickle can use
+    check_memo(content)  # limits the size of the pickle's table of repeated objects
     # the calls in the pickle are recorded instead of made; then those of NumPy's arrays and numbers are replaced
     recorded = _Recorder(io.BytesIO(content), encoding="latin1").load()
-    return _Builder(len(content)).build(recorded)
+    return _Builder(size=len(content)).build(recorded)  # size: the limit of the result grows with it
 
 
 def check_memo(content: bytes) -> None:
@@ -171,7 +173,7 @@ def not_plain(file: str, refused: NotPlainError, trust: str) -> str:
 
 
 class _Builder:
-    """Replaces each recorded call in a value by its array or number.
+    """Replaces each recorded call in a value by its array or number, kept in ``arrays`` by the call's id.
 
     A pickle may name one list many times, so that a short pickle stands for a huge value.  The entries and bytes that
     are built are therefore limited.
@@ -193,8 +195,8 @@ class _Builder:
         Raises:
             NotPlainError: A call builds neither an array nor a number.
         """
-        if isinstance(value, _Call):
-            if id(value) not in self.arrays:
+        if isinstance(value, _Call):  # of NumPy: an array or a number
+            if id(value) not in self.arrays:  # the pickle may contain a call many times
                 self.arrays[id(value)] = self._call(value)
             return self.arrays[id(value)]
         if isinstance(value, dict):
@@ -204,7 +206,7 @@ class _Builder:
             self._count(len(value))
             # A list may hold millions of numbers: avoid a call for each.
             return type(value)([v if type(v) in (int, float, str) else self.build(v) for v in value])
-        if isinstance(value, _Name):
+        if isinstance(value, _Name):  # a function that the pickle does not call
             raise NotPlainError(".".join(value.name))
         return value
 
@@ -218,6 +220,10 @@ class _Builder:
 
     def _call(self, call: _Call) -> Any:
         """Return the value that a recorded call of NumPy or codecs builds.
+
+        Args:
+            call: The call: its (module, function) name, its arguments args, and the state that the pickle sets on the
+                result.
 
         Returns:
             An array, a number, a list (for an array of objects), or bytes.

@@ -24,7 +24,7 @@ CACHE = "cache"  # folder in data_dir that is made from the other files
 
 
 def load(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return make(), and store the digest of a large data set in data_dir/cache.
+    """Return make(), and store the digest of a large data set (at least MIN_BYTES) in data_dir/cache.
 
     With the stored digest, a finished run can be recognized without loading its data again.
 
@@ -72,6 +72,12 @@ def _path(dataset: Mapping[str, Any], data_dir: str) -> Path:
 
 def _listing(dataset: Mapping[str, Any], data_dir: str) -> str | None:
     """Return a hash of the names, sizes and times of all files of a data set.
+
+    They are the files at data_dir and at all options whose value is a path, without those in the cache.
+
+    Args:
+        dataset: The group `dataset` of the configuration.
+        data_dir: Folder of the data.
 
     Returns:
         The hash, in hexadecimal digits.  None: no digest may be stored, because the data set is a user's class or there

@@ -15,7 +15,7 @@ import numpy as np
 from fedbench.core import digests
 from fedbench.core.inputs import map_inputs, unwrap_inputs, wrap_inputs
 from fedbench.core.mapped import blocks
-from fedbench.core.options import require, require_distinct
+from fedbench.core.options import ConfigError, require, require_distinct
 
 if TYPE_CHECKING:
     from fedbench.core.split import Split
@@ -28,7 +28,7 @@ NOT_DATA = ("fit", "shared")  # fields that are not part of the digest; shared i
 
 @dataclass
 class Arrays:
-    """A data set of n samples in memory; inputs may also be an np.memmap.
+    """A data set of n samples of C classes in memory; inputs may also be an np.memmap.
 
     Attributes:
         inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such arrays (image
@@ -120,6 +120,8 @@ class Arrays:
     def for_split(self, split: "Split", normalize: bool = True) -> "Arrays":
         """Return the checked arrays that the clients of a split train on: these, or the result of ``fit``.
 
+        ``fit`` is a function that prepares inputs by the training parts, such as standardization.  None: there is none.
+
         Args:
             split: The samples of each client.
             normalize: Whether features are standardized (dataset.normalize).
@@ -129,7 +131,11 @@ class Arrays:
         return self.fit(replace(self, fit=None), split, normalize).check()
 
     def expanded(self) -> "Arrays":
-        """Return these arrays without ``shared``: an input that several samples share is copied for each of them."""
+        """Return these arrays without ``shared``: an input that several samples share is copied for each of them.
+
+        ``shared`` is a dict from the name of such an input to the index of each sample's entry, [n].  None: no input
+        is shared.
+        """
         if self.shared is None:
             return self
         parts = {
@@ -161,7 +167,7 @@ class Arrays:
             f"Arrays.shared has the keys {', '.join(unknown)}, but only the inputs {', '.join(self.parts())} are "
             "allowed: remove or rename the keys",
         )
-        # A shared input has fewer entries than samples: its indices have n entries instead.
+        # shared: from the name of an input with fewer entries than samples to the entry of each sample, [n]
         per_sample: dict[str, np.ndarray] = {name: shared.get(name, values) for name, values in self.parts().items()}
         per_sample["split"] = self.split
         per_sample |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
@@ -171,22 +177,24 @@ class Arrays:
                 f"the data set has {n:,} targets but {len(values):,} rows of {name}: give each sample one of both",
             )
         wrong = self.split[~np.isin(self.split, (TRAIN, VAL, TEST, EXTRA))]
-        require(
-            not len(wrong),
-            f"split must be 0 (train), 1 (val), 2 (test) or 3 (extra) for each sample, but one is "
-            f"{', '.join(map(str, wrong[:1]))}: correct it",
-        )
-        for name, entry in shared.items():
+        if len(wrong):
+            raise ConfigError(
+                f"split must be 0 (train), 1 (val), 2 (test) or 3 (extra) for each sample, but one is {wrong[0]}: "
+                "correct it"
+            )
+        for name, index in shared.items():
             count = len(self.parts()[name])
-            are_indices = entry.dtype == np.int64 and int(entry.min()) >= 0 and int(entry.max()) < count
+            are_indices = index.dtype == np.int64 and int(index.min()) >= 0 and int(index.max()) < count
             require(
                 are_indices,
-                f"Arrays.shared[{name!r}] has {entry.dtype} entries from {entry.min()} to {entry.max()}, but must have "
+                f"Arrays.shared[{name!r}] has {index.dtype} entries from {index.min()} to {index.max()}, but must have "
                 f"int64 indices from 0 to {count - 1}: number the entries of {name} from 0",
             )
 
     def _check_inputs(self) -> None:
         """Check dtypes, shapes and values of the inputs, and the number of entries of ``mean`` and ``std``.
+
+        Pixels are normalized by ``mean`` and ``std``, numbers per channel; None: not at all.
 
         Raises:
             ConfigError: One of them is wrong.
@@ -228,7 +236,10 @@ class Arrays:
         )
 
     def _check_targets(self) -> None:
-        """Check the targets by the rules of their task, and the class names; raise ConfigError if they are wrong."""
+        """Check the targets by the rules of their task, and the class names; raise ConfigError if they are wrong.
+
+        The task is that of ``self.task``, such as "classification".
+        """
         self._task().check(self.targets, self.num_classes)
         require(
             self.class_names is None or len(self.class_names) == self.num_classes,
@@ -238,7 +249,10 @@ class Arrays:
         require_distinct(self.class_names or (), "the class names")
 
     def _check_domains(self) -> None:
-        """Check the natural clients and their classes: ``domain``, ``domain_names`` and ``class_mask``.
+        """Check the natural clients (hospitals, users) and their classes.
+
+        ``domain`` has the natural client of each sample, [n]; ``domain_names`` their names; and ``class_mask`` whether
+        each of them has each class, [domains, C].
 
         Raises:
             ConfigError: One of these fields is wrong, or does not fit the others.

@@ -24,7 +24,7 @@ PICTURES = ("images", "segmentation", "dict", "questions")  # kinds whose inputs
 
 @dataclass
 class Synthetic:
-    """A generated data set.
+    """A generated data set of n samples and num_classes C.  kind: of inputs and targets, such as linear or images.
 
     Args:
         kind: linear (features, and the class with the largest score of a noisy linear function, the teacher), images
@@ -79,6 +79,7 @@ class Synthetic:
             task: The kind of targets, such as "classification".
         """
         split = np.full(self.n, TRAIN, np.int8)
+        # a mean and deviation of 0.5 per channel, which give pixels in [-1, 1]
         scale = half_per_channel(inputs) if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 else None
         return Arrays(inputs, targets, split, self.num_classes, task, mean=scale, std=scale)
 
@@ -87,7 +88,8 @@ class Synthetic:
 
         Args:
             rng: Random numbers.
-            domain: The natural client of each sample, [n], whose features have a mean of their own.  None: no shift.
+            domain: The natural client (hospital, user) of each sample, [n], whose features have a mean of their own,
+                drawn with standard deviation 0.5.  None: no shift.
 
         Returns:
             Features [n, *shape] float32, and scores [n, C].
@@ -97,6 +99,7 @@ class Synthetic:
         x = rng.standard_normal((self.n, features))  # [n, F]
         if domain is not None:
             x += rng.standard_normal((self.num_domains, features))[domain] / 2
+        # NOISE: standard deviation of the noise
         scores = x @ teacher + NOISE * rng.standard_normal((self.n, self.num_classes))
         return x.astype(np.float32).reshape(self.n, *self._shape), scores
 
@@ -119,7 +122,7 @@ class Synthetic:
 
         Args:
             rng: Random numbers.
-            domain: The natural client of each sample, [n].
+            domain: The natural client (hospital, user) of each sample, [n].
         """
         x, scores = self._scores(rng, domain)
         c, d = np.arange(self.num_classes), np.arange(self.num_domains)[:, None]
@@ -191,7 +194,9 @@ class Synthetic:
         return arrays
 
     def _with_questions(self, rng: np.random.Generator, image_of: np.ndarray) -> Arrays:
-        """Return images and questions; the answer is the class of the image plus the first token, modulo C.
+        """Return images and questions of QUESTION_LENGTH (6) tokens, of a vocabulary of WORDS.
+
+        The answer is the class of the image plus the first token, modulo C.
 
         Args:
             rng: Random numbers.

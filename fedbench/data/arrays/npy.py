@@ -36,6 +36,8 @@ class Npy:
     def load(self) -> Arrays:
         """Return the data set: X.npy mapped from disk, and the other files read into memory.
 
+        The files are inputs X and labels y, and optionally split, client and classes.
+
         Raises:
             ConfigError: A file does not exist, is damaged, or has another layout.
         """

@@ -68,7 +68,7 @@ class Npz:
         path = Path(str(self.path))
         refuse_foreign(path, "dataset=npz")
         arrays = check_labels_occur(from_layout(read_npz(path), str(path), self.task, self._window), str(path))
-        if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 2:
+        if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 2:  # a table, whose rows may be numbered
             warn_of_row_numbers(arrays.inputs[:, 0], f"{path}: the first column of X", "remove it from X")
         return resized(arrays, self.resize, self.data_dir, path, self._window)
 
@@ -115,7 +115,7 @@ def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path, window:
     Returns:
         The same object.  Other inputs than uint8 images are not resized.
     """
-    images = arrays.images
+    images = arrays.images  # the inputs [n, C, H, W], or None
     if size is None or images is None or images.dtype != np.uint8 or images.shape[2:] == (size, size):
         return arrays
     require(
@@ -166,8 +166,8 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
         num_columns = labels.shape[1]
         log.info("%s: each row of labels has a single 1, so it is one of %s classes", name, num_columns)
         labels = labels.argmax(1)
-    y, class_names = _as_targets(labels, name, task)
-    kind = KINDS[y.ndim] if task == "auto" else task
+    y, class_names = _as_targets(labels, name, task)  # names: None unless the labels are text
+    kind = KINDS[y.ndim] if task == "auto" else task  # labels [n]: classes, [n, C]: multi-label, [n, H, W]: masks
     if "classes" in flat:
         class_names = [str(c) for c in _as_text(flat["classes"])]
     at_least = max(len(class_names or ()), num_columns)  # classes, even if the last ones do not occur
@@ -240,7 +240,7 @@ def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]
         ConfigError: The arrays of a part are incomplete, or do not fit those of the others.
     """
     columns: dict[str, list[np.ndarray]] = {"X": [], "y": [], "split": [], "client": []}
-    for part, code in PARTS.items():
+    for part, code in PARTS.items():  # train, val and test, and their codes in split
         images, labels = file.get(f"{part}_images"), file.get(f"{part}_labels")
         if images is None and labels is None:
             continue
@@ -341,7 +341,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
     if y.ndim == 2 and y.shape[1] == 1 and task != "multilabel":  # MedMNIST stores labels as [n, 1]
         y = y[:, 0]
     require(
-        y.ndim in DIMENSIONS[task],
+        y.ndim in DIMENSIONS[task],  # the numbers of dimensions that the labels of a task may have
         f"{name}: labels of shape {y.shape} do not fit dataset.task={task} (classification [n], multilabel "
         "[n, C], segmentation [n, H, W], regression [n] or [n, R]): set the task of this shape, or reshape the labels",
     )
@@ -360,7 +360,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
         )
         return y.astype(np.float32), None
     require(
-        bool((np.abs(y) < LARGEST).all() and (y == np.floor(y)).all()),
+        bool((np.abs(y) < LARGEST).all() and (y == np.floor(y)).all()),  # LARGEST: the largest allowed integer
         f"{name}: labels must be integers, but some have fractions or are too large: correct them, or set "
         "dataset.task=regression if they are numbers to predict",
     )
@@ -381,9 +381,9 @@ def _as_split(split: np.ndarray | None, n: int, name: str) -> np.ndarray:
     if split.dtype.kind in "US":
         codes = np.array([PARTS.get(str(part), -1) for part in split], np.int8)
     wrong = split[~np.isin(codes, (TRAIN, VAL, TEST))]
-    require(
-        not len(wrong),
-        f"{name}: split contains {', '.join(map(str, wrong[:1]))}, but must contain 0 (train), 1 (val) and 2 (test), "
-        "or these names: correct it",
-    )
+    if len(wrong):
+        raise ConfigError(
+            f"{name}: split contains {wrong[0]}, but must contain 0 (train), 1 (val) and 2 (test), or these names: "
+            "correct it"
+        )
     return codes.astype(np.int8)

@@ -59,9 +59,9 @@ class PFLlib:
         clients = self._clients(folder)
         inputs, targets, split, domain = [], [], [], []
         for i, client in enumerate(clients):
-            for part, code in FOLDERS.items():
+            for part, code in FOLDERS.items():  # train and test, and their codes in split
                 x, y = self._read(folder / part / f"{client}.npz", folder)
-                if len(x):
+                if len(x):  # an empty file does not tell the shape of a sample
                     inputs.append(x)
                 targets.append(y)
                 split.append(np.full(len(y), code, np.int8))
@@ -74,7 +74,7 @@ class PFLlib:
             "by PFLlib's generator",
         )
         labels = np.concatenate(targets)
-        declared = read_json(folder / "config.json").get("num_classes")
+        declared = read_json(folder / "config.json").get("num_classes")  # None without the file
         return Arrays(
             inputs=np.concatenate(inputs),
             targets=labels,

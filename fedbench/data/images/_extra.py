@@ -29,7 +29,7 @@ def extra_path(extra: str, may_be_table: bool = False) -> Path:
 
 
 def join_extra(arrays: Arrays, extra: Arrays, source: str) -> Arrays:
-    """Append pictures for training only to a data set, matched by the names of classes and natural clients.
+    """Append pictures for training only to a data set, matched by the names of classes and natural clients (hospitals).
 
     Args:
         arrays: The data set, which is changed.
@@ -80,9 +80,9 @@ def _indices(extra: list[str] | None, names: list[str] | None, what: str, source
             "data set with natural clients, or set dataset.extra to null"
         )
     unknown = [name for name in extra if name not in names]
-    require(
-        not unknown,
-        f"dataset.extra={source} has the {what} {(unknown or [''])[0]}, but the data set has {', '.join(names)}: "
-        "rename it, or remove its pictures",
-    )
+    if unknown:
+        raise ConfigError(
+            f"dataset.extra={source} has the {what} {unknown[0]}, but the data set has {', '.join(names)}: rename it, "
+            "or remove its pictures"
+        )
     return positions(extra, names)

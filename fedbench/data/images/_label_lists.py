@@ -90,7 +90,7 @@ def refuse_lists(cells: Sequence[str], source: str) -> None:
         source: The table, for messages.
     """
     labels = set(cells)
-    for separator in SEPARATORS:
+    for separator in SEPARATORS:  # | ; and ,
         for label in sorted(label for label in labels if separator in label):
             is_list = separator == "|" or all(part.strip() in labels for part in label.split(separator))
             require(

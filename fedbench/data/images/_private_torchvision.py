@@ -26,4 +26,5 @@ def paths_and_labels(kind: str, dataset: Any) -> tuple[Sequence[Path], Sequence[
         kind: The name of torchvision's class, a key of PATHS.
         dataset: The data set, an object of this class.
     """
+    # the names of the private attributes that hold them
     return getattr(dataset, PATHS[kind]), getattr(dataset, LABELS)

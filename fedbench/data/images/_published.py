@@ -36,7 +36,7 @@ class DownloadedImages:
 
 @dataclass(frozen=True)
 class Published:
-    """Properties of a published set of images.
+    """Properties of a published set of images: channels, sides (in pixels), names of classes, and counts by part.
 
     Attributes:
         name: Its name, for messages.
@@ -119,18 +119,18 @@ class Published:
         Raises:
             ConfigError: The classes are not those of this set.
         """
-        names, count = arrays.class_names, len(self.classes)
+        names, count = arrays.class_names, len(self.classes)  # names in the file, or None
         self._require(
             arrays.num_classes <= count, f"it has {arrays.num_classes} classes, and the set has {count}", source
         )
         self._require(len(names or self.classes) == count, f"it names {len(names or ())} of {count} classes", source)
         unknown = sorted(set(names or ()) - set(self.classes))
-        self._require(
-            2 * len(unknown) <= count,
-            f"it names the class {next(iter(unknown), '')}, expected {', '.join(self.classes)}",
-            source,
-        )
         if unknown:
+            self._require(
+                2 * len(unknown) <= count,
+                f"it names the class {unknown[0]}, expected {', '.join(self.classes)}",
+                source,
+            )
             log.warning(
                 "%s: %s classes of %s have other names: %s", source, len(unknown), self.name, ", ".join(unknown)
             )

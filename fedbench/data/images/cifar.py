@@ -68,6 +68,9 @@ class CIFAR10(DownloadedImages):
     def load(self) -> Arrays:
         """Return the images in the files, which are downloaded and converted if they do not exist.
 
+        With the option statistics=own, they are normalized by the mean and standard deviation of the training images;
+        otherwise, by 0.5 and 0.5.
+
         Raises:
             ConfigError: The files do not exist and cannot be downloaded, or are other files.
         """
@@ -85,7 +88,7 @@ class CIFAR10(DownloadedImages):
             if self.path is None:  # store the converted arrays, so that the next start finds them
                 store(Path(self.data_dir) / f"{self.name}.npz", file)
             arrays = resized(arrays, self.resize, self.data_dir, source)
-        arrays.published_scaling = self.train_statistics  # mean and standard deviation of each color
+        arrays.published_scaling = self.train_statistics  # mean and standard deviation of each color, as in papers
         if self.statistics == "own":
             arrays.mean, arrays.std = self.train_statistics
         return arrays
@@ -192,7 +195,7 @@ class CIFAR10(DownloadedImages):
             mean=scale,
             std=scale,
         )
-        return self._published(side).check(arrays, str(path))  # with images of side x side pixels
+        return self._published(side).check(arrays, str(path))  # the published set with images of side x side pixels
 
 
 class CIFAR100(CIFAR10):
@@ -280,7 +283,10 @@ def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
     log.info("decoding the %s images of %s once", f"{n:,}", path)
 
     def decode_one(i: int) -> np.ndarray:
-        """Return image number i of the file, [3, 32, 32] uint8; raise ConfigError if it is damaged."""
+        """Return image number i of the file, [3, 32, 32] uint8; raise ConfigError if it is damaged.
+
+        Its JPEG stream is data[offset[i] : offset[i + 1]], where data joins the streams of all images.
+        """
         try:
             with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
                 if image.size != (32, 32):

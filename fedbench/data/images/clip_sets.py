@@ -59,7 +59,7 @@ class Listing:
 
 @dataclass
 class PictureSet:
-    """A set of pictures in torchvision's or CoOp's folders.
+    """A set of pictures in torchvision's or CoOp's folders (CoOp: Zhou et al., IJCV 2022, whose split files are read).
 
     A subclass sets the attributes from ``name`` to ``template``, and overrides methods where the set differs.
 
@@ -89,6 +89,7 @@ class PictureSet:
             ConfigError: The pictures or the split file are absent, or do not fit each other.
         """
         split_file = self._find_split_file()
+        # the pictures: folder root, files in it, labels, split and class names
         listing = self._split_by_rule() if split_file is None else read_split(split_file, self._folder())
         self._check(listing)
         sizes = ", ".join(f"{int((listing.split == code).sum()):,} {part}" for part, code in PARTS.items())
@@ -131,7 +132,7 @@ class PictureSet:
         return list(data.classes)
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """Return the part of each picture by CoOp's rule: TRAIN, VAL or TEST.  # [n] int8
+        """Return the part of each picture by CoOp's rule, 50/20/30 in each class: TRAIN, VAL or TEST.  # [n] int8
 
         Args:
             labels: Classes [n].
@@ -179,11 +180,11 @@ class PictureSet:
             from torchvision import datasets
         except ImportError as error:
             raise ConfigError(f"dataset={self.name} needs torchvision: run pip install torchvision") from error
-        kind = getattr(datasets, self.kind)
+        kind = getattr(datasets, self.kind)  # torchvision's class
         rows: list[tuple[str, int, str]] = []  # path below the folder, class index, name of torchvision's part
         names_of: dict[str, list[str]] = {}
         for part in self.parts:
-            data = self._load(lambda part=part: self.open_part(kind, part))
+            data = self._load(lambda part=part: self.open_part(kind, part))  # an object of the class
             names_of[part] = self.class_names(data)
             paths, labels = self.pictures(data)
             rows += [(path.relative_to(self._root).as_posix(), int(y), part) for path, y in zip(paths, labels)]
@@ -225,15 +226,16 @@ class PictureSet:
     def _check(self, listing: Listing) -> None:
         """Raise ConfigError if a picture is listed twice, or if a class has no training or no test pictures."""
         twice = [file for file, count in Counter(listing.files).items() if count > 1]
-        require(not twice, f"{self.name}: the split lists {(twice or [''])[0]} twice: remove one entry from it")
+        if twice:
+            raise ConfigError(f"{self.name}: the split lists {twice[0]} twice: remove one entry from it")
         for part in ("train", "test"):
             counts = np.bincount(listing.labels[listing.split == PARTS[part]], minlength=len(listing.names))
             absent = [listing.names[c] for c in np.flatnonzero(counts == 0)]
-            require(
-                not absent,
-                f"{len(absent)} of the {len(listing.names)} classes of {self.name} have no {part} pictures in "
-                f"{listing.root} (the first is {(absent or [''])[0]}): add pictures there, or correct the split file",
-            )
+            if absent:
+                raise ConfigError(
+                    f"{len(absent)} of the {len(listing.names)} classes of {self.name} have no {part} pictures in "
+                    f"{listing.root} (the first is {absent[0]}): add pictures there, or correct the split file"
+                )
 
 
 class Flowers102(PictureSet):
@@ -318,7 +320,7 @@ class Caltech101(PictureSet):
         Args:
             data: torchvision's data set, which may list a picture twice.
         """
-        class_index = {name: y for y, name in enumerate(self._used(data))}
+        class_index = {name: y for y, name in enumerate(self._used(data))}  # from the names of the used classes
         rows = [(data.categories[y], number) for y, number in zip(data.y, data.index)]  # class name, picture number
         labels = {
             self._root / name / f"image_{number:04d}.jpg": class_index[name]

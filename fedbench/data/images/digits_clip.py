@@ -76,8 +76,12 @@ class DigitsCLIP:
     label_pairing: Literal["correct", "official_bug"] = "correct"
 
     def load(self) -> Arrays:
-        """Return the 897 digits that are not used for pre-training, each in three colours and in one or all styles."""
-        grey, label = (part[PRETRAINING:] for part in digits())
+        """Return the 897 digits that are not used for pre-training, each in three colours and in one or all styles.
+
+        The first half of the images of each digit is the test part.  The classes are pairs of colour and digit.  With
+        the option style=all, each style is a natural client.
+        """
+        grey, label = (array[PRETRAINING:] for array in digits())  # images [n, 32, 32], and digits 0 to 9 [n]
         is_test = np.zeros(len(label), bool)
         for digit in range(10):
             members = np.flatnonzero(label == digit)
@@ -103,7 +107,10 @@ class DigitsCLIP:
 
 
 def mispaired(arrays: Arrays) -> Arrays:
-    """Return the arrays with the mistakes described in `domain_sets.py`: wrong images, and class names in wrong order.
+    """Return the arrays with two mistakes in the code of pFedMoAP and FedOTP (label_pairing=official_bug).
+
+    Class names are in another order than labels.  A client has the labels of its own samples, but images from the top
+    of the list of its style, which all its clients share.
 
     Args:
         arrays: The arrays, which are changed.

@@ -40,7 +40,7 @@ Row = tuple[str, int, int, int]  # path, label, domain, part
 
 @dataclass
 class DomainSet:
-    """Pictures of ten classes in several domains.
+    """Pictures of ten classes in several domains (cameras or styles), each of which is a natural client.
 
     Args:
         data_dir: Folder of the cache and of the data set.
@@ -65,6 +65,9 @@ class DomainSet:
 
     def load(self) -> Arrays:
         """Return the centre squares of all pictures, decoded or from the cache.
+
+        The option label_pairing=official_bug repeats two mistakes of the papers' code: class names are in another order
+        than labels, and a client's images are not those of its labels.
 
         Raises:
             ConfigError: Pictures or lists are absent, or have another layout.
@@ -124,7 +127,7 @@ class DomainSet:
         return rows
 
     def _rows_of_folders(self) -> list[Row]:
-        """Return a row for each picture in the folders domain/class/picture, all in the training part.
+        """Return a tuple (file, class index, domain index, TRAIN) for each picture in the folders domain/class/picture.
 
         Raises:
             ConfigError: A folder does not exist.
@@ -153,7 +156,7 @@ class DomainSet:
             domain: Domain of each picture, [n].
         """
         counts = np.zeros((len(self.domains), len(self.classes)), np.int64)
-        np.add.at(counts, (domain, labels), 1)
+        np.add.at(counts, (domain, labels), 1)  # pictures of each domain and class
         for d, y in np.argwhere(counts == 0)[:1]:  # the first pair, if there is one
             raise ConfigError(
                 f"{self.root} has no pictures of the class {self.classes[y]} in {self.domains[d]}: add pictures of it, "
@@ -217,7 +220,7 @@ def split_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np
 def images_from_top(
     domain: np.ndarray, split: np.ndarray, order: np.ndarray
 ) -> "Callable[[Arrays, Split, bool], Arrays]":
-    """Return a function that pairs images and labels as the papers by mistake do (label_pairing=official_bug).
+    """Return a function that pairs images and labels as pFedMoAP and FedOTP do by mistake (label_pairing=official_bug).
 
     The k-th sample of a client keeps its label, but has the k-th image in the list of its domain and part.  The
     function is called as `Arrays.fit`, as soon as the samples of each client are known.

@@ -95,6 +95,7 @@ class ImageFolder:
             f"dataset.path={root} has no pictures ({', '.join(sorted(SUFFIXES))}) in its folders: set it to a folder "
             "of class/picture",
         )
+        # tops: the domain or split folder of each picture, or None; classes: its class folder
         tops, classes = self._read_layout([file.split("/") for file in files], root)
         paths = [root / file for file in files]
         images = decode_cached(self.data_dir, str(root), paths, self.resize, self.color, self._window, is_extra)
@@ -106,7 +107,7 @@ class ImageFolder:
             split=np.zeros(len(files), np.int8),
             num_classes=len(class_names),
             class_names=class_names.tolist(),
-            mean=half_per_channel(images),
+            mean=half_per_channel(images),  # 0.5 each, which gives pixels in [-1, 1]
             std=half_per_channel(images),
         )
         if tops is not None and set(tops) <= set(SPLIT_FOLDERS):

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import Count, Seed, listed, require, require_distinct
+from fedbench.core.options import ConfigError, Count, Seed, listed, require, require_distinct
 from fedbench.data._depth import check_window
 from fedbench.data._files import visible_files
 from fedbench.data._images import decode_cached, half_per_channel
@@ -30,7 +30,7 @@ ADVICE = "set their names in dataset.columns; cells must be separated by commas"
 
 @dataclass
 class ImageTable:
-    """Pictures listed in a CSV file.
+    """Pictures listed in a CSV file.  roles: its columns of image, label, patient, silo (natural client) and split.
 
     Args:
         data_dir: Folder of the cache.
@@ -140,7 +140,7 @@ class ImageTable:
         if self.roles["patient"] is not None:
             check_spelling(patients, f"{path}: the patient")
         samples = np.arange(len(targets))
-        if self.negatives is not None:
+        if self.negatives is not None:  # for each silo, the ratio of pictures of the first class to all others
             require(
                 targets.ndim == 1,
                 "dataset.negatives needs one label for each picture, but these are multi-label data: set "
@@ -193,7 +193,7 @@ class ImageTable:
 
 
 class Table(CsvTable):
-    """The CSV file of an image table.
+    """The CSV file of an image table.  roles: the column or columns of image, label, patient, silo and split.
 
     Args:
         path: The file.
@@ -235,7 +235,7 @@ class Table(CsvTable):
         client.
 
         Args:
-            role: image, label, patient, silo or split.
+            role: image, label, patient, silo (natural client) or split.
 
         Raises:
             ConfigError: A cell is empty.
@@ -254,7 +254,7 @@ class Table(CsvTable):
         Raises:
             ConfigError: A cell is empty.
         """
-        names = FIELD.findall(pattern) or [pattern]
+        names = FIELD.findall(pattern) or [pattern]  # FIELD: a name in braces
         for name in names:
             for line, cell in zip(self.lines, self.columns[name]):
                 require(
@@ -293,11 +293,11 @@ def find_pictures(table: Path, folder: Path, names: list[str]) -> list[Path]:
             if name in absent:
                 matches[name].append(file)
     missing = [name for name in names if name in absent and not matches[name]]
-    require(
-        not missing,
-        f"{len(missing):,} of the {len(names):,} pictures that {table} lists are not in {folder} (the first is "
-        f"{(missing or [''])[0]}): set dataset.folder to the folder of the pictures, or copy them there",
-    )
+    if missing:
+        raise ConfigError(
+            f"{len(missing):,} of the {len(names):,} pictures that {table} lists are not in {folder} (the first is "
+            f"{missing[0]}): set dataset.folder to the folder of the pictures, or copy them there"
+        )
     for name, files in matches.items():
         require(
             len(files) == 1,
@@ -312,7 +312,7 @@ def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list
 
     Args:
         table: The table.
-        role: label or silo.
+        role: label or silo (natural client).
         names: The names in order, from the options.  None: those in the table, sorted.
 
     Returns:
@@ -325,11 +325,11 @@ def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list
     check_spelling(names or cells, f"{table.path}: the {role}", are_labels=role == "label" and names is None)
     names = sorted(set(cells)) if names is None else names
     unknown = sorted(set(cells) - set(names))
-    require(
-        not unknown,
-        f"{table.path} has the {role} {(unknown or [''])[0]}, which is not in dataset.classes: {', '.join(names)}; "
-        "add it to dataset.classes, or correct the table",
-    )
+    if unknown:  # a label: rows of other silos have been left out
+        raise ConfigError(
+            f"{table.path} has the {role} {unknown[0]}, which is not in dataset.classes: {', '.join(names)}; add it to "
+            "dataset.classes, or correct the table"
+        )
     return names, positions(cells, names)
 
 
@@ -342,7 +342,7 @@ def sample_negatives(
         targets: Classes [n].
         domain: Natural clients [n].
         negatives: The ratio for each natural client; None for one that keeps all pictures.
-        silos: The names of the natural clients.
+        silos: The names of the natural clients ("silos").
         seed: Seed of the sampling.
 
     Returns:

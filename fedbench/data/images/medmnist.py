@@ -68,7 +68,7 @@ class MedMNIST(DownloadedImages):
             url = info["url"] if self.mirror is None else f"{self.mirror.rstrip('/')}/{self.flag}.npz"
             download([url], file, info["MD5"] if self.verify else None, self.flag)
         task = "multilabel" if info["task"].startswith("multi-label") else "classification"
-        classes = _names(info["label"])
+        classes = _names(info["label"])  # in lower case
         published = Published(
             name=self.flag,
             channels=info["n_channels"],

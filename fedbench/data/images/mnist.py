@@ -57,7 +57,7 @@ class MNIST(DownloadedImages):
         published = Published(self.name, channels=1, sides=[28], classes=self.classes, counts=counts)
         data_dir = Path(self.data_dir)
         npz = data_dir / f"{self.name}.npz" if self.path is None else Path(self.path)
-        if npz.is_file() or (self.path is not None and not npz.is_dir()):
+        if npz.is_file() or (self.path is not None and not npz.is_dir()):  # read refuses a file that does not exist
             return published.read(npz, options=self)
         folders = [npz] if self.path else [data_dir / self.name, data_dir / self.torchvision_folder / "raw"]
         files = next((files for folder in folders if (files := idx_files(folder))), None)
@@ -75,7 +75,10 @@ class MNIST(DownloadedImages):
         return resized(arrays, self.resize, self.data_dir, source)
 
     def _download(self, folder: Path) -> dict[str, Path]:
-        """Download the four gzipped idx files to a folder, and return a dict from key ("train_images", ...) to path."""
+        """Download the four gzipped idx files to a folder, and return a dict from key ("train_images", ...) to path.
+
+        The options mirror (an address instead of the usual ones) and verify (whether the md5 is checked) are used.
+        """
         addresses = [base.rstrip("/") for base in ([self.mirror] if self.mirror else self.mirrors)]
         files = {}
         for key, name in IDX_FILES.items():

@@ -34,7 +34,7 @@ CONTRACTIONS = {  # from the form without apostrophe
 
 @dataclass(frozen=True)
 class AnswerRule:
-    """The rule of which answers are classes of a natural client.
+    """The rule of which answers are classes of a natural client (a hospital or a data set).
 
     Args:
         min_count: The smallest number of occurrences in the client's training part that makes an answer a class.
@@ -67,7 +67,7 @@ class AnswerRule:
         """
         counts = Counter(answers)
         classes = sorted(answer for answer in counts if counts[answer] >= self.min_count)
-        if self.drops_questions:
+        if self.drops_questions:  # with selection top100_drop
             classes = sorted(sorted(classes, key=lambda answer: -counts[answer])[:TOP])  # ties in alphabetical order
         return classes
 

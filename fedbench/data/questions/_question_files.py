@@ -30,7 +30,7 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".gif")
 
 
 class Files:
-    """The files of a folder, or of a zip, found by the last parts of their paths.
+    """The files of a folder or zip, found by the last parts of their paths.  key: "dataset.path=...", for messages.
 
     Such an ending of a path, for example "imgs/1.jpg", finds a file in any folder.
 
@@ -189,7 +189,7 @@ class Row:
 
 @dataclass(kw_only=True)
 class PictureTextOptions:
-    """Common options of data sets with pictures and texts.
+    """Common options of data sets with pictures and texts.  tokens: length of a text; side: of a picture, in pixels.
 
     Args:
         side: Side of the pictures in pixels.
@@ -275,6 +275,8 @@ PictureNames = list[tuple[Files, Sequence[str]]]  # for each data set, its files
 
 def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, source: str) -> Arrays:
     """Return the arrays of questions, one data set after the other.
+
+    The vocabulary is that of the training questions, unless the options name a file.
 
     Args:
         rows: The files and the questions of each data set.

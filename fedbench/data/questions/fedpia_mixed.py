@@ -71,12 +71,15 @@ class FedPIAMixed(QuestionOptions):
         self._labelled = {name: MedViLL(path=paths[name], test=self.test, seed=self.seed) for name in self.labelled}
 
     def load(self) -> Arrays:
-        """Return the questions of the data sets in ``sets``, then the labelled radiographs of those in ``labelled``."""
+        """Return the questions of the data sets in ``sets``, then the labelled radiographs of those in ``labelled``.
+
+        ``labelled`` is a dict from the name of a data set to the number of pairs of a radiograph and a report to use.
+        """
         questions, picture_names = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
         labelled: list[Labelled] = []
         num_pictures = sum(len(names) for _, names in picture_names)
-        for silo, (name, source) in enumerate(self._labelled.items()):
-            pairs = source.pairs(self.labelled[name])  # at most this many; None: all
+        for silo, (name, source) in enumerate(self._labelled.items()):  # source: a MedViLL, which reads the files
+            pairs = source.pairs(limit=self.labelled[name])  # at most this many; None: all
             for i, (text, labels, part) in enumerate(zip(pairs.texts, pairs.labels, pairs.split.tolist())):
                 labelled.append(Labelled(image=num_pictures + i, text=text, labels=labels, split=part, silo=silo))
             picture_names.append((pairs.files, pairs.pictures))

@@ -75,12 +75,12 @@ class MedVQA(QuestionOptions):
 def read_slake(files: Files) -> list[Row]:
     """Return SLAKE's English questions: training, validation and test questions in this order."""
     rows = []
-    for split, names in SLAKE_FILES:
+    for split, names in SLAKE_FILES:  # TRAIN, VAL or TEST, and the names that its file may have
         for row in files.json(*names):
             if files.value(row, "q_lang") == "en":
                 image = files.find(f"imgs/{files.value(row, 'img_name')}")
                 answer, answer_type = files.value(row, "answer"), files.value(row, "answer_type")
-                rows.append(Row(image, files.value(row, "question"), (answer,), answer_type, split, "slake"))
+                rows.append(Row(image, files.value(row, "question"), (answer,), answer_type, split, source="slake"))
     return rows
 
 
@@ -96,6 +96,7 @@ def read_vqa_med(files: Files, year: int) -> list[Row]:
         files: The files of the data set.
         year: 2019, 2020 or 2021.
     """
+    # from the name without suffix to the path; reversed, so that the first path of equal names is used
     pictures = {Path(name).stem: name for name in reversed(files.names) if name.lower().endswith(PICTURES)}
     complete: dict[int, list[list[str]]] = {TRAIN: [], VAL: [], TEST: []}  # [picture, question, answers ...]
     unanswered: dict[int, list[list[str]]] = {TRAIN: [], VAL: [], TEST: []}  # [picture, question]
@@ -120,7 +121,8 @@ def read_vqa_med(files: Files, year: int) -> list[Row]:
         for image, question, *correct in lines:
             require(bool(correct), f"{files.key}: the question about {image} has no answer in any file: add the file")
             require(image in pictures, f"{files.key}: the picture {image} does not exist: copy it there")
-            rows.append(Row(pictures[image], question, tuple(correct), answer_type, split, f"vqa_med_{year}"))
+            source = f"vqa_med_{year}"  # the natural client
+            rows.append(Row(pictures[image], question, tuple(correct), answer_type, split, source))
     return rows
 
 

@@ -68,7 +68,10 @@ class OmniMedVQA(QuestionOptions):
         self._client_of_set = {plain_name(name): client for name, client in (self.sets or {}).items()}
 
     def load(self) -> Arrays:
-        """Return the questions of the natural clients in ``clients``, in the alphabetical order of the files."""
+        """Return the questions of the natural clients in ``clients``, in the alphabetical order of the files.
+
+        A random fraction ``test`` of each client's pictures is for testing.  Questions of other clients are left out.
+        """
         files = Files(Path(self.path or Path(self.data_dir) / "omnimedvqa"), "OmniMedVQA", WHERE)
         lists = [name for name in files.names if LISTS in f"/{name}" and name.endswith(".json")]
         require(bool(lists), f"{files.key}: {LISTS}<data set>.json of OmniMedVQA do not exist: copy them there")
@@ -102,6 +105,7 @@ class OmniMedVQA(QuestionOptions):
         Returns:
             The name of the client.  None: the options assign neither the data set nor the modality to one.
         """
+        # plain_name: the letters and digits of a name, in lower case
         of_modality = self._client_of_modality.get(plain_name(files.value(row, "modality_type").split("(")[0]))
         return self._client_of_set.get(plain_name(files.value(row, "dataset")), of_modality)
 

@@ -81,10 +81,13 @@ class SyntheticMedVQA:
         )
 
     def load(self) -> Arrays:
-        """Return the generated samples of all hospitals: first those with questions, then those with reports."""
+        """Return the generated samples of all hospitals: first those with questions, then those with reports.
+
+        With kind=vqa all hospitals have questions, with kind=reports none, and with kind=mixed three of each five.
+        """
         sites = range(self.sites)
         asking = list(sites) if self.kind == "vqa" else []
-        if self.kind == "mixed":
+        if self.kind == "mixed":  # there are five kinds of hospitals
             asking = [site for site in sites if site % 5 in WITH_QUESTIONS]
         report_sites = [site for site in sites if site not in asking]
         silos = [[self._name(site) for site in group] for group in (asking, report_sites)]
@@ -125,12 +128,12 @@ class SyntheticMedVQA:
             sites: Indices of the hospitals, one for each natural client.
         """
         pictures, questions = [], []
-        for silo, site in enumerate(sites):
+        for silo, site in enumerate(sites):  # silo: the index of the natural client
             rng = generator(self.seed, "synthetic_medvqa", site)
             lesion = None
             for split, i in self._samples():  # (part, number of the sample in it)
                 if i % 2 == 0:  # a new scan for every second question
-                    lesion = sample_lesion(rng, split == TEST)
+                    lesion = sample_lesion(rng, is_test=split == TEST)
                     pictures.append(apply_style(draw_scan([lesion] if lesion else [], rng), site, rng))
                 topic = str(rng.choice(TOPICS[site % 5]))  # TOPICS of the five hospitals, repeated for further ones
                 text = str(rng.choice(WORDINGS[topic]))
@@ -151,12 +154,14 @@ class SyntheticMedVQA:
             rng = generator(self.seed, "synthetic_medvqa reports", site)
             for split, _ in self._samples():
                 quadrants = rng.permutation(4)[: rng.integers(4)]  # of up to three lesions
+                # texture, quadrant and strength of each
                 lesions = [(str(rng.choice(TEXTURES)), int(q), str(rng.choice(USUAL))) for q in quadrants]
                 pictures.append(apply_style(draw_scan(lesions, rng), site, rng))
                 # A tenth of the lesions is not named in the report.
-                named = [SENTENCE.format(s, t) for t, _, s in lesions if rng.random() >= 0.1]
+                named = [SENTENCE.format(strength, texture) for texture, _, strength in lesions if rng.random() >= 0.1]
                 text = " and ".join(named) or "the scan shows nothing"
-                properties = {name for t, _, s in lesions for name in (t, s)} or {"others"}  # of a scan without lesions
+                # "others" is the label of a scan without lesions
+                properties = {name for texture, _, strength in lesions for name in (texture, strength)} or {"others"}
                 labels = [name in properties for name in LABELS]
                 labelled.append(Labelled(first + len(pictures) - 1, text, labels, split, silo))
         return pictures, labelled
@@ -215,7 +220,7 @@ def apply_style(picture: np.ndarray, site: int, rng: np.random.Generator) -> np.
     Returns:
         The scan, [16, 16] uint8.
     """
-    style = HOSPITALS[site % 5]
+    style = HOSPITALS[site % 5]  # the five styles repeat; the fifth one is unchanged
     if style == "inverted":
         picture = 1 - picture
     elif style == "bright":

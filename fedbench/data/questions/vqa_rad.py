@@ -81,7 +81,7 @@ def read_rows(files: Files, source: str | None = None) -> list[Row]:
 
 
 def _row(files: Files, folder: str, row: dict, split: int, source: str | None) -> Row:
-    """Convert one question.
+    """Convert one question from the dict in a file to a Row.
 
     Args:
         files: The files of the data set.

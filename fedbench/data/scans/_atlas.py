@@ -20,7 +20,7 @@ LOWEST, HIGHEST = 0.0, 45.0  # mm, the range of used slices: those with ventricl
 
 @dataclass(frozen=True)
 class Atlas:
-    """The MNI152 template.
+    """The MNI152 template: maps [3, X, Y, Z] of grey matter, white matter and brain, and the matrix from mm to voxels.
 
     Attributes:
         maps: For each voxel the fractions of grey and of white matter, and 1 in the brain, else 0, [3, X, Y, Z]
@@ -38,7 +38,8 @@ class Atlas:
 
         Args:
             height: Position of the slice in mm.
-            points: Coordinates of the pixels, down and right of CENTRE in units of REACH, from -1 to 1, [2, S, S].
+            points: Coordinates of the pixels, down and right of CENTRE in units of REACH (100 mm), from -1 to 1,
+                [2, S, S].
 
         Returns:
             The fractions of grey matter, of white matter and of the brain in each pixel, [3, S, S].

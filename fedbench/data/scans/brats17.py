@@ -64,7 +64,7 @@ class Scan(NamedTuple):
         Raises:
             ConfigError: A file is damaged, or the files have different shapes or positions.
         """
-        images = [read_nifti(path) for path in self.images]
+        images = [read_nifti(path) for path in self.images]  # one file of all modalities, or one for each
         mask = read_nifti(self.mask)
         ndim, expected = (4, "[H, W, D, 4]") if len(images) == 1 else (3, "[H, W, D]")
         for path, image in zip(self.images, images):
@@ -120,7 +120,8 @@ class BraTS17:
             f"dataset=brats17 needs a folder, but dataset.path is null: set dataset.path to one with {LAYOUTS}",
         )
         scans = _scans(Path(str(self.path)))
-        options = (VERSION, self.size, self.mode, [0, 1, 2, 3], CLIP)  # older versions could select channels
+        # [0, 1, 2, 3]: all channels; without it, caches of older versions would not be found
+        options = (VERSION, self.size, self.mode, [0, 1, 2, 3], CLIP)
         files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
         patches = cached(self.data_dir, "brats17", (files, options), lambda: self._cut(scans))
         n = len(patches["inputs"])
@@ -134,7 +135,7 @@ class BraTS17:
             class_names=["background", "tumour"],
             domain=np.arange(n) % len(MODALITIES) if is_official else None,
             domain_names=list(MODALITIES) if is_official else None,
-            fit=self._fit,  # called with the split
+            fit=self._fit,  # sets a missing modality to 0 once the samples are divided over clients, or None
         ).check()
 
     def _cut(self, scans: list[Scan]) -> dict[str, np.ndarray]:
@@ -212,7 +213,7 @@ class BraTS17:
         return [(self._standardize(modality, everywhere), tumour[:, :, z - 1]) for modality in slices]
 
     def _standardize(self, patch: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Standardize a patch, clip it at 3 standard deviations, and scale it to [-1, 1].
+        """Standardize a patch, clip it at CLIP (3) standard deviations, and scale it to [-1, 1].
 
         Args:
             patch: Values.

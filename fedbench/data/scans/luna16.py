@@ -94,7 +94,7 @@ class Luna16:
         key = (fingerprint(table), [fingerprint(path) for path in scans.values()], options)
         patches = cached(self.data_dir, "luna16", key, lambda: self._cut(table, scans))
         return Arrays(
-            inputs=np.repeat(patches["patches"][:, None], CHANNELS, 1),  # [n, 3, size, size]
+            inputs=np.repeat(patches["patches"][:, None], CHANNELS, 1),  # [n, 3, size, size], equal channels
             targets=patches["targets"],
             split=np.zeros(len(patches["targets"]), np.int8),
             num_classes=2,
@@ -103,7 +103,7 @@ class Luna16:
         ).check()
 
     def _cut(self, table: Path, scans: dict[str, Path]) -> dict[str, np.ndarray]:
-        """Return the patches of the selected candidates.
+        """Return the patches of the selected candidates.  With the option balance, both classes have equally many.
 
         Args:
             table: The CSV file of candidates.
@@ -162,6 +162,8 @@ class Luna16:
 def _scans(folder: Path) -> dict[str, Path]:
     """Return the .mhd file of each scan below a folder by its name, that of the file without .mhd.
 
+    Files in folders of segmentations or masks, such as "seg-lungs", are left out.
+
     Raises:
         ConfigError: Two files have the same name.
     """
@@ -186,6 +188,7 @@ def _candidates(table: Path, scans: dict[str, Path]) -> tuple[np.ndarray, np.nda
     """
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
+            # COLUMNS: seriesuid (the name of the scan), coordX, coordY, coordZ, class
             rows = [[row[c] for c in COLUMNS] for row in csv.DictReader(file) if row["seriesuid"] in scans]
         positions = np.array([[float(v) for v in row[1:4]] for row in rows])
         labels = np.array([int(row[4]) for row in rows], np.int64)

@@ -97,7 +97,7 @@ class Tumours:
     def _scan(
         self, rng: np.random.Generator, site: int | None, atlas: _atlas.Atlas | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Generate one scan.
+        """Generate one scan: an anatomy with a tumour, seen by the scanner of its hospital.
 
         Args:
             rng: Random numbers of this scan.
@@ -116,7 +116,7 @@ class Tumours:
         inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
         tumour = sample_tumour(rng, inner, scanner.tumour_size)  # [S, S]
         factor = rng.uniform(CONTRAST, 1)  # 1: the tissue is replaced by tumour
-        for kind, value in ((1, CORE), (2, RIM), (3, OEDEMA)):
+        for kind, value in ((1, CORE), (2, RIM), (3, OEDEMA)):  # value: brightness in each modality, [4]
             where = tumour == kind  # [S, S]
             tissue[:, where] += factor * (value[:, None] - tissue[:, where])
         white_noise = rng.standard_normal((4, self.size, self.size))
@@ -206,6 +206,8 @@ def ellipse(
 def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Generate a slice of a brain without a tumour, from ellipses with folded boundaries.
 
+    Lengths are in units of half the side of the slice.  They are chosen so that the slice resembles a brain.
+
     Args:
         rng: Random numbers.
         size: S, the side of the slice in pixels.
@@ -213,8 +215,8 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
     Returns:
         Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
     """
-    points = coordinates(size)
-    bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
+    points = coordinates(size)  # [2, S, S], down and right, from -1 to 1
+    bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])  # a random deformation
     points = points + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
     tall, wide, turn = rng.uniform(0.82, 0.94), rng.uniform(0.66, 0.78), rng.uniform(-0.2, 0.2)
     radius = ellipse(points, (0, 0), (tall, wide), turn)
@@ -226,7 +228,7 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
     grey, white = radius < 0.93 + folds / 2, radius < 0.76 + folds
     width, distance = rng.uniform(0.7, 1.5), rng.uniform(0.11, 0.16)  # of the ventricles
     fluid = np.zeros_like(brain)
-    for side in (-1, 1):
+    for side in (-1, 1):  # the left and the right ventricle, an ellipse each
         lean = side * rng.uniform(0.1, 0.35) + turn
         fluid |= ellipse(points, (-0.02, side * distance), (0.3 * rng.uniform(0.8, 1.2), 0.06 * width), lean) < 1
     fluid |= (np.abs(points[1]) < 0.02) & (np.abs(points[0]) > 0.45)  # the fissure
@@ -239,7 +241,7 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
 def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> tuple[np.ndarray, np.ndarray]:
     """Return a slice of the atlas without a tumour, mirrored, rotated, stretched and deformed at random.
 
-    The size of the ventricles is random, too.
+    The size of the ventricles is random, too.  Lengths are in units of half the side of the slice.
 
     Args:
         rng: Random numbers.
@@ -249,13 +251,14 @@ def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> t
     Returns:
         Tissue values of each modality [4, S, S], and the mask of the brain [S, S] bool.
     """
-    points = coordinates(size)
-    bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
+    points = coordinates(size)  # [2, S, S], down and right, from -1 to 1
+    bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])  # a random deformation
     y, x = points + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
     turn, tall, wide = rng.uniform(-0.2, 0.2), rng.uniform(0.92, 1.08), rng.uniform(0.92, 1.08)
     y, x = (np.cos(turn) * y + np.sin(turn) * x) / tall, (np.cos(turn) * x - np.sin(turn) * y) / wide
     x = x * rng.choice((-1, 1))
-    x = x * (1 - rng.uniform(-0.4, 0.4) * np.exp(-(x**2 + (y - 0.05) ** 2) / 0.25**2))  # > 0: wider in the middle
+    # wider or narrower in the middle, where the ventricles are
+    x = x * (1 - rng.uniform(-0.4, 0.4) * np.exp(-(x**2 + (y - 0.05) ** 2) / 0.25**2))
     grey, white, inside = atlas.slice(rng.uniform(_atlas.LOWEST, _atlas.HIGHEST), np.stack([y, x]))  # [S, S] each
     share = np.stack([grey, white, (1 - grey - white).clip(0)]) ** 2  # sharper borders than in the mean of heads
     values = np.stack([GREY, WHITE, FLUID]) * rng.normal(1, 0.04, (3, 4))  # of this patient  [3, 4]
@@ -270,12 +273,12 @@ def add_spots(rng: np.random.Generator, points: np.ndarray, tissue: np.ndarray, 
     Args:
         rng: Random numbers.
         points: Coordinates (down, right) of the pixels, [2, S, S].
-        tissue: Tissue values [4, S, S].
-        where: The mask of pixels that may be centres [S, S].
+        tissue: Brightness of each modality, [4, S, S].
+        where: The mask of pixels that may be centres, [S, S] bool.
     """
     rows, columns = np.nonzero(where)
-    for value, end in ((SPOT, 6), (VESSEL, 5)):  # up to 5 spots and 4 vessels
-        for k in rng.integers(len(rows), size=rng.integers(0, end)):
+    for value, end in ((SPOT, 6), (VESSEL, 5)):  # up to 5 spots and 4 vessels; value: brightness in each modality, [4]
+        for k in rng.integers(len(rows), size=rng.integers(0, end)):  # k: a pixel of the mask
             centre = (points[0][rows[k], columns[k]], points[1][rows[k], columns[k]])
             spot = ellipse(points, centre, axes=tuple(rng.uniform(0.025, 0.07, 2)), turn=rng.uniform(0, 3)) < 1
             tissue = np.where(spot, value[:, None, None], tissue)
@@ -288,11 +291,11 @@ def sample_tumour(rng: np.random.Generator, inside: np.ndarray, scale: float) ->
     Args:
         rng: Random numbers.
         inside: The mask of allowed pixels [S, S].
-        scale: Factor of the radius, which is log-normal, 5% to 26% of the side.
+        scale: Factor of the tumour's radius, which is log-normal, 5% to 26% of the side of the image.
     """
     size = len(inside)
     points, (rows, columns) = coordinates(size), np.nonzero(inside)
-    k = rng.integers(len(rows))
+    k = rng.integers(len(rows))  # the pixel at the tumour's centre
     y, x = points[0] - points[0][rows[k], columns[k]], points[1] - points[1][rows[k], columns[k]]
     radius = scale * np.clip(rng.lognormal(np.log(0.29), 0.35), 0.1, 0.52)  # in coordinates, where the side is 2
     angle, outline = np.arctan2(y, x), np.ones_like(x)
@@ -300,8 +303,8 @@ def sample_tumour(rng: np.random.Generator, inside: np.ndarray, scale: float) ->
         outline = outline + rng.normal(0, 0.28 / order) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
     ragged = 0.08 * smooth(rng.standard_normal((size, size)), size / 32)
     distance = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged  # 1 at the outline; clip: it stays positive
-    rim = rng.uniform(0.45, 0.8)
-    core = rim * rng.uniform(0.3, 0.85)
+    rim = rng.uniform(0.45, 0.8)  # where the rim ends and the oedema begins, as a fraction of the radius
+    core = rim * rng.uniform(0.3, 0.85)  # where the core ends
     mask = np.select([distance < core, distance < rim, distance < 1], [1, 2, 3], 0) * inside
     mask[rows[k], columns[k]] = 1  # so that it is not empty
     return mask.astype(np.uint8)

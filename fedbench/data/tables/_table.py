@@ -101,9 +101,10 @@ class TableFit:
         return np.flatnonzero(np.array(self.categories, np.int64))
 
     def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:
-        """Return an unfitted transformer from raw columns to features, without the constant.
+        """Return an unfitted transformer from raw columns to features, without the feature that is 1 everywhere.
 
         The features are the numeric columns, the one-hot categories, and the indicators of missing values.
+        ``categories`` has the number of categories of each column, 0 for a numeric one.
 
         Args:
             normalize: Whether to scale numeric columns.
@@ -157,7 +158,7 @@ class TableFit:
         Returns:
             Features, [samples, F], without the feature that is 1 everywhere.
         """
-        fills = np.empty(len(self.categories))  # the value that fills each column, from all clients
+        fills = np.empty(len(self.categories))  # the value that fills each column where it is missing, from all clients
         for name, columns in (("numbers", self._numeric), ("categories", self._categorical)):
             if len(columns):
                 fills[columns] = pooled.named_transformers_[name]["fill"].statistics_

@@ -29,7 +29,7 @@ FEW_TEXTS = 20  # distinct texts that a column may have in any number of rows
 
 @dataclass
 class TableCsv:
-    """A table from a CSV file in UTF-8 whose first line names the columns.
+    """A table from a CSV file in UTF-8.  roles: the columns of label, client, patient and split; others are features.
 
     Args:
         path: The CSV file.
@@ -224,7 +224,8 @@ class TableCsv:
         """Return the names of the classes and the targets of the rows.
 
         Returns:
-            Names, and classes [n] int64.  For a regression, None and numbers [n] float32.
+            Names, and classes [n] int64.  For a regression (the option target is "number"), None and numbers [n]
+            float32.
         """
         column = Column(table, str(self.roles["label"]), self._missing, self.decimal)
         cells = column.require_values()

@@ -37,7 +37,7 @@ def split_plays(text: str, name: str) -> dict[str, Speeches]:
         By title, the lines of each role.
     """
     lines = _clean(text).splitlines()
-    # The layout is the one in which more lines begin a speech.
+    # The layout is the one in which more lines begin a speech: a name above its words, or indented name and words.
     headed = sum(HEADING.fullmatch(line) is not None and bool(below.strip()) for line, below in pairwise(lines))
     if sum(INDENTED.match(line) is not None for line in lines) > headed:
         return {title: _indented_speeches(part) for title, part in _plays_below_titles(lines).items()}
@@ -116,7 +116,7 @@ def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
         if title in titles or ACT.match(title):  # the first title again: the table ends
             break
         titles.add(title)
-    first = contents + len(titles)
+    first = contents + len(titles)  # lines up to this one are in the table of contents
     starts = [i for i, line in enumerate(lines) if i > first and line.rstrip() in titles]
     if not starts:
         return {name: lines}

@@ -52,6 +52,8 @@ def encode(text: str) -> np.ndarray:
 def select_windows(count: int, length: int, stride: int, test: float) -> tuple[np.ndarray, np.ndarray]:
     """Select a speaker's training and test windows, so that no character is in windows of both parts.
 
+    The first windows are for training, and the last ones for testing.
+
     Args:
         count: The number of windows at stride 1.
         length: Characters of a window.

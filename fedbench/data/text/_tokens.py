@@ -81,11 +81,11 @@ def cut(tokens: Sequence[int], length: int, ignored: int = 0) -> Sequences:
         ignored: The number of tokens at the beginning that are no targets, besides the first one.
 
     Returns:
-        The samples, n = ceil((m - 1) / T).
+        The samples: texts and targets [n, T] with n = ceil((m - 1) / T), padded by PADDING and IGNORED at the end.
     """
     document = np.asarray(tokens, np.int64)
-    count = max(0, len(document) - 1)
-    n = -(-count // length)
+    count = max(0, len(document) - 1)  # targets
+    n = -(-count // length)  # rounded up
     text, target = np.full(n * length, PADDING), np.full(n * length, IGNORED)
     text[:count], target[:count] = document[:-1], document[1:]
     target[: max(0, ignored - 1)] = IGNORED  # the target of position i is token i + 1
@@ -178,6 +178,10 @@ def characters(alphabet: str, unknown: str | None = None, end: str | None = None
     index = {c: i for i, c in enumerate(alphabet)}
 
     def encode(text: str) -> list[int]:
+        """Return the tokens of a text: for each character, its index in the alphabet, or that of ``unknown``.
+
+        ``unknown`` is the character of the alphabet that stands for all others.  If it is None, they are refused.
+        """
         others = [] if unknown is not None else sorted(set(text) - index.keys())
         require(
             not others,

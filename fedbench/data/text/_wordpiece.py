@@ -37,7 +37,7 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     except ImportError as error:
         raise ConfigError("dataset.vocab needs the package tokenizers: run pip install tokenizers") from error
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=100))  # as BERT
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)

@@ -68,6 +68,7 @@ class Shakespeare:
             speakers = self._unsplit_users(files["json"])
         else:
             speakers = self._roles(files["txt"])
+        # count: the number of a speaker's windows at stride 1
         used = [windows for count, windows in speakers if count >= max(self.min_samples, 1)]
         require(
             bool(used),

@@ -71,7 +71,7 @@ class TextCsv:
         require(self.path is not None, f"{SOURCE} needs a file, but dataset.path is null: set dataset.path to one")
         table = CsvTable(Path(str(self.path)), SOURCE, self.delimiter)
         table.require_columns([name for name in self.roles.values() if name], "set their names in dataset.columns")
-        texts = self._cells(table, "text") or []
+        texts = self._cells(table, "text") or []  # not None: the option requires this column
         tokens, mask = self._tokens(texts)
         class_names, targets = self._targets(table)
         split, clients = self._cells(table, "split"), self._cells(table, "client")

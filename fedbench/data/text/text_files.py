@@ -126,12 +126,12 @@ class TextFiles:
             documents: Its texts, in order.
             tokenizer: The tokenizer.
         """
-        if len(documents) == 1 and self.prompt is None:
+        if len(documents) == 1 and self.prompt is None:  # a single plain text is divided itself
             tokens = _tokens(documents[0], tokenizer)
             first_test = round((1 - self.test) * len(tokens))
             return Client(name, cut(tokens[:first_test], self.length), cut(tokens[first_test:], self.length))
+        # the last texts are for testing, a fraction ``test`` of them, at least one
         first_test = len(documents) - max(1, round(self.test * len(documents)))
-        # the last texts are for testing, at least one
         train, test = (self._samples(part, tokenizer) for part in (documents[:first_test], documents[first_test:]))
         return Client(name, train, test)
 
@@ -143,10 +143,17 @@ class TextFiles:
         return joined([none, *(self._pair(document, tokenizer) for document in documents)])
 
     def _pair(self, document: Document, tokenizer: Tokenizer) -> Sequences:
-        """Return one sample of a prompt and its response, or none if the prompt alone is too long."""
+        """Return one sample of a prompt and its response, or none if the prompt alone is too long.
+
+        The tokens of the prompt, and of the separator behind it, are no targets.  The end of a long response is cut.
+
+        Args:
+            document: The prompt and the response (text).
+            tokenizer: The tokenizer, which may have a start and an end token.
+        """
         start = [] if tokenizer.start is None else [tokenizer.start]
         prompt = [*start, *tokenizer.encode(document.prompt + tokenizer.separator)]
-        tokens = [*prompt, *_ended(tokenizer.encode(document.text), tokenizer)]
+        tokens = [*prompt, *_ended(tokenizer.encode(document.text), tokenizer)]  # _ended adds the end token, if any
         if len(prompt) > self.length:
             log.warning(
                 "%s: a prompt of client %s has %d tokens, so that no response fits into dataset.length=%d: it is "

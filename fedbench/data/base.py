@@ -144,7 +144,7 @@ class Arrays:
         return replace(self, inputs=unwrap_inputs(parts, self.inputs), shared=None)
 
     def check(self) -> "Arrays":
-        """Return these arrays unchanged; raise ConfigError if a field is not as the docstring of the class says."""
+        """Return these arrays unchanged; raise ConfigError if a field has a wrong length, dtype, shape or value."""
         self._check_lengths()
         if self.fit is None:  # else the caller checks the arrays that fit returns; before it, inputs may have any dtype
             self._check_inputs()

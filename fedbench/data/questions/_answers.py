@@ -54,7 +54,7 @@ class AnswerRule:
         return self.selection == "top100_drop"
 
     def normalize(self, answer: object) -> str:
-        """Return an answer in the form in which answers are compared, by `normalize_plain` or `normalize_vqa`."""
+        """Return an answer as it is compared: in lower case with single blanks, or as in VQA's evaluation."""
         return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
 
     def classes(self, answers: Iterable[str]) -> list[str]:

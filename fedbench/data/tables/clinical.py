@@ -52,7 +52,7 @@ class Clinical:
         )
 
     def load(self) -> Arrays:
-        """Return the generated table, in which 2% of the cells are missing; its ``fit`` fills and scales them."""
+        """Return the generated table.  2% of its cells are missing; ``fit`` fills and scales it, given a split."""
         from sklearn.datasets import make_classification  # slow to import
 
         negative = self.n - self.positive

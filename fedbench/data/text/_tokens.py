@@ -251,7 +251,7 @@ def _file_tokenizer(path: str) -> Tokenizer:
 
 
 def _folder_tokenizer(path: str) -> Tokenizer:
-    """Return the tokenizer of a folder of transformers.  Its start token is used if it adds it to a text itself."""
+    """Return the tokenizer of a folder of transformers.  It has a start token only if it adds one to texts itself."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -273,7 +273,7 @@ def _folder_tokenizer(path: str) -> Tokenizer:
 
 
 def _unreadable(path: str, error: Exception) -> ConfigError:
-    """Return the error for a tokenizer that a library cannot read."""
+    """Return the ConfigError for a tokenizer at a path that a library cannot read, with the first line of its error."""
     reason = next(iter(str(error).splitlines()), type(error).__name__)
     return ConfigError(
         f"dataset.tokenizer={path} cannot be read: {reason}; set it to a tokenizer.json, a folder of transformers, or "

@@ -109,13 +109,13 @@ class TextCsv:
         return tokens, mask
 
     def _tokenizer(self, texts: list[str]) -> Tokenizer:
-        """Return the tokenizer of the option, or the characters of some texts."""
+        """Return the tokenizer that dataset.tokenizer names, or else one whose tokens are the characters of texts."""
         if self.tokenizer is not None:
             return read_tokenizer(self.tokenizer)
         return characters("".join(sorted(set("".join(texts)))))
 
     def _targets(self, table: CsvTable) -> tuple[list[str], np.ndarray]:
-        """Return the names of the classes, and the class of each row [n] int64."""
+        """Return the names of the classes in the order of their indices, and the class index of each row [n] int64."""
         cells = self._cells(table, "label") or []
         where = f"{table.path}: column {self.roles['label']}"
         names = ordered(cells) if self.classes is None else [str(name) for name in self.classes]

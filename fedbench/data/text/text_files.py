@@ -102,7 +102,7 @@ class TextFiles:
         return language_arrays(clients, tokenizer, SOURCE)
 
     def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer: that of the option, or the characters of the texts."""
+        """Return the tokenizer that dataset.tokenizer names, or else one whose tokens are the characters of texts."""
         return self._tokenizer_of(list(self._documents()) if self.tokenizer is None else [])
 
     def _tokenizer_of(self, documents: list[Document]) -> Tokenizer:
@@ -136,7 +136,7 @@ class TextFiles:
         return Client(name, train, test)
 
     def _samples(self, documents: list[Document], tokenizer: Tokenizer) -> Sequences:
-        """Return the samples of some documents of a client, which may be none."""
+        """Return the samples of documents as one Sequences, in their order; no samples if there are no documents."""
         none = cut([], self.length)
         if self.prompt is None:
             return joined([none, *(cut(_tokens(document, tokenizer), self.length) for document in documents)])
@@ -217,13 +217,13 @@ class TextFiles:
 
 
 def _tokens(document: Document, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of a plain text, with the start and end tokens that the tokenizer has."""
+    """Return the tokens of a document without a prompt, with the tokenizer's start and end token if it has them."""
     start = [] if tokenizer.start is None else [tokenizer.start]
     return [*start, *_ended(tokenizer.encode(document.text), tokenizer)]
 
 
 def _ended(tokens: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Return tokens with the end token, if the tokenizer has one."""
+    """Return tokens with the tokenizer's end token behind them; unchanged if the tokenizer has none."""
     return tokens if tokenizer.end is None else [*tokens, tokenizer.end]
 
 

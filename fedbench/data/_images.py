@@ -265,6 +265,7 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
                 log.info("%s: %s of %s pictures, %.0f s left", name, f"{i:,}", f"{n:,}", left)
             yield picture
 
+    # _stamps has the path, size and time of each file; READER is the version of the decoder
     key = (_stamps(paths), side, "centre squares", READER)
     return cached_array(data_dir, name, key, (len(files), 3, side, side), decode_with_progress)
 

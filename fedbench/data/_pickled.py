@@ -111,7 +111,7 @@ def check_memo(content: bytes) -> None:
     The memo is a pickle's table of repeated objects.  A large index would make Python allocate a huge table.
     """
     for opcode, value, _ in pickletools.genops(content):
-        if opcode.name in MEMO and isinstance(value, int) and value > len(content):
+        if opcode.name in MEMO and isinstance(value, int) and value > len(content):  # MEMO: opcodes that write to it
             raise ValueError(
                 f"the pickle has a memo index of {value}, but only {len(content)} bytes, so that it is damaged"
             )

@@ -26,7 +26,8 @@ CACHE = "cache"  # folder in data_dir that is made from the other files
 def load(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]) -> Arrays:
     """Return make(), and store the digest of a large data set (at least MIN_BYTES) in data_dir/cache.
 
-    With the stored digest, a finished run can be recognized without loading its data again.
+    With the stored digest, a finished run can be recognized without loading its data again.  If the file cannot be
+    written, nothing is stored.
 
     Args:
         dataset: The group `dataset` of the configuration.

@@ -86,7 +86,8 @@ class Dirichlet:
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Draw partitions by `_try` until one gives every client enough samples, or the limit of tries is reached.
 
-        There are at most max_tries, and fewer (but at least 10) on large data, so that all tries take some seconds.
+        There are at most max_tries, and fewer (but at least 10) on large data, so that all tries take some seconds
+        (MAX_WORK).
 
         Args:
             classes: classes[pool][k] are the indices of the samples of class k in a pool.

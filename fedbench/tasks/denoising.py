@@ -188,7 +188,7 @@ class Denoising(Task):
             [k, B, classes].  And the velocities that it must predict, [k, B, C, H, W].
         """
         image = (x - self.black) / (self.white - self.black) * 2 - 1  # black and white pixels become -1 and 1
-        t = (random.uniform(x.shape[1]) * len(self.alpha_bar)).long()  # [k, B]
+        t = (random.uniform(x.shape[1]) * len(self.alpha_bar)).long()  # [k, B], from 0 to the number of steps - 1
         noise = random.normal(*x.shape[1:])  # [k, B, C, H, W]
         label = F.one_hot(y, num_classes).float()
         inputs = {"image": self.schedule.add_noise(image, t, noise), "step": t, "label": label}

@@ -36,7 +36,7 @@ class NextToken(Task):
         self.tokens_per_sample = 1.0  # mean number of target tokens, set by `setup`
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are int64 [n, T] of tokens 0 to C - 1, or -1 for positions without one."""
+        """Raise ConfigError unless targets are int64 [n, T] of tokens 0 to C - 1, or IGNORED (-1) for none."""
         require_two_classes(num_classes, self.kind)
         require(
             targets.dtype == np.int64 and targets.ndim == 2,
@@ -139,7 +139,7 @@ def _masked(logits: Tensor, class_mask: Tensor | None) -> Tensor:
 
 
 def _token_losses(logits: Tensor, y: Tensor, class_mask: Tensor | None) -> Tensor:
-    """Return the cross-entropy of each position, 0 for those without a target.
+    """Return the cross-entropy of each position, 0 for those without a target (IGNORED, -1).
 
     Args:
         logits: Outputs of the model, [..., B, T, C].

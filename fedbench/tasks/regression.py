@@ -86,6 +86,8 @@ class Regression(Task):
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         """Return the loss of each sample, computed with standardized targets if the option standardize is True.
 
+        They are standardized by ``mean`` and ``std`` [R] of the training targets, which are 0 and 1 otherwise.
+
         Args:
             logits: Outputs of the model, [..., B, R].
             y: Targets in the original units, [..., B, R], or [..., B] if R = 1.

@@ -73,7 +73,7 @@ def direction(column: str) -> Direction:
         ConfigError: No task has registered the metric.
     """
     name = column.rpartition("/")[2]
-    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")  # _weighted, _std or _worst
     registered = DIRECTIONS.get(name.removesuffix(suffix))
     if registered is None:
         raise ConfigError(

@@ -248,7 +248,8 @@ class Segmentation(Task):
         def pooled(included: np.ndarray) -> np.ndarray:
             """Return the IoU of each client with the pixels of several classes added up.  # [N]
 
-            It equals d / (2 - d) for the Dice coefficient d of the added pixels.
+            It equals d / (2 - d) for the Dice coefficient d of the added pixels.  tp and union [N, C] are the pixels in
+            the intersection and in the union of predicted and true masks.
 
             Args:
                 included: The classes to include, [N, C] bool or [1, C] for the same in all clients.

@@ -176,7 +176,7 @@ def main(argv: list[str]) -> int:
     if failed:
         print(f"fedbench: all trials of {', '.join(failed)} failed: error.txt in {folder}/* says why", file=sys.stderr)
     again = suggested(f"python -m fedbench report {shlex.quote(str(folder))} --choose")
-    print(f"all trials: {folder / LEDGER}; the table again: {again}", file=sys.stderr)
+    print(f"all trials: {folder / LEDGER}; the table again: {again}", file=sys.stderr)  # LEDGER: trials.csv
     return int(bool(failed))
 
 

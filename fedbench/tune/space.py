@@ -82,7 +82,8 @@ def search_space(
         given: Overrides of the command with several values or an interval.  They replace those of the YAML files.
             Keys of a method that does not have the option are left out.
         composer: Parses the comments of the YAML files.
-        fixed: Keys with one value in the command, which are not searched.
+        fixed: Keys with one value in the command, which are not searched.  Without overrides, the options of
+            SEARCHED_GROUPS, such as "algorithm" and "optimizer", are searched.
 
     Raises:
         ConfigError: A comment or an override is invalid.

@@ -67,6 +67,7 @@ class Npz:
         )
         path = Path(str(self.path))
         refuse_foreign(path, "dataset=npz")
+        # _window: the option window, pixel values that become black and white in images of more than 8 bits, or None
         arrays = check_labels_occur(from_layout(read_npz(path), str(path), self.task, self._window), str(path))
         if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 2:  # a table, whose rows may be numbered
             warn_of_row_numbers(arrays.inputs[:, 0], f"{path}: the first column of X", "remove it from X")

@@ -101,9 +101,9 @@ class PictureSet:
             split=listing.split,
             num_classes=len(listing.names),
             class_names=[name.replace("_", " ") for name in listing.names],
-            mean=CLIP_MEAN,
+            mean=CLIP_MEAN,  # of the pixels, as CLIP's own preprocessing
             std=CLIP_STD,
-            template=self.template,
+            template=self.template,  # a sentence in which {} is the class name
         ).check()
 
     # -- what differs between the sets ---------------------------------------------------------------------

@@ -110,7 +110,7 @@ class ImageFolder:
             mean=half_per_channel(images),  # 0.5 each, which gives pixels in [-1, 1]
             std=half_per_channel(images),
         )
-        if tops is not None and set(tops) <= set(SPLIT_FOLDERS):
+        if tops is not None and set(tops) <= set(SPLIT_FOLDERS):  # train, val and test, and their codes
             arrays.split = np.array([SPLIT_FOLDERS[top] for top in tops], np.int8)
         elif tops is not None:
             check_spelling(tops, f"{root}: the domain folders")

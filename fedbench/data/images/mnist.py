@@ -105,7 +105,7 @@ class FashionMNIST(MNIST):
 def idx_files(folder: Path) -> dict[str, Path] | None:
     """Return a dict from key ("train_images", ...) to idx file (plain or .gz) of a folder; None if one is missing."""
     files = {}
-    for key, name in IDX_FILES.items():
+    for key, name in IDX_FILES.items():  # name: without .gz
         path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
         if path is None:
             return None

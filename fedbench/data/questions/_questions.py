@@ -85,10 +85,10 @@ def answer_indices(
     Args:
         questions: All questions.
         num_silos: The number of natural clients.
-        rule: The rule of which answers are classes.
+        rule: The rule of which answers are classes.  By default, all answers in the training part are.
 
     Returns:
-        For each natural client, the index of the class of each answer that is one.
+        For each natural client, a dict from answer to the index of its class; other answers are not in it.
     """
     training_answers: list[list[str]] = [[] for _ in range(num_silos)]
     for question in questions:

@@ -66,7 +66,7 @@ class MedVQA(QuestionOptions):
         """
         rows = []
         for name in self.sets:
-            title, where, read = READERS[name]  # where: the page for downloads, for messages
+            title, where, read = READERS[name]  # name for messages, page for downloads, and function that reads Files
             files = Files(Path((self.paths or {}).get(name) or Path(self.data_dir) / name), title, where)
             rows.append((files, read(files)))
         return rows
@@ -140,7 +140,7 @@ def _lines(files: Files, name: str) -> Iterator[list[str]]:
     for line in files.text(name).splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) > 1:
-            has_category = cells[1] in CATEGORIES and len(cells) > 2
+            has_category = cells[1] in CATEGORIES and len(cells) > 2  # such as "modality"
             yield [cells[0], *cells[2:]] if has_category else cells
 
 
@@ -157,7 +157,8 @@ def _split(name: str, year: int) -> int | None:
         TRAIN, VAL or TEST.  None: the path names no part, or it is the test part of another year.
     """
     for part in reversed(name.lower().split("/")):
-        splits = [split for word, split in SPLITS if word in part.replace("eval", "")]  # "eval" is not the word "val"
+        # SPLITS: pairs of a word and its part; "eval" is not the word "val"
+        splits = [split for word, split in SPLITS if word in part.replace("eval", "")]
         if splits and (len(splits) == 1 or splits[0] == TEST):
             if year == 2021 and "2020" in name:
                 return None if splits[0] == TEST else TRAIN

@@ -79,8 +79,8 @@ class MedViLL(PictureTextOptions):
         Raises:
             ConfigError: The files are absent or damaged, or have fewer than two pairs.
         """
-        files = Files(Path(self.path or Path(self.data_dir) / "medvill"), "MedViLL's pairs", WHERE)
-        rows = [row for name in PARTS for row in _rows(files, name)]
+        files = Files(Path(self.path or Path(self.data_dir) / "medvill"), "MedViLL's pairs", where=WHERE)
+        rows = [row for name in PARTS for row in _rows(files, name)]  # PARTS: names of MedViLL's files
         require(
             len(rows) > 1,
             f"{files.key}: {', '.join(PARTS)} have {len(rows)} pair(s), too few to split: use files with at least 2",

@@ -72,7 +72,8 @@ class OmniMedVQA(QuestionOptions):
 
         A random fraction ``test`` of each client's pictures is for testing.  Questions of other clients are left out.
         """
-        files = Files(Path(self.path or Path(self.data_dir) / "omnimedvqa"), "OmniMedVQA", WHERE)
+        files = Files(Path(self.path or Path(self.data_dir) / "omnimedvqa"), "OmniMedVQA", where=WHERE)
+        # LISTS: the folder of the lists of questions, a file for each data set
         lists = [name for name in files.names if LISTS in f"/{name}" and name.endswith(".json")]
         require(bool(lists), f"{files.key}: {LISTS}<data set>.json of OmniMedVQA do not exist: copy them there")
         used: list[tuple[str, str, dict[str, Any]]] = []  # (client, path of the picture, question's dict in a file)

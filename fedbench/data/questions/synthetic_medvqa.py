@@ -95,6 +95,7 @@ class SyntheticMedVQA:
         pictures_with_reports, labelled = self._reports(report_sites, first=len(pictures))
         scans = np.stack([*pictures, *pictures_with_reports])[:, None]  # [m, 1, 16, 16]
         if self.kind == "vqa":
+            # a vocabulary of all possible questions; TOKENS: the length of a text
             return question_arrays(questions, scans, _tokenizer(QUESTIONS, TOKENS["vqa"]), silos[0], SOURCE)
         if self.kind == "mixed":
             tokens = _tokenizer([*QUESTIONS, *REPORTS], TOKENS["reports"])
@@ -214,7 +215,7 @@ def apply_style(picture: np.ndarray, site: int, rng: np.random.Generator) -> np.
 
     Args:
         picture: The scan, [16, 16] in about [0, 1].
-        site: The hospital.
+        site: The index of the hospital.
         rng: Generator of the noise.
 
     Returns:
@@ -238,7 +239,7 @@ def answer_of(topic: str, lesion: Lesion | None, site: int) -> str:
     Args:
         topic: The kind of question, a key of WORDINGS.
         lesion: The lesion of the scan, or None.
-        site: The hospital.
+        site: The index of the hospital.
 
     Returns:
         "yes" or "no" for a closed question.  For an open one, the lesion's property, or "none" without a lesion.

@@ -50,7 +50,7 @@ class VQARad(QuestionOptions):
 
     def load(self) -> Arrays:
         """Return all questions, training questions first.  Each organ (head, chest, abdomen) is a natural client."""
-        files = Files(Path(self.path or Path(self.data_dir) / "vqa_rad"), "VQA-RAD", WHERE)
+        files = Files(Path(self.path or Path(self.data_dir) / "vqa_rad"), "VQA-RAD", where=WHERE)
         rows = read_rows(files)
         num_test = sum(row.split == TEST for row in rows)
         if (len(rows) - num_test, num_test) not in COUNTS:  # as published or repackaged
@@ -66,7 +66,7 @@ def read_rows(files: Files, source: str | None = None) -> list[Row]:
         files: The files of the data set.
         source: The natural client of all questions.  None: the organ.
     """
-    # as published, one file for both parts; or repackaged, one file for each part, with pictures in another folder
+    # as PUBLISHED, one file for both parts; or REPACKAGED, one file for each part, with pictures in another folder
     if files.has(PUBLISHED) and not files.has(*REPACKAGED.values()):
         folder = PICTURES
         rows = [

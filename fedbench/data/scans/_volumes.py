@@ -234,7 +234,7 @@ def require_one_space(first_path: Path, first: Nifti, second_path: Path, second:
     distance = float(np.linalg.norm(((first.affine - second.affine) @ corners)[:3], axis=0).max())  # mm
     smallest = float(np.linalg.norm(first.affine[:3, :3], axis=0).min())  # smallest distance of voxels, mm
     require(
-        distance <= TOLERANCE * smallest,
+        distance <= TOLERANCE * smallest,  # a tenth of a voxel
         f"{first_path} and {second_path} are up to {distance:.3g} mm apart in the scanner's space (their affines "
         "differ): resample one of them to the other",
     )

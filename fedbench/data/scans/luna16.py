@@ -141,6 +141,9 @@ class Luna16:
     def _patch(self, volume: Volume, position: np.ndarray, uid: str) -> np.ndarray:
         """Return the square around a candidate, with values in [-1, 1].  # [size, size]
 
+        ``_window`` has the values of the scan (Hounsfield units) that become -1 and 1.  Pixels outside of the scan are
+        -1.
+
         Args:
             volume: The scan.
             position: Position of the candidate (x, y, z) in mm, [3].

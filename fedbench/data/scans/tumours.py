@@ -115,7 +115,7 @@ class Tumours:
         # the brain without its border: at 0.95, almost all pixels around are in the brain too
         inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
         tumour = sample_tumour(rng, inner, scanner.tumour_size)  # [S, S]
-        factor = rng.uniform(CONTRAST, 1)  # 1: the tissue is replaced by tumour
+        factor = rng.uniform(CONTRAST, 1)  # 1: the tissue is replaced by tumour; CONTRAST: the smallest factor
         for kind, value in ((1, CORE), (2, RIM), (3, OEDEMA)):  # value: brightness in each modality, [4]
             where = tumour == kind  # [S, S]
             tissue[:, where] += factor * (value[:, None] - tissue[:, where])
@@ -127,7 +127,7 @@ class Tumours:
         scan = scan + scanner.noise * NOISE * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]
         standardized = (scan - inside.mean(1)[:, None, None]) / deviation(inside, 1)[:, None, None]
-        return (standardized / CLIP).clip(-1, 1) * brain, tumour
+        return (standardized / CLIP).clip(-1, 1) * brain, tumour  # CLIP (3) standard deviations become 1
 
 
 class Scanner(NamedTuple):

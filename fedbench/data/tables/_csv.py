@@ -97,7 +97,7 @@ class CsvTable:
 
 
 class Column:
-    """A column of a CSV file.
+    """A column of a CSV file: cells, values (None: missing), present (values that exist), texts (those not numbers).
 
     Args:
         table: The file.
@@ -164,6 +164,7 @@ class Column:
         """
         if self.texts:
             self.refuse_other_decimals()
+            # texts: pairs of line number and cell; at most SHOWN (3) are shown
             shown = "; ".join(_located(*text) for text in self.texts[:SHOWN]) + ("; ..." * (len(self.texts) > SHOWN))
             raise ConfigError(
                 f"{self.path}: {len(self.present) - len(self.texts):,} of the {len(self.present):,} values of column "

@@ -63,7 +63,8 @@ def _subset(arrays: Arrays, split: Split, name: str) -> np.ndarray:
 def warn_of_scales(arrays: Arrays, split: Split) -> None:
     """Warn if the columns of a float input have very different scales, or if float pictures have large values.
 
-    No learning rate suits columns of very different scales.
+    Scales are very different if their ratio is above RATIO (1,000), for which no learning rate suits all columns.
+    Values are large if they are above LARGE (100).
 
     Args:
         arrays: The data set.

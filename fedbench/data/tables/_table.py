@@ -167,7 +167,7 @@ class TableFit:
         # Columns without values in this client's training part are fitted on the pooled fill value.
         local = self._transformer(normalize, flagged).fit(np.where(np.isnan(listed).all(0), fills, listed))
         if normalize and self.scale == "max_abs" and len(self._numeric):
-            # scikit-learn does not scale columns whose largest value is about 0: use the pooled scale for them.
+            # scikit-learn does not scale columns whose largest value is about 0 (below 10 EPS): use the pooled scale.
             scaler, fallback = (t.named_transformers_["numbers"]["scale"] for t in (local, pooled))
             scaler.scale_ = np.where(scaler.max_abs_ < 10 * EPS, fallback.scale_, scaler.scale_)
         return np.asarray(local.transform(raw[samples]))
@@ -184,6 +184,8 @@ class TableFit:
 
 def warn_of_row_numbers(values: np.ndarray, where: str, remedy: str) -> None:
     """Warn of a feature that may be an index: row numbers, or a different integer in each row.
+
+    With FEW_ROWS (20) or fewer rows, integers often differ by chance, so that there is no warning.
 
     Args:
         values: The feature [n].

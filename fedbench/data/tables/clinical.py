@@ -55,7 +55,7 @@ class Clinical:
         """Return the generated table.  2% of its cells are missing; ``fit`` fills and scales it, given a split."""
         from sklearn.datasets import make_classification  # slow to import
 
-        negative = self.n - self.positive
+        negative = self.n - self.positive  # numbers of patients of class 0 and class 1
         per_class = max(self.positive, negative)  # both classes are generated in this size, and then cut
         x, y = make_classification(
             n_samples=2 * per_class,

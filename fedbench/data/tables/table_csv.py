@@ -134,7 +134,7 @@ class TableCsv:
     def _column(self, table: CsvTable, role: str) -> Column | None:
         """Return the column of a role (label, client, patient or split); None if dataset.columns has none for it."""
         name = self.roles[role]
-        return None if name is None else Column(table, name, self._missing, self.decimal)
+        return None if name is None else Column(table, name, missing=self._missing, decimal=self.decimal)
 
     def _features(self, table: CsvTable) -> tuple[np.ndarray, list[int]]:
         """Return the feature columns, before `TableFit` fills, scales and encodes them.
@@ -154,7 +154,7 @@ class TableCsv:
         )
         raw, counts = [], []
         for name in names:
-            column = Column(table, name, self._missing, self.decimal)
+            column = Column(table, name, missing=self._missing, decimal=self.decimal)
             categories = self._categories(column)
             if categories is None:
                 raw.append(column.numbers())
@@ -199,6 +199,8 @@ class TableCsv:
     def _detected_categories(self, column: Column) -> list[str]:
         """Return the sorted categories of a column of text that dataset.categorical does not mention.
 
+        There may be half as many as rows, or FEW_TEXTS (20) if that is more.
+
         Raises:
             ConfigError: There are too many for the number of rows, or most values are numbers with the other decimal
                 mark.
@@ -227,7 +229,7 @@ class TableCsv:
             Names, and classes [n] int64.  For a regression (the option target is "number"), None and numbers [n]
             float32.
         """
-        column = Column(table, str(self.roles["label"]), self._missing, self.decimal)
+        column = Column(table, str(self.roles["label"]), missing=self._missing, decimal=self.decimal)
         cells = column.require_values()
         if self.target == "number":
             return None, column.numbers().astype(np.float32)
@@ -238,6 +240,7 @@ class TableCsv:
         else:
             names = ordered(cells)
             check_spelling(names, where, are_labels=True)
+            # numbers are classes if there are at most half as many as rows, or FEW_TEXTS (20)
             require(
                 2 * len(names) <= max(len(cells), 2 * FEW_TEXTS) or not column.is_numeric,
                 f"{where} has {len(names):,} distinct numbers in {len(cells):,} rows: set dataset.target=number for "

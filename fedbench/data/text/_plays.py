@@ -66,7 +66,8 @@ def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
 
     Poems are left out.
 
-    A play begins after a line "by William Shakespeare", and its title is in the last line above that is not empty.
+    A play begins after a line "by William Shakespeare" (AUTHOR), and its title is in the last line above that is not
+    empty.
     """
     starts = [i for i, line in enumerate(lines) if AUTHOR in line]
     plays = {}
@@ -82,8 +83,8 @@ def _plays_below_titles(lines: list[str]) -> dict[str, list[str]]:
 def _indented_speeches(lines: list[str]) -> Speeches:
     """Return the lines that each role of a play speaks, by the name of the role.
 
-    A speech begins with "  NAME. words", and the lines below it are indented.  If more lines begin with "NAME. words"
-    without indentation, the whole play is flush left.
+    A speech begins with "  NAME. words" (INDENTED), and the lines below it are indented.  If more lines begin with
+    "NAME. words" without indentation (FLUSH), the whole play is flush left.  ACT is the beginning of an act or scene.
     """
     flush_lines = [line for line in lines if FLUSH.match(line) and not ACT.match(line)]
     is_flush = len(flush_lines) > sum(INDENTED.match(line) is not None for line in lines)
@@ -113,7 +114,7 @@ def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
     contents = stripped.index("Contents") if "Contents" in stripped else len(lines)
     titles = set()
     for title in filter(None, stripped[contents + 1 :]):
-        if title in titles or ACT.match(title):  # the first title again: the table ends
+        if title in titles or ACT.match(title):  # the first title again, or an act or scene: the table ends
             break
         titles.add(title)
     first = contents + len(titles)  # lines up to this one are in the table of contents
@@ -127,7 +128,8 @@ def _plays_in_contents(lines: list[str], name: str) -> dict[str, list[str]]:
 def _headed_speeches(lines: list[str]) -> Speeches:
     """Return the lines that each role of a play speaks, by the name of the role.
 
-    A speech is a block of lines between blank lines, and its first line is the name of the role.
+    A speech is a block of lines between blank lines, and its first line is the name of the role (HEADING).  Stage
+    directions in brackets (DIRECTION) are removed.  ACT is the beginning of an act or scene.
     """
     speeches, speaker = defaultdict[str, list[str]](list), None
     has_begun = False  # roles are listed before the first act

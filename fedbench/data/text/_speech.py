@@ -109,7 +109,7 @@ def speaker_arrays(speakers: Sequence[Windows], source: str) -> Arrays:
         targets=np.concatenate([w.target for w in used]),
         split=np.concatenate([w.split for w in used]),
         num_classes=len(ALPHABET),
-        class_names=[NAMES.get(c, c) for c in ALPHABET],
+        class_names=[NAMES.get(c, c) for c in ALPHABET],  # NAMES: of line end and space
         domain=np.repeat(np.arange(len(used)), [len(w.target) for w in used]),
         domain_names=[w.speaker for w in used],
     ).check()

@@ -189,7 +189,7 @@ def characters(alphabet: str, unknown: str | None = None, end: str | None = None
         )
         return [index.get(c, index.get(unknown or "", 0)) for c in text]
 
-    names = [SHOWN.get(c, c) for c in alphabet]
+    names = [SHOWN.get(c, c) for c in alphabet]  # SHOWN: names of characters that cannot be seen
     return Tokenizer(
         size=len(alphabet) + (end is not None),
         encode=encode,

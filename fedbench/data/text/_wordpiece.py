@@ -43,7 +43,7 @@ def tokenize(texts: Iterable[str], vocab_file: str | Path, length: int) -> np.nd
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     out = np.full((len(encoded), length), vocab[PAD], np.int64)
     for row, text in zip(out, encoded, strict=True):
-        indices = [vocab[FIRST], *text.ids[: length - 2], vocab[LAST]]
+        indices = [vocab[FIRST], *text.ids[: length - 2], vocab[LAST]]  # [CLS] and [SEP]
         row[: len(indices)] = indices
     return out
 
@@ -61,7 +61,7 @@ def read_vocab(vocab_file: str | Path) -> dict[str, int]:
     require(path.is_file(), f"{path} does not exist: set dataset.vocab to the vocab.txt of a BERT tokenizer")
     lines = path.read_text(encoding="utf-8").split("\n")
     vocab = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.rstrip("\r")}
-    missing = [token for token in (PAD, UNKNOWN, FIRST, LAST) if token not in vocab]
+    missing = [token for token in (PAD, UNKNOWN, FIRST, LAST) if token not in vocab]  # [PAD], [UNK], [CLS] and [SEP]
     require(
         not missing,
         f"{path} is not a vocabulary of BERT: it lacks {', '.join(missing)}; set dataset.vocab to the vocab.txt of a "

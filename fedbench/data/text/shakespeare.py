@@ -54,7 +54,7 @@ class Shakespeare:
     min_samples: NonNegativeInt = 0
 
     def load(self) -> Arrays:
-        """Return the windows of all roles or users with enough of them.
+        """Return the windows of all roles or users with enough of them.  Without a path, those of the BUNDLED plays.
 
         Raises:
             ConfigError: There are no texts, or they are too short.
@@ -177,7 +177,7 @@ def find_files(path: Path) -> dict[str, list[Path]]:
     split = {part: sorted((path / part).glob("[!.]*.json")) for part in ("train", "test")}
     if all(split.values()):
         return split
-    for folder in (path, *(path / name for name in NOT_SPLIT)):
+    for folder in (path, *(path / name for name in NOT_SPLIT)):  # folders that LEAF makes before it splits the data
         if files := sorted(folder.glob("[!.]*.json")):
             return {"json": files}
     files = sorted(path.glob("[!.]*.txt"))

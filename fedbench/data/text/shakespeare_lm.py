@@ -44,7 +44,7 @@ class ShakespeareLM:
     min_tokens: NonNegativeInt = 1000
 
     def load(self) -> Arrays:
-        """Return the samples of all roles with enough tokens.
+        """Return the samples of all roles with enough tokens.  Without a path, those of the BUNDLED plays.
 
         Raises:
             ConfigError: There are no plays, or no role says enough.

@@ -45,6 +45,8 @@ class SyntheticDialogue:
     def load(self) -> Arrays:
         """Return the windows of the generated speech of all roles.
 
+        The language has STEMS words, each with a random stem of two syllables and an ending.
+
         Raises:
             ConfigError: The texts are too short for a window.
         """
@@ -72,6 +74,7 @@ class SyntheticDialogue:
         frequency = 1 / np.arange(1, STEMS + 1)  # Zipf's law
         length, text = int(self.characters * rng.uniform(0.5, 1.5)), ""
         while len(text) < length:
+            # WORDS: the range of the number of words in a sentence
             sentence = rng.choice(words, rng.integers(*WORDS), p=frequency / frequency.sum())
             text += " ".join(sentence).capitalize() + ". "
         return text[:length]

@@ -93,7 +93,7 @@ class TextFiles:
         Raises:
             ConfigError: The texts cannot be read, or are too short.
         """
-        documents = list(self._documents())
+        documents = list(self._documents())  # client, prompt ("" if there is none) and text of each
         tokenizer = self._tokenizer_of(documents)
         by_client: dict[str, list[Document]] = {}
         for document in documents:
@@ -175,7 +175,7 @@ class TextFiles:
         if path.is_file():
             yield from self._json_lines(path)
             return
-        keys = {"text": self.text, "prompt": self.prompt, "response": self.response}
+        keys = {"text": self.text, "prompt": self.prompt, "response": self.response}  # options: keys of JSON lines
         given = [name for name, key in keys.items() if key is not None]
         require(
             not given,

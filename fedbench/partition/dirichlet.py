@@ -64,7 +64,7 @@ class Dirichlet:
         Returns:
             For each pool, a Ragged: an array of sample indices for each of the N clients.
         """
-        minima = np.array([self.min_size, self.min_test, 0][: len(pools)])  # [pools]
+        minima = np.array([self.min_size, self.min_test, 0][: len(pools)])  # [pools]; 0: validation parts may be empty
         for pool, minimum, name in zip(pools, minima, ("min_size", "min_test", "")):
             require(
                 minimum * num_clients <= len(pool),

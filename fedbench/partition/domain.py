@@ -60,7 +60,7 @@ class Domain:
             A name for each client.  None: the sites have no names, or several clients each.
         """
         names = arrays.domain_names if self.clients_per_domain == 1 else None
-        return None if names is None else names[: arrays.num_domains]
+        return None if names is None else names[: arrays.num_domains]  # without names of sites after the last one used
 
     def assign(
         self,

@@ -228,7 +228,7 @@ class Task:
         """Return the loss of each sample.  Every task must implement this method.
 
         Args:
-            logits: Outputs of the model, [..., B, R].
+            logits: Outputs of the model, [..., B, R], with any leading axes.
             y: Targets, [..., B].
             class_mask: The classes of each client, [k, C] bool.  None: all.
 

@@ -59,7 +59,7 @@ class Classification(Task):
         self.has_closed_form_gradient = uses_plain_loss and type(self).loss is Classification.loss
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are int64 labels [n] from 0 to C - 1 and a list of class weights has C."""
+        """Raise ConfigError unless targets are int64 labels [n] from 0 to C - 1, and class weights have length C."""
         check_labels(targets, num_classes, self.kind)
         # class_weights is "none", "balanced" or a list
         count = num_classes if isinstance(self.class_weights, str) else len(self.class_weights)

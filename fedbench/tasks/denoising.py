@@ -90,7 +90,7 @@ class Schedule:
 
 
 class Denoising(Task):
-    """Mean squared error of the predicted velocity of noisy images.
+    """Mean squared error of the predicted velocity of noisy images.  alpha_bar [T]: the schedule of the noise.
 
     The model receives {"image": noisy image [..., C, H, W], "step": [...] from 0 to steps - 1, "label": one-hot class
     [..., classes]} and returns a velocity [..., C, H, W].  Images are scaled to [-1, 1], also with dataset.normalize.

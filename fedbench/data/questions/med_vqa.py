@@ -35,7 +35,7 @@ OTHER_TASK = re.compile(r"^readme|^c\d_|vqg|generation")
 
 @dataclass(kw_only=True)
 class MedVQA(QuestionOptions):
-    """Several data sets of questions: inputs image and text, targets [n, 2] (`_questions.py`).
+    """Several data sets of questions: inputs image and text, targets [n, 2]: index of the answer, and 1 if closed.
 
     Args:
         sets: slake, vqa_rad, vqa_med_2019, vqa_med_2020 and vqa_med_2021, in the order of the clients.
@@ -157,8 +157,9 @@ def _split(name: str, year: int) -> int | None:
         TRAIN, VAL or TEST.  None: the path names no part, or it is the test part of another year.
     """
     for part in reversed(name.lower().split("/")):
-        # SPLITS: pairs of a word and its part; "eval" is not the word "val"
+        # SPLITS: pairs of a word and its part, "test" first; "eval" is not the word "val"
         splits = [split for word, split in SPLITS if word in part.replace("eval", "")]
+        # a name with several words, such as "train and val", does not tell the part, except that "test" counts
         if splits and (len(splits) == 1 or splits[0] == TEST):
             if year == 2021 and "2020" in name:
                 return None if splits[0] == TEST else TRAIN

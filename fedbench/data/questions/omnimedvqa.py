@@ -35,7 +35,7 @@ WHERE = "huggingface.co/datasets/foreverbeliever/OmniMedVQA (each picture under 
 
 @dataclass(kw_only=True)
 class OmniMedVQA(QuestionOptions):
-    """OmniMedVQA: inputs image and text, targets [n, 2] (`_questions.py`).
+    """OmniMedVQA: inputs image and text, targets [n, 2]: index of the answer, and 1 for a closed question.
 
     Args:
         clients: The names of the natural clients in order.  Questions of others are not used.

@@ -39,7 +39,7 @@ COUNTS = ((1797, 451), (3064, 451))  # training and test questions, as published
 
 @dataclass(kw_only=True)
 class VQARad(QuestionOptions):
-    """VQA-RAD: inputs image and text, targets [n, 2] (`_questions.py`).
+    """VQA-RAD: inputs image and text, targets [n, 2]: index of the answer, and 1 for a closed question.
 
     Args:
         path: The folder, or a zip of it.  None: data_dir/vqa_rad.

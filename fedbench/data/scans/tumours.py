@@ -126,6 +126,7 @@ class Tumours:
         scan = scanner.gain[:, None, None] * blurred**scanner.gamma * np.exp(0.12 * bias)
         scan = scan + scanner.noise * NOISE * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]
+        # deviation: the standard deviation along axis 1, or 1 if values are constant
         standardized = (scan - inside.mean(1)[:, None, None]) / deviation(inside, 1)[:, None, None]
         return (standardized / CLIP).clip(-1, 1) * brain, tumour  # CLIP (3) standard deviations become 1
 

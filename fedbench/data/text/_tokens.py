@@ -187,7 +187,7 @@ def characters(alphabet: str, unknown: str | None = None, end: str | None = None
             not others,
             f"the text has the characters {listed(map(repr, others))}, which the data set does not have: use others",
         )
-        return [index.get(c, index.get(unknown or "", 0)) for c in text]
+        return [index.get(c, index.get(unknown or "", 0)) for c in text]  # 0 is never used: others were refused
 
     names = [SHOWN.get(c, c) for c in alphabet]  # SHOWN: names of characters that cannot be seen
     return Tokenizer(

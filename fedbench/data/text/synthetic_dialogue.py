@@ -72,7 +72,7 @@ class SyntheticDialogue:
         dialect = np.where(rng.random(STEMS) < DIALECT, rng.choice(ENDINGS, STEMS), endings)
         words = [stem + ending for stem, ending in zip(stems, dialect)]
         frequency = 1 / np.arange(1, STEMS + 1)  # Zipf's law
-        length, text = int(self.characters * rng.uniform(0.5, 1.5)), ""
+        length, text = int(self.characters * rng.uniform(0.5, 1.5)), ""  # characters: the mean length
         while len(text) < length:
             # WORDS: the range of the number of words in a sentence
             sentence = rng.choice(words, rng.integers(*WORDS), p=frequency / frequency.sum())

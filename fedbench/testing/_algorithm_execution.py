@@ -1,4 +1,4 @@
-"""Checks of the execution of methods: the executor, padding and the place of client states do not change results."""
+"""Checks that executors, padding and the place of client states change no results; case.states[r]: after r rounds."""
 
 from __future__ import annotations
 

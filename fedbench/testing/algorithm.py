@@ -1,4 +1,4 @@
-"""Checks of methods: independence of the executor, keyed random numbers, exact resuming, and communication.
+"""Checks of methods: executors, random numbers, resuming, communication; case.states[r] is the state after r rounds.
 
 A method runs on a small federation of 6 clients with 4 to 21 samples, 4 of them per round, on the smallest suitable
 model.  If it allows momentum, the optimizer has momentum and keeps its buffers between rounds.

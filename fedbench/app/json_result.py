@@ -20,7 +20,10 @@ SETTING = ("name", "algorithm", "dataset", "partition", "model", "seed", "rounds
 
 
 def print_result(result: Attempt | Swept) -> None:
-    """Print the result of a run or a sweep as one JSON object; of a failed run, its error."""
+    """Print the result of a run or a sweep as one JSON object; of a failed run, its error.
+
+    The result of a single run has either ``ended`` or ``error``.
+    """
     if isinstance(result, Swept):
         runs = [run_data(result.folder / row["run"], row["status"], row["sentence"]) for row in result.rows]
         print_json("sweep", {"folder": result.folder, "exit_code": result.status, "runs": runs})

@@ -190,7 +190,7 @@ def _resumed(folder: Path, command: Command) -> Ended:
     """
     config, finished = resume.prepare(folder, command.overrides, command.args.config_dir)
     if finished:
-        return skip(folder)
+        return skip(folder)  # which prints that it is finished already, and returns its result
     config["hardware"]["ddp"] = under_torchrun()  # the number of processes may change
     resume.record(folder, command.overrides)
     if text := resume.unchanged_hardware(folder, config, command.overrides):

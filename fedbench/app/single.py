@@ -107,6 +107,9 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     Args:
         full: The composed configuration, with Hydra's node.
         config: The checked configuration.
+
+    Returns:
+        The folder, with the innermost folder at or above its path that existed before.
     """
     is_named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in full.hydra.overrides.hydra)
     path = Path(_run_dir(full)).absolute()
@@ -114,8 +117,10 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     if starts_again:
         path = _torchruns_folder(path.parent, config)
     fresh = not is_named and not starts_again
-    above = list(path.parents) if fresh else [path, *path.parents]
-    existing = next(folder for folder in above if folder.exists())
+    candidates = (
+        list(path.parents) if fresh else [path, *path.parents]
+    )  # the run gets another path if a fresh one exists
+    existing = next(folder for folder in candidates if folder.exists())
     return RunFolder(make_folder(path, fresh).absolute(), existing)
 
 
@@ -144,9 +149,12 @@ def attempt(folder: Path, work: Callable[[], Ended]) -> Attempt:
         folder: The run folder.
         work: The function.
 
+    Returns:
+        The exit status and the folder, with the result of the function or its exception.
+
     Raises:
         KeyboardInterrupt: The run was interrupted; with a sentence that names the command to resume it.
-        SystemExit: A signal handler of the launcher ended the process.
+        SystemExit: A signal was received, and the launcher's handler of it, which is called last, ends the process.
     """
     with interruptible():
         try:

@@ -250,7 +250,8 @@ def name_run_folders(master: DictConfig, swept: list[str]) -> None:
         naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(excluded)}")
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
     subdir = str(sweep["subdir"])
-    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, which is given more arguments here
+    # the default is a call of the resolver cell_name, which gets the sweep's folder and the swept keys as arguments
+    if subdir.startswith("${cell_name:") and subdir.endswith("}"):
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
     with open_dict(master.hydra):
         master.hydra.overrides.hydra.extend(naming)  # the launcher composes each run with these

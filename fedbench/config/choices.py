@@ -70,7 +70,7 @@ def _record_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], fo
     If the class is given on the command line, remove the values of the option's file.
 
     Args:
-        cfg: The configuration with ``choices``; changed in place.
+        cfg: The configuration with ``choices`` (the chosen option of each group); changed in place.
         group: The group.
         overridden: The keys of the group that the command line sets, each with its overrides as text.
         folders: The folders of options.
@@ -99,7 +99,7 @@ def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str,
     """Return the keys of a group that local.yaml and the files of the chosen experiments set; the last file counts.
 
     Args:
-        cfg: The configuration with ``choices``.
+        cfg: The configuration with ``choices`` (the chosen option of each group).
         group: The group.
         folders: The folders of options.
 

@@ -64,7 +64,7 @@ def check_target(
         values: The mapping.
         owner: What has the options, for messages.  Default: the last name of the target.
         hidden: Parameters that are not options, because code passes them.
-        reserved: A dataclass of more keys of the mapping.
+        reserved: A dataclass with further keys that the mapping may have; None for no further keys.
 
     Raises:
         ConfigError: The target cannot be imported, or an option is invalid.
@@ -91,7 +91,7 @@ def model_of(key: str, target: str, hidden: Collection[str] = (), reserved: type
         key: The dotted key of the mapping.
         target: Its value of ``_target_``.
         hidden: Parameters that are not options, because code passes them.
-        reserved: A dataclass of more keys of the mapping.
+        reserved: A dataclass with further keys that the mapping may have; None for no further keys.
 
     Raises:
         ConfigError: The target cannot be imported.
@@ -353,7 +353,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
         annotation: The annotation, which may be text.
         scope: The global names that it may use.
     """
-    holder = types.SimpleNamespace(__annotations__={"option": annotation})
+    holder = types.SimpleNamespace(__annotations__={"option": annotation})  # get_type_hints takes objects only
     try:
         return typing.get_type_hints(holder, scope, include_extras=True)["option"]
     except (NameError, AttributeError, TypeError, SyntaxError):  # a name that is imported for type checkers only

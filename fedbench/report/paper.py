@@ -281,12 +281,12 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
                 overrides=" ".join(filter(None, setting)),
                 reduced=bool(reduced),
             )
-            if row["metric"] in METRICS:
+            if row["metric"] in METRICS:  # metrics that one run has, such as an accuracy
                 _measure(cell, PrintedCell(name, row, tuple(runs), target))
             cells.append(cell)
         if not settings:
             cells.append(Cell(row))
-    _measure_relative(cells)
+    _measure_relative(cells)  # metrics that compare methods, from the values of the other cells
     return cells
 
 
@@ -344,10 +344,11 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
     overrides = []
     for override in map(str, overrides_of(run)):
         key = override.lstrip("+~").partition("=")[0]
-        if key not in ignored and not is_matched(key, (*IGNORED, "experiment")):
+        if key not in ignored and not is_matched(key, (*IGNORED, "experiment")):  # IGNORED: the seed, logging and so on
             # of a path, only the last part, which is the same on all machines
             short = re.sub(r"^(dataset\.path=).*[/\\]", r"\1", override.lstrip("+").replace("'", ""))
             overrides.append(short)
+    # the first name is that of the experiment itself
     additional = set(names[1:]) - {experiment.name for experiment in used_experiments}
     return " ".join(sorted(additional)), " ".join(sorted(overrides))
 

@@ -211,7 +211,8 @@ def gains(run: Run, local: Run | None, metric: str, own_best: bool = False) -> S
             round of the other.  If not, the last rounds are compared.
 
     Returns:
-        The gains of the clients that both runs evaluated [N]; empty if a run has no scores of clients.
+        The gains of the clients that both runs evaluated [N]; empty if a run has no scores of clients, or if all gains
+        are undefined.
     """
     tables = [source.clients(metric) if source is not None else pandas().DataFrame() for source in (run, local)]
     if any(table.empty for table in tables):

@@ -55,15 +55,15 @@ def printed_tables(root: Path) -> list[PrintedTable]:
     dtypes: Any = dict.fromkeys(CELL_KEYS, str)
     files = sorted((root / "results").glob("*/cells.csv"))
     cells: Any = pd.concat(pd.read_csv(file, dtype=dtypes).assign(page=file.parent.name) for file in files)
-    experiments, about = paper.experiments(conf), read_tables(conf)
+    experiments, descriptions = paper.experiments(conf), read_tables(conf)
     tables = []
     for name in paper.tables():
         reported: Any = pd.DataFrame(paper.read_table(name))
         reported = reported[reported["metric"].map(is_measured)]
         if len(reported):
             ours = cells[(cells["table"] == name) & (cells["form"] != "not run")]
-            rows = [experiment for experiment in experiments if paper.names_table(experiment.paper, name)]
-            tables.append(_table(name, reported, ours, rows, about.get(name, {})))
+            of_table = [experiment for experiment in experiments if paper.names_table(experiment.paper, name)]
+            tables.append(_table(name, reported, ours, of_table, descriptions.get(name, {})))
     return tables
 
 

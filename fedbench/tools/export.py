@@ -216,7 +216,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> str:
     folder = Path(folder)
     state, bare = _row_state(sim, client), _bare_module(sim)
     adapted, adapter = _run_module_with(sim, state, client), component(sim.cfg, "adapter")
-    config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
+    config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), trained=state.keys())
     check_folder("--peft", folder)
     network = bare.get_submodule(bare.library_module) if isinstance(bare, _export_formats.HasLibraryModule) else bare
     sync = sim.engine.lora_sync
@@ -315,6 +315,7 @@ def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray
     ids = np.arange(sim.engine.federation.num_clients)
     cohort, rows = deployed(sim, ids)
     samples = sim.engine.federation.splits[split]
+    # forward: for each client, the logits of its samples of the split
     logits = torch.cat(cohort.forward(rows, sim.algorithm.predict, split)).cpu().numpy()
     targets = sim.engine.federation.targets.cpu().numpy()[samples.indices]
     # the names of new clients, which are the last ones, are left out

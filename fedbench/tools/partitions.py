@@ -82,8 +82,8 @@ def build(overrides: list[str], config_dir: str | None = None) -> tuple[Arrays, 
     cfg = compose(overrides, config_dir)
     check(cfg)
     arrays = parts.data(cfg)
-    chosen = f"{cfg.choices.dataset} / {cfg.choices.partition}, partition.seed={cfg.partition.seed}"
-    return arrays, parts.partition(cfg, arrays), chosen
+    title = f"{cfg.choices.dataset} / {cfg.choices.partition}, partition.seed={cfg.partition.seed}"
+    return arrays, parts.partition(cfg, arrays), title
 
 
 def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
@@ -246,7 +246,7 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
     else:
         image = axes.imshow(table.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
         figure.colorbar(image, label="Samples")
-    if classes <= 30:
+    if classes <= 30:  # more names would overlap
         axes.set_yticks(range(classes), names)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="Client", ylabel="Class", title=title)

@@ -49,7 +49,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         KeyboardInterrupt: The run was interrupted.  It is saved; resume it with ``run(resume=folder)``.
         Exception: Any exception of the method, the model or the data.
     """
-    # choices: overrides that choose options of groups; others: the other values by dotted key
+    # choices: overrides that choose options of groups; other_values: all other values by dotted key
     arguments, (choices, other_values) = split_overrides(overrides), choices_and_values(values)
     resumes = [argument for argument in arguments if argument.startswith("resume=")]
     require(len(resumes) < 2, f"resume is given twice, as {' and '.join(resumes)}: give one run folder per call")

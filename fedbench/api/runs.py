@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.targets import to_repeat
 from fedbench.core.files import read_json
 from fedbench.core.options import listed, require
-from fedbench.report import runs as folders
+from fedbench.report import runs as run_folders
 from fedbench.report.scores import SELECTIONS
 from fedbench.report.table import FORMATS
 from fedbench.simulation.result import value_in
@@ -47,7 +47,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration as nested dicts.  Raises ConfigError if config.yaml is damaged."""
-        return folders.Run(self.path).config
+        return run_folders.Run(self.path).config
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -64,17 +64,17 @@ class Run:
     @property
     def metrics(self) -> DataFrame:
         """metrics.csv as a DataFrame, with one row per evaluated round.  Needs pandas."""
-        return folders.read_table(self.path / "metrics.csv")
+        return run_folders.read_table(self.path / "metrics.csv")
 
     @property
     def clients(self) -> DataFrame:
         """clients.csv as a DataFrame, with one row per evaluated round and client.  Needs pandas."""
-        return folders.read_table(self.path / "clients.csv")
+        return run_folders.read_table(self.path / "clients.csv")
 
     @property
     def costs(self) -> DataFrame:
         """costs.csv as a DataFrame, with one row per round: steps, samples, bytes, seconds.  Needs pandas."""
-        return folders.read_table(self.path / "costs.csv")
+        return run_folders.read_table(self.path / "costs.csv")
 
     def model(self, client: int | str, *named: str, merged: bool = False) -> nn.Module:
         """Return the model that a client deploys, as a torch module on the CPU in evaluation mode.
@@ -116,9 +116,9 @@ class Run:
 
         A damaged run has only the status, with the damage, and the path.
         """
-        run, summary = folders.Run(self.path), self.summary
+        run, summary = run_folders.Run(self.path), self.summary
         has_pandas = importlib.util.find_spec("pandas") is not None  # which reads the tables
-        if has_pandas and (why := folders.damage_of(run)):
+        if has_pandas and (why := run_folders.damage_of(run)):
             yield from (("status", f"damaged: {why}"), ("path", shown(self.path)))
             return
         yield "method", run.method
@@ -126,7 +126,7 @@ class Run:
             yield group, str(run.choice(group))
         yield "seed", str(run.config.get("seed"))
         yield "status", self.status
-        done = folders.rounds_of(run) if has_pandas else summary.get("rounds_done", 0)
+        done = run_folders.rounds_of(run) if has_pandas else summary.get("rounds_done", 0)
         yield "rounds", f"{done} of {run.config.get('rounds')}"
         for name, title in (("last", "last"), ("best_val", "best by validation"), ("best", "best on test")):
             if math.isfinite(score := value_in(summary, name, run.primary)):

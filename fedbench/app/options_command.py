@@ -149,7 +149,8 @@ def _types(group: str, target: str) -> dict[str, FieldInfo]:
         shared = KEYS.get(group)
         return fields_of(options_of(shared)) if shared else {}
     try:
-        return fields_of(model_of(group, target, INJECTED.get(group, ()), RESERVED.get(group)))
+        # hidden: arguments that fedbench passes to the class; reserved: further keys, which fedbench reads itself
+        return fields_of(model_of(group, target, hidden=INJECTED.get(group, ()), reserved=RESERVED.get(group)))
     except ConfigError:
         return {}
 

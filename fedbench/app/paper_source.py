@@ -48,6 +48,7 @@ class PaperSource(ConfigSource):
         row = self._row(config_path)
         if row is None:
             raise ConfigLoadError(f"{config_path} is not a row of a table in {self.path}")
+        # provider and full_path() say where the keys come from, for --info
         # _global_: the keys of the row are at the top level, not below "experiment"
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": "_global_"})
 

@@ -61,6 +61,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     before = config["rounds"] = max([config["rounds"], *requested_rounds(folder)])
     requested = _requested(composer, parsed)
     _check_same(folder, config, requested)
+    # CHANGEABLE: patterns of keys that a resumed run may change, such as tracking.*
     changes = {key: value for key, value in requested.items() if key == "rounds" or is_matched(key, CHANGEABLE)}
     if changes:
         merged = OmegaConf.create(config)
@@ -68,7 +69,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
             OmegaConf.update(merged, key, value, merge=False)
         config = check(merged)
     check_rounds(folder, config, before, config["rounds"])  # refuses fewer rounds than before
-    done = read_json(folder / "summary.json").get("rounds", 0)
+    done = read_json(folder / "summary.json").get("rounds", 0)  # the rounds of the finished run
     finished = isinstance(done, int) and config["rounds"] <= done and is_finished(folder, config)
     _check_checkpoint(folder, finished)
     return config, finished
@@ -186,11 +187,11 @@ def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, A
         if key in GROUPS:
             check_choice(override, composer.folders)
             requested[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
-            if is_matched(key, CHANGEABLE):
+            if is_matched(key, CHANGEABLE):  # a group that a resumed run may change
                 requested[key] = to_dict(composer.compose([str(text)])[key])
         elif not override.is_hydra_override():
             resolved = OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)
-            requested |= flatten({key: with_home(resolved)["value"]})
+            requested |= flatten({key: with_home(resolved)["value"]})  # with_home expands ~ in paths
     return requested
 
 

@@ -20,7 +20,7 @@ from fedbench.simulation.simulate import interruptible
 
 
 class RunLauncher:
-    """Start runs in the folder of a sweep by its launcher, several at once if the launcher is parallel.
+    """Start runs of a sweep, whose configuration is ``master``, by its launcher; several at once if it is parallel.
 
     Args:
         composer: Composes the configurations.

@@ -41,8 +41,8 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     for group in RESERVED:  # the groups whose options are classes, each with the keys that the class does not get
         _check_kind(group, values[group].get("_target_"))  # such as a model for the group algorithm
         owner = _owner(group, values)  # what defines its options, for messages
-        # injected: arguments that fedbench passes; reserved: options that the class does not get
-        check_target(group, values[group], owner, INJECTED.get(group, ()), RESERVED[group])
+        # hidden: arguments that fedbench passes to the class; reserved: options that the class does not get
+        check_target(group, values[group], owner, hidden=INJECTED.get(group, ()), reserved=RESERVED[group])
     _check_callbacks(values["callbacks"])
     _check_clients(values)
     return values
@@ -125,7 +125,9 @@ def _check_top(values: dict[str, Any]) -> None:
             f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
         )
     # {}: the options of these groups are checked by themselves
-    check_options("", {**values, **{group: {} for group in (*RESERVED, "privacy")}}, options_of(RunConfig), "a run")
+    check_options(
+        "", {**values, **{group: {} for group in (*RESERVED, "privacy")}}, options_of(RunConfig), owner="a run"
+    )
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
     all_epochs = epochs if isinstance(epochs, list) else [epochs]  # one number for each client, or one for all
     require(
@@ -165,14 +167,14 @@ def _check_privacy(values: Mapping[str, Any]) -> None:
         f"privacy must be one of its options ({', '.join(group_options('privacy'))}), got {show(privacy)}",
     )
     if "_target_" in privacy:
-        check_target("privacy", privacy, "privacy=central", INJECTED["privacy"])
+        check_target("privacy", privacy, owner="privacy=central", hidden=INJECTED["privacy"])
         require(
             values["client_weights"] == "uniform",
             f"client_weights must be uniform with privacy=central, got {values['client_weights']}: a mean by numbers "
             "of samples has no bounded sensitivity; remove the option, or set client_weights=uniform",
         )
         return
-    check_options("privacy", privacy, options_of(PrivacyConfig), "privacy=local")
+    check_options("privacy", privacy, options_of(PrivacyConfig), owner="privacy=local")
     epsilon, clip = privacy["epsilon"], privacy.get("clip")
     if epsilon is None:  # no privacy, so that the other keys are not used
         return

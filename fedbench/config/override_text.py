@@ -32,7 +32,7 @@ def quoted(text: str) -> str:
     if UNQUOTED.fullmatch(text) and not OTHER.fullmatch(text):  # OTHER: null, numbers and the like
         return text
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)  # backslashes are doubled before quotes only
-    ending = re.search(r"\\*$", escaped)
+    ending = re.search(r"\\*$", escaped)  # the backslashes before the closing quote, which are repeated
     return f"'{escaped}{ending[0] if ending else ''}'"
 
 

@@ -52,6 +52,7 @@ def read_table(name: str, folders: Sequence[Path]) -> dict[str, Any] | None:
     """
     paths = (folder / FOLDER / f"{name}.yaml" for folder in folders)
     path = next((path for path in paths if path.is_file()), None)
+    # _read is cached, so that it needs the time of the last change
     return None if path is None else _read(path, path.stat().st_mtime_ns)
 
 

@@ -114,6 +114,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
     names = {run.path: _run_name(run, part, folders) for run in runs}
     rows, curves = [], []
     for group in groups:
+        # by type first, because a seed that is no number cannot be compared with numbers
         for run in sorted(group.runs, key=lambda run: (str(type(run.seed)), run.seed)):
             rows.append(_run_row(run, part, names[run.path], group.labels) | _score_row(run, runs, options))
             curves += _curve_rows(run, names[run.path])

@@ -39,7 +39,7 @@ DIGEST = re.compile(r"data sha256:([0-9a-f]{64})")
 
 
 def digest(drawing: Drawing) -> str:
-    """Return the sha256 (hex) of a figure's data and of VERSION, with floats rounded to six significant digits."""
+    """Return the sha256 (hex) of a figure's data, rounded to six significant digits, and of the VERSION of drawing."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, float):

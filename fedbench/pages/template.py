@@ -261,6 +261,7 @@ class PageFunctions:
             f"{self._page.folder}: no column {', '.join(unknown)}; name some of {', '.join(self._columns)}",
         )
         rows = []
+        # a true value under "tuned" marks a method with a dagger: it fine-tunes after the last round only
         for group in self.groups(part, order, **where):
             if not has or group.spread(has).count:
                 # counted: the number of clients for which the score is defined, if not all

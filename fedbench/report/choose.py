@@ -99,7 +99,7 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
         best = sweep.values[mean.idxmin() if lower_is_better else mean.idxmax()]
         notes.insert(0, f"One for all, by {sweep.folds}-fold cross-validation: {key}={best!r}, with folds=null on all "
                         "training samples.")  # fmt: skip
-    return Table(title, columns, rows, notes, "values")
+    return Table(title, columns, rows, notes, name="values")
 
 
 def _row(value: str, clients: int, client_scores: DataFrame) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
         *(f"{method_name(group_scores.group.name)}: {group_scores.left_out} seeds are left out, without scores of "
           "clients or with another partition." for group_scores in scored if group_scores.left_out),
     ]  # fmt: skip
-    return Table(f"{_title(options)}, over clients", columns, rows, notes, "client_summary")
+    return Table(f"{_title(options)}, over clients", columns, rows, notes, name="client_summary")
 
 
 def clients_table(scored: list[ClientScores], options: Options) -> Table:

@@ -240,8 +240,8 @@ def draw_heat_maps(drawing: HeatMaps) -> Any:
         drawing: The data.
     """
     rows, columns, count = drawing.rows, drawing.columns, len(drawing.series)
-    wide = min(count, 2)
-    tall = -(-count // wide)
+    wide = min(count, 2)  # panels in a row
+    tall = -(-count // wide)  # rows of panels, rounded up
     size = (1.5 + wide * (0.8 + 0.62 * len(columns)), 1.2 + tall * (0.7 + 0.34 * len(rows)))
     figure, panels = pyplot().subplots(tall, wide, figsize=size, squeeze=False, layout="constrained")
     values = np.array([series.y for series in drawing.series], float).reshape(count, len(rows), len(columns))

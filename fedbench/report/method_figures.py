@@ -44,7 +44,7 @@ def regression(x: np.ndarray, y: np.ndarray) -> Regression:
     xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)  # sums of squares and of products
     slope = xy / xx if xx else float("nan")
     r = xy / (xx * yy) ** 0.5 if xx * yy else float("nan")
-    return Regression(slope, float(y.mean()) - slope * float(x.mean()), r)
+    return Regression(slope, intercept=float(y.mean()) - slope * float(x.mean()), r=r)
 
 
 def matrices(run: Run) -> dict[str, np.ndarray]:
@@ -295,7 +295,7 @@ def experts(run: Run) -> np.ndarray:
     Returns:
         The weights [clients, experts] of the clients that have experts; [0, 1] if the run measured none.
     """
-    path = run.path / MEASURED
+    path = run.path / MEASURED  # measured.npz, what methods measure besides scores
     values = (read_npz(path) if path.is_file() else {}).get("experts", np.empty((0, 1)))
     return values[np.isfinite(values).all(1)]
 

@@ -113,6 +113,6 @@ def find_method(text: str, methods: dict[str, dict[str, Group]]) -> str:
         not Path(text).is_dir(),
         f"--compare {text}: this is a folder; folders come first, as in: report {text} --compare pgfed fedavg",
     )
-    nearest = get_close_matches(text, methods, 4, 0.4) or [*methods][:8]
+    nearest = get_close_matches(text, methods, n=4, cutoff=0.4) or [*methods][:8]
     runs = f"the runs have {', '.join(nearest)}" if nearest else "no run has finished yet"
     raise ConfigError(f"--compare {text}: no finished run has this method; {runs}")

@@ -363,6 +363,8 @@ def cell_table(
 ) -> Table:
     """Return cells as a table.
 
+    A true value under "tuned" marks a method with a dagger: our value is after fine-tuning.
+
     Args:
         name: The name of the printed table.
         cells: The cells.

@@ -145,7 +145,7 @@ def list_tables(config_dir: str | None) -> Table:
             row["cells"] = f"{len(positions_run)} of {len({cell.position for cell in cells})}"
         columns.append(Column("cells", "cells run"))
     note = "python -m fedbench paper TABLE: its printed values, yours beside them, and the commands of its rows."
-    return Table("printed tables", columns, rows, [note], "tables")
+    return Table("printed tables", columns, rows, [note], name="tables")
 
 
 def _runs(folders: list[Path], config_dir: str | None) -> tuple[list[Run], dict[Path, str]]:

@@ -84,7 +84,7 @@ def mean(run: Run, cell: PrintedCell, column: str) -> Measurement:
     select, domain = selection(run, cell), domain_of(cell.row)
     if select == "last3" and domain is None:
         values = 100 * scores.curve(run, column)[-3:]
-        return Measurement(float(values.mean()), float(values.std()) if len(values) > 1 else None)
+        return Measurement(float(values.mean()), std=float(values.std()) if len(values) > 1 else None)
     round = scores.selected_round(run, column, "last" if select == "last3" else select)
     if domain is None:
         value = 100 * scores.value_at(run, column, round)
@@ -215,7 +215,7 @@ def domain_of(row: dict[str, str]) -> str | None:
     """
     match = re.search(r"domain=([^;]+)", row.get("setting", ""))
     name = match.group(1) if match else row["dataset"].partition("/")[2]
-    if not name and row["metric"] in CLIENT_METRICS:
+    if not name and row["metric"] in CLIENT_METRICS:  # those of FedPIA
         name = row["dataset"]
     letters = normalized(name)
     return None if letters in ("", "all", "allmean", "average", "mean") or letters.endswith("overall") else name

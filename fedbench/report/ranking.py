@@ -79,7 +79,7 @@ def ranks_table(settings: list[Setting], ranks: DataFrame, names: dict[str, str]
     if left_out:
         notes.append(f"Not in the ranks, because a method has no score there: {'; '.join(left_out)}.")
     title = f"average ranks over {len(ranks)} settings, and win rates (%)"
-    return Table(title, columns, rows, [*notes, *friedman_notes(settings, ranks)], "ranks")
+    return Table(title, columns, rows, [*notes, *friedman_notes(settings, ranks)], name="ranks")
 
 
 def friedman_notes(settings: list[Setting], ranks: DataFrame) -> list[str]:

@@ -238,7 +238,8 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
 def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
     """Return the table of results, with a row per group.
 
-    Rows are sorted by setting, and within a setting by the metric at the selected round, the best first.
+    Rows are sorted by setting, and within a setting by the metric at the selected round, the best first.  A true value
+    under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
 
     Args:
         groups: The groups; sorted in place in the order of the rows.
@@ -370,7 +371,7 @@ def unfinished(runs: list[Run]) -> Table | None:
     titles = {"run": "run", "status": "status", "rounds": "rounds", "command": "to finish it"} if rows else {}
     columns = [Column(key, title) for key, title in titles.items()]
     notes = [_failed_starts(failed)] if failed else []
-    return Table("not finished" if rows else "", columns, rows, notes, "unfinished")
+    return Table("not finished" if rows else "", columns, rows, notes, name="unfinished")
 
 
 def _failed_starts(failed: list[tuple[Path, str]]) -> str:

@@ -93,6 +93,7 @@ def render(tables: list[Table], table_format: str) -> str:
     texts = []
     for table in tables:
         notes = [escape_control(note) for note in table.notes]
+        # FORMATS: from format to the function that returns a table as text
         texts.append(FORMATS[table_format](replace(table, title=escape_control(table.title), notes=notes)))
     return "\n".join(texts)
 

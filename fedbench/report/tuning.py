@@ -302,7 +302,7 @@ def _table(choices: list[Choice], metric: str, select: str) -> Table:
         Column("best_val", "test, best by val", digits, scale),
     ]
     title = f"{metric}{' (%)' if percent else ''}: options chosen by the mean validation score"
-    return Table(title, columns, rows, _notes(choices, select), "choices")
+    return Table(title, columns, rows, _notes(choices, select), name="choices")
 
 
 def _row(choice: Choice, metric: str) -> dict[str, Any]:

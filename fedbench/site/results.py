@@ -63,6 +63,7 @@ def results_of(root: Path, options: Iterable[str], rows: Any) -> dict[str, list[
     Returns:
         For each option a list of dicts with page, title, setting, metric, form, n, last and best, as text but for n.
     """
+    # names: from the letters and digits of a name, in lower case, to the option
     by_method = rows.groupby(rows["method"].map(normalized))["algorithm"]
     names = by_method.agg(lambda algorithms: algorithms.value_counts(sort=True).index[0]).to_dict()
     results: dict[str, list[dict[str, Any]]] = {option: [] for option in options}

@@ -163,7 +163,8 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
         if is_too_wide:
             cells = [(table[i] > 0).sum(), f"{table[i].max() / max(table[i].sum(), 1):.0%}"]
         name = str(i) if split.names is None else split.names[i]
-        view.add_row(name, *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
+        numbers = [str(sizes[i]) for sizes in parts.values()]
+        view.add_row(name, *numbers, *(str(cell) if cell else "·" for cell in cells))
     if split.num_clients > MAX_ROWS:
         view.add_row("...")
     console.print(view)

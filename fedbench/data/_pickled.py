@@ -136,7 +136,7 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
     try:
         if trusted:
             with np.load(path, allow_pickle=True) as file:
-                return file[name].tolist()
+                return file[name].tolist()  # of an array without dimensions, the object in it
         with zipfile.ZipFile(path) as archive:
             info = archive.getinfo(f"{name}.npy")
             require_unpackable(info, f"{key}: {name} of {path}")
@@ -312,7 +312,8 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     Raises:
         NotPlainError: It is no such call, or a dtype of other values.
     """
-    code, state = _code(dtype), dtype.state  # NumPy's state is (version, byte order, ...)
+    code, state = _code(dtype), dtype.state  # such as "f8"; NumPy's state is (version, byte order, ...)
+    # "|": the dtype has no byte order, or the state does not tell it
     order = state[1] if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "=") else "|"
     found = np.dtype(f"{order}{code}")
     if found.kind not in NUMBERS_AND_TEXT or found.names is not None or found.subdtype is not None:

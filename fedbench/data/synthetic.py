@@ -94,7 +94,7 @@ class Synthetic:
         Returns:
             Features [n, *shape] float32, and scores [n, C].
         """
-        features = int(np.prod(self._shape))
+        features = int(np.prod(self._shape))  # F, numbers of a sample
         teacher = rng.standard_normal((features, self.num_classes)) / np.sqrt(features)  # [F, C]
         x = rng.standard_normal((self.n, features))  # [n, F]
         if domain is not None:

@@ -180,7 +180,8 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
     domain = client_names = None
     if "client" in flat:
         names, indices = np.unique(flat["client"], return_inverse=True)
-        domain, client_names = indices.reshape(-1).astype(np.int64), [str(c) for c in names]
+        domain = indices.reshape(-1).astype(np.int64)  # [n], also if the array client is [n, 1]
+        client_names = [str(c) for c in names]
     check_spelling(class_names or (), f"{name}: classes")
     check_spelling(client_names or (), f"{name}: client")
     split = _as_split(flat.get("split"), len(y), name)
@@ -299,11 +300,11 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
         "inputs as float32",
     )
     if x.dtype == np.uint8:
-        require(
-            window is None,
-            f"dataset.window={list(window or ())} is for images of more than 8 bits, but those in {name} have 8 bits: "
-            "set dataset.window to null",
-        )
+        if window is not None:
+            raise ConfigError(
+                f"dataset.window={list(window)} is for images of more than 8 bits, but those in {name} have 8 bits: "
+                "set dataset.window to null"
+            )
         return np.ascontiguousarray(images)
     used = window or common_window([Range.of(image, name) for image in images], name)
     return fill((to_eight_bits(image, used) for image in images), len(images), images.shape[1:])

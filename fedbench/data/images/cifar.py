@@ -83,10 +83,10 @@ class CIFAR10(DownloadedImages):
         if source.suffix == ".npz":
             arrays = self._from_npz(source)
         else:
-            file = self._convert(source)
-            arrays = self._published().check(from_layout(file, str(source), "classification"), str(source))
+            named_arrays = self._convert(source)
+            arrays = self._published().check(from_layout(named_arrays, str(source), "classification"), str(source))
             if self.path is None:  # store the converted arrays, so that the next start finds them
-                store(Path(self.data_dir) / f"{self.name}.npz", file)
+                store(Path(self.data_dir) / f"{self.name}.npz", named_arrays)
             arrays = resized(arrays, self.resize, self.data_dir, source)
         arrays.published_scaling = self.train_statistics  # mean and standard deviation of each color, as in papers
         if self.statistics == "own":

@@ -54,7 +54,8 @@ def render(grey: np.ndarray, colours: np.ndarray, styles: np.ndarray, rng: np.ra
     Returns:
         Pictures, [n, 3, 32, 32] float32.
     """
-    paint = np.where(np.eye(3, dtype=bool), 1.0, 0.2).astype(np.float32)  # [3, 3], channels of each colour
+    # [3, 3], the channels of each colour: 1 in its own channel and 0.2 in the others, a soft colour
+    paint = np.where(np.eye(3, dtype=bool), 1.0, 0.2).astype(np.float32)
     x = grey[:, None] * paint[colours][:, :, None, None]  # [n, 3, 32, 32]
     noise = rng.normal(0, NOISE, x.shape).astype(np.float32)
     # In the order of STYLES: clean, noisy, negative, faded, rotated.
@@ -121,7 +122,7 @@ def mispaired(arrays: Arrays) -> Arrays:
         "dataset.style=all",
     )
     assert arrays.class_names is not None and arrays.domain is not None
-    wrong = np.random.default_rng(0).permutation(arrays.num_classes)
+    wrong = np.random.default_rng(0).permutation(arrays.num_classes)  # the order of the names
     arrays.class_names = [arrays.class_names[i] for i in wrong]
     arrays.fit = images_from_top(arrays.domain, arrays.split, np.arange(len(arrays)))
     return arrays.check()

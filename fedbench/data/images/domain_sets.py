@@ -100,7 +100,7 @@ class DomainSet:
         )
         if self.label_pairing == "official_bug":
             log.warning("dataset.label_pairing=official_bug: images, labels and class names do not match")
-            wrong = np.random.default_rng(self.seed).permutation(len(names))
+            wrong = np.random.default_rng(self.seed).permutation(len(names))  # the order of the names
             arrays.class_names = [names[i] for i in wrong]
             arrays.fit = images_from_top(domain, split, order)
         return arrays.check()

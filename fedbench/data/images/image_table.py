@@ -160,7 +160,7 @@ class ImageTable:
             class_names=class_names,
             domain=domain[samples],
             domain_names=silo_names,
-            mean=half_per_channel(pixels),
+            mean=half_per_channel(pixels),  # 0.5 each, which gives pixels in [-1, 1]
             std=half_per_channel(pixels),
             subject=np.unique(patients, return_inverse=True)[1][samples].astype(np.int64),
         )

@@ -60,6 +60,7 @@ class MNIST(DownloadedImages):
         if npz.is_file() or (self.path is not None and not npz.is_dir()):  # read refuses a file that does not exist
             return published.read(npz, options=self)
         folders = [npz] if self.path else [data_dir / self.name, data_dir / self.torchvision_folder / "raw"]
+        # from key ("train_images", ...) to path
         files = next((files for folder in folders if (files := idx_files(folder))), None)
         if files is None and self.path is not None:
             raise ConfigError(
@@ -67,11 +68,11 @@ class MNIST(DownloadedImages):
                 "folder of these files, or to null to download them"
             )
         files = files or self._download(data_dir / self.name)
-        file = {key: read_idx(path) for key, path in files.items()}
+        named_arrays = {key: read_idx(path) for key, path in files.items()}
         source = files["train_images"]  # stands for the four files in messages, and in the cache of resized images
-        arrays = published.check(from_layout(file, str(source.parent), "classification"), str(source.parent))
-        if self.path is None:
-            store(npz, file)
+        arrays = published.check(from_layout(named_arrays, str(source.parent), "classification"), str(source.parent))
+        if self.path is None:  # the next start finds the npz
+            store(npz, named_arrays)
         return resized(arrays, self.resize, self.data_dir, source)
 
     def _download(self, folder: Path) -> dict[str, Path]:

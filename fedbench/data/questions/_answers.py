@@ -92,6 +92,7 @@ def normalize_vqa(answer: object) -> str:
     """
     text = re.sub(r"(?<!\d)\.|\.(?!\d)|,", "", str(answer).lower())  # periods, except between digits, and commas
     words = (NUMBERS.get(word, word) for word in re.sub(r"[^\w\s.':]|_", " ", text).split())
+    # CONTRACTIONS: from forms without apostrophe, such as dont
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
 
 

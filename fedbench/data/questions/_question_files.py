@@ -100,7 +100,7 @@ class Files:
         Raises:
             ConfigError: The file looks like a decompression bomb.
         """
-        if self.zip is None:
+        if self.zip is None:  # the files are in a folder
             return self.path / name
         require_unpackable(self.zip.getinfo(name), f"{self.key}: {name}")
         return io.BytesIO(self.zip.read(name))
@@ -284,7 +284,9 @@ def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, s
         options: The options of the data set.  Its `rule` selects the answers that are classes.
         source: The data set, for messages, as in "dataset=vqa_rad".
     """
-    questions, picture_names = rows_to_questions(rows, silos, source, options.rule)
+    questions, picture_names = rows_to_questions(
+        rows, silos, source, options.rule
+    )  # names: by data set, with its files
     tokens = options.tokenizer([question.question for question in questions if question.split == TRAIN])
     pictures = options.pictures(picture_names, source.removeprefix("dataset="))
     return question_arrays(questions, pictures, tokens, silos, source, options.rule)

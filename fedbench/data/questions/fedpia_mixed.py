@@ -75,6 +75,7 @@ class FedPIAMixed(QuestionOptions):
 
         ``labelled`` is a dict from the name of a data set to the number of pairs of a radiograph and a report to use.
         """
+        # picture_names: for each data set, its files and the names of its pictures
         questions, picture_names = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
         labelled: list[Labelled] = []
         num_pictures = sum(len(names) for _, names in picture_names)

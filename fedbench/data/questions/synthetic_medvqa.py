@@ -140,7 +140,8 @@ class SyntheticMedVQA:
                 text = str(rng.choice(WORDINGS[topic]))
                 answer = answer_of(topic, lesion, site)
                 is_closed = topic in CLOSED  # answered by yes or no
-                questions.append(Question(len(pictures) - 1, text, answer, is_closed, split, silo))
+                image = len(pictures) - 1
+                questions.append(Question(image, text, answer, closed=is_closed, split=split, silo=silo))
         return pictures, questions
 
     def _reports(self, sites: Sequence[int], first: int) -> tuple[list[np.ndarray], list[Labelled]]:
@@ -164,7 +165,7 @@ class SyntheticMedVQA:
                 # "others" is the label of a scan without lesions
                 properties = {name for texture, _, strength in lesions for name in (texture, strength)} or {"others"}
                 labels = [name in properties for name in LABELS]
-                labelled.append(Labelled(first + len(pictures) - 1, text, labels, split, silo))
+                labelled.append(Labelled(first + len(pictures) - 1, text, labels, split=split, silo=silo))
         return pictures, labelled
 
 

@@ -265,6 +265,7 @@ def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> t
     values = np.stack([GREY, WHITE, FLUID]) * rng.normal(1, 0.04, (3, 4))  # of this patient  [3, 4]
     tissue = np.tensordot(values.T, share / share.sum(0), 1)  # [4, S, S]
     brain = inside > 0.5
+    # spots are in pixels of mostly white matter
     return add_spots(rng, points, tissue, brain & (white > 0.7 * white.max())) * brain, brain
 
 

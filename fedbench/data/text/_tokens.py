@@ -78,7 +78,7 @@ def cut(tokens: Sequence[int], length: int, ignored: int = 0) -> Sequences:
     Args:
         tokens: The m tokens of the document.
         length: T.
-        ignored: The number of tokens at the beginning that are no targets, besides the first one.
+        ignored: The first tokens, as many as this, are no targets.  The very first one never is.
 
     Returns:
         The samples: texts and targets [n, T] with n = ceil((m - 1) / T), padded by PADDING and IGNORED at the end.

@@ -116,7 +116,7 @@ class TextCsv:
 
     def _targets(self, table: CsvTable) -> tuple[list[str], np.ndarray]:
         """Return the names of the classes in the order of their indices, and the class index of each row [n] int64."""
-        cells = self._cells(table, "label") or []
+        cells = self._cells(table, "label") or []  # not None: the option requires this column
         where = f"{table.path}: column {self.roles['label']}"
         names = ordered(cells) if self.classes is None else [str(name) for name in self.classes]
         check_spelling(names, where if self.classes is None else "dataset.classes", are_labels=self.classes is None)

@@ -198,6 +198,7 @@ class TextFiles:
         Raises:
             ConfigError: A line is no JSON object with the keys, or there is none.
         """
+        # the key of plain texts, or with prompts that of the responses
         text_key = (self.text or "text") if self.response is None else self.response
         is_empty = True
         for number, line in _lines(path):

@@ -199,7 +199,8 @@ def _label_scores(
     if not has_labels.any():
         return {name: np.full(len(offsets) - 1, np.nan) for name in LABEL_METRICS}
     samples = torch.from_numpy(np.flatnonzero(has_labels)).to(statistics["y"].device)
-    label_offsets = np.concatenate(([0], np.cumsum(has_labels)))[offsets]  # [N + 1]
+    # [N + 1], offsets of the clients among the samples with labels
+    label_offsets = np.concatenate(([0], np.cumsum(has_labels)))[offsets]
     logits = statistics["logits"][samples]
     true = _true_classes(statistics["y"][samples], logits.shape[1])
     if class_mask is not None:

@@ -20,7 +20,7 @@ from fedbench.config.conf_tree import GROUPS
 from fedbench.core.command import Arguments, add_config_dir, add_json, arguments, command
 from fedbench.core.files import read_json, replace_text
 from fedbench.core.json_output import output_on_stderr, print_json
-from fedbench.core.options import require
+from fedbench.core.options import ConfigError, require
 from fedbench.core.suggest import suggested
 from fedbench.report import scores
 from fedbench.report.display import for_readers
@@ -308,11 +308,11 @@ def test_seeds_of(text: str | None, seeds: Sequence[int]) -> list[int]:
         return list(range(max(seeds) + 1, max(seeds) + 1 + TEST_SEEDS))
     test_seeds = [] if text == "none" else seeds_of(text, "--test-seeds")
     both = sorted(set(seeds) & set(test_seeds))
-    require(
-        not both,
-        f"--test-seeds={text}: seed {both[0] if both else ''} is also a seed of the trials; give other seeds, so that "
-        "test scores are of runs that had no part in the choice",
-    )
+    if both:
+        raise ConfigError(
+            f"--test-seeds={text}: seed {both[0]} is also a seed of the trials; give other seeds, so that test scores "
+            "are of runs that had no part in the choice"
+        )
     return test_seeds
 
 
@@ -377,6 +377,7 @@ def score_of(trial: Trial, plan: Plan) -> float:
     With --select last, it is the score after the trial's last round; with best, that of the best round of each run.
     """
     runs = [Run(folder) for folder in trial.folders]
+    # paused: successive halving stopped the run, to continue it later if its trial is promoted
     if any(read_json(run.path / STATUS_FILE).get("status") not in ("finished", "paused") for run in runs):
         return math.nan
     metric = plan.args.metric or scores.primary_metric(runs)

@@ -77,13 +77,14 @@ def search_space(
 ) -> dict[str, Dimension]:
     """Return what a search may try for one method: a dict from config key to the values.
 
+    They are declared in the YAML files of the chosen options of SEARCHED_GROUPS, such as "algorithm" and "optimizer".
+
     Args:
         composed: The composed configuration of the method, with Hydra's node.
         given: Overrides of the command with several values or an interval.  They replace those of the YAML files.
             Keys of a method that does not have the option are left out.
         composer: Parses the comments of the YAML files.
-        fixed: Keys with one value in the command, which are not searched.  Without overrides, the options of
-            SEARCHED_GROUPS, such as "algorithm" and "optimizer", are searched.
+        fixed: Keys with one value in the command, which are not searched.
 
     Raises:
         ConfigError: A comment or an override is invalid.
@@ -168,7 +169,7 @@ def grid(space: Mapping[str, Dimension]) -> list[dict[str, str]]:
     """
     for key, dimension in space.items():
         require(
-            bool(dimension.values),  # None for an interval
+            bool(dimension.values),  # empty for an interval
             f"--search grid needs listed values, and {key} has an interval: list its values in the command, as in "
             f"{key}=0.01,0.1, or use --search random",
         )

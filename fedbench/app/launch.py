@@ -131,7 +131,7 @@ def show_config(command: Command) -> int:
     )
     composer = _expand_overrides(command)
     full = composer.compose(command.overrides)
-    checked(full, full.hydra)
+    checked(full, full.hydra)  # raises ConfigError for an invalid value, which Hydra would print
     command.overrides = composer.for_hydra(command.overrides)
     return MISTAKE if ask_hydra(command) else OK  # Hydra's status is not 0 for a mistake only
 

@@ -174,7 +174,7 @@ def _run_row(run: Run, part: str, name: str, labels: Mapping[str, Any]) -> Row:
     titles = {"python": "Python", "torch": "torch"}
     versions = ", ".join(f"{titles[key]} {_short_version(software[key])}" for key in titles if key in software)
     commit = str(summary["commit"])[:12] if summary.get("commit") else None
-    row = {"part": part, "run": name, **labels, "seed": run.seed, "n": 1}
+    row = {"part": part, "run": name, **labels, "seed": run.seed, "n": 1}  # n: number of runs
     # form: "full", or "reduced" for a smaller setting than that of the paper
     row |= {"status": summary.get("status") or "no summary", "form": form_of(run), "rounds": rounds_of(run)}
     row["commit"] = f"{commit} and changes" if commit and summary.get("dirty") else commit

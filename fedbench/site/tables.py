@@ -61,6 +61,7 @@ def printed_tables(root: Path) -> list[PrintedTable]:
         reported: Any = pd.DataFrame(paper.read_table(name))
         reported = reported[reported["metric"].map(is_measured)]
         if len(reported):
+            # without rows of cells for which there is no run
             ours = cells[(cells["table"] == name) & (cells["form"] != "not run")]
             of_table = [experiment for experiment in experiments if paper.names_table(experiment.paper, name)]
             tables.append(_table(name, reported, ours, of_table, descriptions.get(name, {})))

@@ -154,7 +154,7 @@ class Loader(ConfigLoader):
             return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
     def added(self, overrides: Iterable[str]) -> list[str]:
-        """Return the overrides, with `++` before those of the form key=value, so that Hydra also accepts new keys."""
+        """Return overrides, with `++` before those that set a key outside of groups, so that Hydra accepts new keys."""
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
 
@@ -171,7 +171,7 @@ class Loader(ConfigLoader):
         return self.hydra.list_groups(parent_name)
 
     def get_group_options(self, group_name: str, *given: Any, **named: Any) -> list[str]:
-        """Return the names of the options of a group, such as "fedavg" of "algorithm"."""
+        """Return the names of a group's options, such as "fedavg" of "algorithm".  Other arguments are Hydra's."""
         return self.hydra.get_group_options(group_name, *given, **named)
 
     def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:

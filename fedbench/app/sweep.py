@@ -197,7 +197,7 @@ def _with_number(full: DictConfig, number: int) -> DictConfig:
 
 
 def _one_by_one(hydra: Any) -> bool:
-    """Return whether the launcher starts the runs in this process, one after the other."""
+    """Return whether the launcher in Hydra's node starts the runs in this process, one after the other."""
     return str(hydra.launcher._target_).endswith("BasicLauncher")
 
 

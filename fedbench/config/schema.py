@@ -153,7 +153,7 @@ def _check_inner(key: str, value: Any) -> None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of the keys inside the values of a field; None if they are not mappings of declared keys."""
+    """Return the pydantic model of a field's values if they are mappings with declared keys; None for other fields."""
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 

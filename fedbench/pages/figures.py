@@ -227,7 +227,13 @@ def heat(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 
 def _ordered(names: Iterable[str], spec: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return the distinct names of an axis of heat maps, in the order of the list of the figure's `where`, if any."""
+    """Return the names on an axis of heat maps: the list under "where" for its label, or else the distinct names.
+
+    Args:
+        names: The values of the label in the groups of runs, which may be repeated.
+        spec: The entry of the figure in page.json.
+        key: The label.
+    """
     wanted = (spec.get("where") or {}).get(key)
     return tuple(map(str, wanted)) if isinstance(wanted, list) else tuple(dict.fromkeys(names))
 

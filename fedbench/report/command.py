@@ -76,7 +76,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench report`` with these arguments, and return the exit status."""
     args = parser().parse_args(argv)
     write_output(args, *report(args))
     return 0

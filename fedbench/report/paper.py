@@ -75,7 +75,7 @@ class Cell:
 
     @property
     def difference(self) -> float:
-        """Our mean minus the printed one."""
+        """Our mean minus the printed one; NaN if the cell was not run."""
         return self.ours.mean - self.reported.mean
 
     @property
@@ -90,12 +90,12 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Setting, dataset, clients and metric, which identify the column of the printed table."""
+        """(setting, dataset, clients, metric): the values that identify the column of the printed table."""
         return tuple(self.row[name] for name in KEYS)
 
     @property
     def position(self) -> tuple[str, ...]:
-        """The method and the column, which identify the cell."""
+        """(method, setting, dataset, clients, metric): the values that identify the cell."""
         return (self.row["method"], *self.key)
 
 

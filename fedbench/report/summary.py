@@ -265,7 +265,7 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
 
 
 def sort_key(value: Any) -> tuple[bool, float, str]:
-    """Return a key for sorting: numbers come first, by value; then all other values, by their text."""
+    """Return a key for sorting, (is no number, number or 0, text): numbers come first; then other values, by text."""
     is_number = isinstance(value, int | float) and value == value  # not NaN
     return (not is_number, value if is_number else 0.0, str(value))
 

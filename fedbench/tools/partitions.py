@@ -164,7 +164,7 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
             cells = [(table[i] > 0).sum(), f"{table[i].max() / max(table[i].sum(), 1):.0%}"]
         name = str(i) if split.names is None else split.names[i]
         numbers = [str(sizes[i]) for sizes in parts.values()]
-        view.add_row(name, *numbers, *(str(cell) if cell else "·" for cell in cells))
+        view.add_row(name, *numbers, *(str(value) if value else "·" for value in cells))
     if split.num_clients > MAX_ROWS:
         view.add_row("...")
     console.print(view)

@@ -67,20 +67,20 @@ def robust_mean(
     keys = rng.client_keys(rng.key(context.seed, "bucketing", context.round), context.ids)
 
     def estimate(w: Tensor, total: Tensor | None) -> Tensor:
-        """Combine the rows of the clients with positive weights w [K] by the rule; 0 if there are none.  # [p]
+        """Return the rule's estimate [p] for those clients of the outer function with positive weights; 0 for none.
 
         Args:
             w: The weights.  # [K]
             total: Their sum, by which the result is multiplied, because the rule gets weights of sum 1.  None: 1.
         """
-        members = torch.nonzero(w)[:, 0]
+        members = torch.nonzero(w)[:, 0]  # positions of these clients
         if not len(members):
             return torch.zeros_like(rows[0])
-        chosen = (rows, w) if len(members) == len(w) else (rows[members], w[members])
-        order = torch.from_numpy(np.argsort(keys[members.cpu().numpy()])).to(rows.device)
+        uploads_of, w_of = (rows, w) if len(members) == len(w) else (rows[members], w[members])  # without copies of all
+        order = torch.from_numpy(np.argsort(keys[members.cpu().numpy()])).to(rows.device)  # random, for buckets
         if total is None:
-            return aggregator.aggregate(*chosen, center, order)
-        return total * aggregator.aggregate(chosen[0], chosen[1] / total, center, order)
+            return aggregator.aggregate(uploads_of, w_of, center, order)
+        return total * aggregator.aggregate(uploads_of, w_of / total, center, order)
 
     of_clients = _group_weights(mean_weights(context, weights), groups)  # [K] or [M, K]
     if groups is not None:

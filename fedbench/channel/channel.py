@@ -51,7 +51,7 @@ class Payload(NamedTuple):
         return self.value - self.received
 
     def of(self, ids: np.ndarray) -> Payload:
-        """Return the part of this payload that belongs to some of its clients.
+        """Return the part of this payload that belongs to some of its clients; itself if all received one tensor.
 
         Args:
             ids: Ids of these clients, ascending.  All must be among `self.ids`.
@@ -59,9 +59,9 @@ class Payload(NamedTuple):
         if self.received is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
             return self
         # both arrays of ids are ascending
-        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)
-        received = self.received[rows]
-        value = received if self.received is self.value else self.value[rows]
+        positions = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.received.device)
+        received = self.received[positions]
+        value = received if self.received is self.value else self.value[positions]
         return Payload(ids, received, value, by_client=True)
 
 
@@ -269,10 +269,13 @@ class Channel:
         )
 
     def published(self, handle: str | None) -> Tensor | None:
-        """Return the server's version of the last broadcast by this name; None if it sent a row to each client.
+        """Return the server's version of the last broadcast by this name.
 
         Args:
             handle: The name; None for no tensor.
+
+        Returns:
+            The version [...]; None without a name, or if no tensor of this name was broadcast, only downloaded.
         """
         values = [p.value for p in self._payloads.get(handle or "", []) if not p.by_client]
         return values[-1] if values else None
@@ -350,12 +353,12 @@ class Channel:
         Returns:
             The largest number of any of these clients.
         """
-        calls = self._calls.setdefault((direction, name), [])
-        before = np.zeros(len(context), np.int64)  # earlier messages of each client
+        calls = self._calls.setdefault((direction, name), [])  # the clients of each earlier message
+        num_before = np.zeros(len(context), np.int64)  # earlier messages of each client of this one
         for ids in calls:
-            before += np.isin(context.ids, ids)
+            num_before += np.isin(context.ids, ids)
         calls.append(context.ids)  # counts this message
-        return int(before.max(initial=0))
+        return int(num_before.max(initial=0))
 
 
 def _encoded_bytes(value: Tensor, num_values: Tensor | None, dense: int) -> int:
@@ -399,7 +402,7 @@ def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) 
     Args:
         call: Name of the call for the message, such as "upload".
         tensors: The tensors that are sent, by name.
-        named: Names in the options of the call, such as `uncompressed`.
+        named: Names of tensors in the options of the call, such as those in `uncompressed`.
     """
     if unknown := set(named) - tensors.keys():
         raise ValueError(

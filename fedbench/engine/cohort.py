@@ -68,7 +68,7 @@ class Cohort:
         self.context = self._context(np.asarray(ids, np.int64), round, mode)
         factor = (len(ids) + dropped) / max(len(ids), 1)  # downloads per participant
         self._channel = Channel(engine.privacy, engine.compression, factor, engine.attackers, engine.client_ranks)
-        self._members = self.context.ids  # the clients of the round, over which central privacy combines uploads
+        self._round_ids = self.context.ids  # the clients of the round, over which central privacy combines uploads
         if mode == "round":
             engine.rows.setting_up = False
         if engine.lora_sync is not None and engine.lora_sync.backbone is not None:
@@ -80,7 +80,7 @@ class Cohort:
         Args:
             ids: The clients, ascending.  # [K]
             round: Index of the round, from 0.
-            mode: What the cohort is used for.
+            mode: What the cohort is used for: "round", "evaluation", "trial" or "new clients".
         """
         num_samples = self.federation.num_samples[ids]
         by_samples = self.engine.client_weights == "samples"
@@ -183,10 +183,10 @@ class Cohort:
         """Return the value of a hyperparameter, outside of a local step.
 
         Args:
-            hyperparameter: One value for all clients, or one for each.
+            hyperparameter: One value for all clients, or one for each of the N clients.
 
         Returns:
-            The value of all clients, or one for each client of the cohort.  # [K, 1]
+            The one value as it is, or the values of the cohort's clients.  # [K, 1]
         """
         if isinstance(hyperparameter, PerClient):
             return hyperparameter.of(self.ids, self.device)
@@ -256,7 +256,7 @@ class Cohort:
             The tensors that the clients receive, as attributes.  # [...]
         """
         num_values = num_values or {}
-        if self.engine.lora_sync is not None:
+        if self.engine.lora_sync is not None:  # adapter.sync may send fewer or more numbers than a tensor has
             num_values = {**self.engine.lora_sync.numbers(self.context, tensors), **num_values}
         return self._channel.broadcast(self.context, tensors, uncompressed, num_values)
 
@@ -343,11 +343,12 @@ class Cohort:
         """Return the clients' models with the LoRA factors that they keep, and cut to their ranks.
 
         Args:
-            rows: One row for all clients [P], one for each [K, P], or a dict of tensors.
+            rows: One row for all clients [P], one for each [K, P], or a dict of tensors, which is returned as it is.
 
         Returns:
             One row for each client [K, P].  If all clients have equal ranks and share all factors: the rows.
         """
+        # ranks: the LoRA rank of each client, None if equal; sync: the rule that combines factors, or None
         ranks, sync = self.engine.client_ranks, self.engine.lora_sync
         if not isinstance(rows, Tensor):
             return rows
@@ -415,7 +416,8 @@ class Cohort:
     def sum(self, uploads: Tensor, exact: bool = False, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the clients' uploads, or an estimate of it by the run's aggregation rule.
 
-        The estimate is K times the rule's estimate of an upload.
+        The estimate is K times the rule's estimate of an upload.  With privacy=central the sum is private, whatever
+        `exact` is, and `weights` must be None.
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
@@ -426,9 +428,9 @@ class Cohort:
         Returns:
             The sum.  # [...]
         """
-        if self.engine.central is not None:
+        if self.engine.central is not None:  # privacy=central
             given_weights = "uniform" if weights is None else weights
-            check_uniform(uploads, given_weights, groups=None, client_weights="uniform")
+            check_uniform(uploads, given_weights, groups=None, client_weights="uniform")  # refuses other weights
             return self._private(self.engine.central, uploads, updates=None, average=False)
         if exact or self.engine.aggregator is None:
             return aggregate.total(uploads if weights is None else weights[..., None] * uploads)
@@ -447,11 +449,19 @@ class Cohort:
         Args:
             central: The mechanism.
             uploads: What `upload` returned.
-            updates: Name of the broadcast tensor that the mean replaces, from which changes are then measured.
+            updates: Name of the broadcast tensor that the mean replaces, from which changes are then measured.  None:
+                it replaces none.
             average: Whether to return the mean.
         """
         center = None if updates is None else self._channel.broadcast_value(updates)
-        released = central.release(self.context, uploads, self._members, center, self.cost.releases, average)
+        released = central.release(
+            self.context,
+            uploads,
+            members=self._round_ids,
+            center=center,
+            index=self.cost.releases,  # number of earlier releases in the round
+            average=average,
+        )
         self.cost.releases += 1
         return released
 
@@ -547,12 +557,11 @@ class Cohort:
         """
         self.cost.steps += int(schedule.num_steps.sum())
         self.cost.samples += round(throughput_weight * int(schedule.num_samples.sum()))
-        trained = torch.from_numpy(np.flatnonzero(schedule.num_steps)).to(out.loss.device)
-        if len(trained):
-            # a loss of MAX_LOSS has diverged
-            is_finite = (out.loss.abs() < MAX_LOSS) & torch.isfinite(out.theta.sum(1))
-            if not bool(is_finite.all()):
-                self._raise_divergence(int(torch.nonzero(~is_finite)[0].item()), out.loss)
+        if schedule.num_steps.any():  # else no client trained, and there are no losses
+            # a loss of MAX_LOSS has diverged, and the sum of a row with NaN or infinite values is not finite
+            is_sound = (out.loss.abs() < MAX_LOSS) & torch.isfinite(out.theta.sum(1))  # [K]
+            if not bool(is_sound.all()):
+                self._raise_divergence(int(torch.nonzero(~is_sound)[0].item()), out.loss)
             self.cost.loss = self._honest_loss(out.loss, schedule.num_steps)
             self.cost.losses = out.loss
 
@@ -564,8 +573,8 @@ class Cohort:
             num_steps: Number of local steps of each client.  # [K]
         """
         attackers = self.engine.attackers
-        counts = num_steps > 0 if attackers is None else (num_steps > 0) & attackers.are_honest(self.ids)  # [K]
-        return float(loss[torch.from_numpy(np.flatnonzero(counts)).to(loss.device)].mean())
+        is_counted = num_steps > 0 if attackers is None else (num_steps > 0) & attackers.are_honest(self.ids)  # [K]
+        return float(loss[torch.from_numpy(np.flatnonzero(is_counted)).to(loss.device)].mean())
 
     def _raise_divergence(self, position: int, loss: Tensor) -> None:
         """Raise RunError, with the reason and the learning rate to lower, for one client.
@@ -645,6 +654,7 @@ class Cohort:
         # no_output: the result of a client without samples; "" is the name of the one result
         predict, no_output = fn or FlatModel.predict, {"": torch.zeros(0, device=self.device)}
 
+        # map_samples also passes labels y and a mask of samples, which predictions do not need
         def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:
             return {"": predict(model, rows, x)}
 
@@ -683,6 +693,8 @@ class Cohort:
             The statistics by name, for the samples of one client after the other.  # [n, ...] each
         """
         task, predict = self.engine.task, predict or FlatModel.predict
+        # Names, shapes and types of the statistics of a client without samples: those of sample 0 with predictions 0,
+        # of which none is taken.
         _, y = self.federation.gather(torch.zeros(1, dtype=torch.int64, device=self.device))
         output_shape = task.output_shape(y, task.outputs(self.federation.num_classes))
         of_one = task.sample_statistics(torch.zeros(1, *output_shape, device=self.device), y[None])

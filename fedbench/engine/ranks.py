@@ -82,7 +82,10 @@ class Ranks:
 
     @contextmanager
     def undistributed(self) -> Iterator[None]:
-        """Return a context within which this rank computes everything itself, and nothing is exchanged."""
+        """Return a context within which this rank computes everything itself, and nothing is exchanged.
+
+        Contexts may be nested.
+        """
         self._undistributed_depth += 1
         try:
             yield
@@ -91,7 +94,7 @@ class Ranks:
 
     # -- division of work --------------------------------------------------------------------------------
     def owner(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rank that owns each client.
+        """Return the rank that owns each client: the one that stores its rows or samples if ranks divide them.
 
         Args:
             ids: Clients, new clients included.  # [k]
@@ -120,7 +123,7 @@ class Ranks:
             owners = self.owner(ids)[order]
             return [order[owners == rank] for rank in range(self.world_size)]
         assigned: list[list[int]] = [[] for _ in range(self.world_size)]
-        loads = [(0, rank) for rank in range(self.world_size)]
+        loads = [(0, rank) for rank in range(self.world_size)]  # a heap: the rank with the least work is the first
         for position, cost in zip(order.tolist(), work[order].tolist()):
             load, rank = loads[0]
             assigned[rank].append(position)
@@ -263,7 +266,7 @@ class Ranks:
         """Call a function that writes files on the first rank of each machine, and then on the other ranks.
 
         Args:
-            work: The function.  Later calls use the files of the first one.
+            work: The function, which must not return None.  Later calls use the files of the first one.
 
         Returns:
             The result of this rank's call.
@@ -329,7 +332,7 @@ class Ranks:
     def exchange_lists(
         self, positions_by_rank: Sequence[np.ndarray], items: list[Tensor], device: torch.device
     ) -> None:
-        """Exchange the tensors of a list between ranks, in place.
+        """Exchange the tensors of a list between ranks, in place.  Empty tensors are not sent if a rank has no others.
 
         Args:
             positions_by_rank: For each rank, the positions of the tensors that it computed.

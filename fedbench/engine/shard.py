@@ -40,16 +40,18 @@ class Shard:
             owned: Whether this process owns each client.  # [N] bool
             parts: All samples of the clients: those for training first, and those for validation, test, and so on.
         """
-        # besides its clients' samples, every process stores sample 0 and the first EXAMPLES of the training samples
+        # besides its clients' samples, every process stores sample 0 and the first EXAMPLES of the training samples,
+        # to find out shapes and to try the model
         parts = list(parts)
+        # a part without new clients has fewer clients than `owned`
         samples = [part.indices[np.repeat(owned[: len(part)], part.sizes)] for part in parts]
         return cls(owned, np.unique(np.concatenate([np.zeros(1, np.int64), parts[0].indices[:EXAMPLES], *samples])))
 
     def entries(self, shared: np.ndarray | None) -> np.ndarray:
-        """Return the stored entries of an input, ascending.
+        """Return which entries of an input, such as images or texts, this process stores, ascending.  # [m] int64
 
         Args:
-            shared: The entry of each sample [n], if several samples share an entry.  None: each has its own.
+            shared: The index of each sample's entry [n], if several samples share one.  None: sample i has entry i.
         """
         return self.samples if shared is None else np.unique(shared[self.samples])
 
@@ -88,7 +90,7 @@ def positions_in(stored: Tensor, index: Tensor) -> Tensor:
         RuntimeError: An entry is not stored.  Only a CPU checks this, because a GPU would have to wait.
     """
     positions = torch.searchsorted(stored, index)
-    if index.device.type == "cpu":
+    if index.device.type == "cpu":  # an index above all stored ones has position m, which is none
         positions.clamp_(max=max(len(stored) - 1, 0))
         if not torch.equal(stored[positions], index):
             raise RuntimeError(

@@ -99,8 +99,9 @@ class ShardedRows(Rows):
             "ids": the m clients of the stored rows; "rows": these rows [m, ...], as `Rows.state_dict` returns them;
             "written": all k clients, in the order of first writes.  `gathered` joins the rows of all processes.
         """
-        ids = self.touched()
-        return {**super().state_dict(), "written": torch.from_numpy(ids[np.argsort(self.order[ids])])}
+        written = self.touched()
+        in_order = written[np.argsort(self.order[written])]  # self.order: how many clients were written before
+        return {**super().state_dict(), "written": torch.from_numpy(in_order)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the rows.
@@ -112,8 +113,8 @@ class ShardedRows(Rows):
             ValueError: The rows have another type or shape, or are of unknown clients.
         """
         super().load_state_dict(state)
-        written = state.get("written", state["ids"]).numpy()
-        self.order[:] = -1
+        written = state.get("written", state["ids"]).numpy()  # a checkpoint has all rows, in the order of first writes
+        self.order[:] = -1  # never written
         self.order[written] = np.arange(len(written))
         self.num_written = len(written)
 
@@ -158,7 +159,7 @@ class ShardedRowStore(RowStore):
         """Return one line per state, as `RowStore.plan` does, with the bytes that a read of all its rows exchanges."""
         lines = []
         for line, rows in zip(super().plan(), self.all.values()):
-            size = self.most * rows.row_bytes / 2**20
+            size = self.most * rows.row_bytes / 2**20  # most: the number of rows that the run can write
             exchanged = f" of each process; a read of all rows exchanges {size:,.1f} MiB"
             lines.append(line + exchanged if isinstance(rows, ShardedRows) else line)
         return lines
@@ -181,7 +182,7 @@ def gathered(states: dict[str, dict[str, Tensor]], ranks: Ranks, folder: Path) -
         On rank 0, the states that one process would have, equal in every byte.  On other ranks, states that are divided
         have no rows.
     """
-    return {
+    return {  # only states that are divided have "written"
         name: _gathered(name, state, ranks, folder) if "written" in state else state for name, state in states.items()
     }
 
@@ -191,13 +192,14 @@ def _gathered(name: str, state: dict[str, Tensor], ranks: Ranks, folder: Path) -
 
     Args:
         name: The name of the state.
-        state: The state of this process (`ShardedRows.state_dict`).
+        state: The state of this process (`ShardedRows.state_dict`): "written", all k clients in the order of first
+            writes, and "rows", those of this process in the same order.
         ranks: The processes of the run.
         folder: The folder for a large state.
     """
     ids, rows = state["written"], state["rows"]
     row_bytes = max(1, rows.element_size() * math.prod(rows.shape[1:]))
-    block_rows = max(1, BLOCK // row_bytes)
+    block_rows = max(1, BLOCK // row_bytes)  # rows that are exchanged at once, to limit memory
     joined = _empty(name, (len(ids) if ranks.is_first else 0, *rows.shape[1:]), rows.dtype, folder)
     num_read = 0  # rows of this process in earlier blocks
     for start in range(0, len(ids), block_rows):
@@ -229,7 +231,7 @@ def _empty(name: str, shape: tuple[int, ...], dtype: torch.dtype, folder: Path) 
     if size <= BLOCK:
         return torch.empty(shape, dtype=dtype)
     if size > shutil.disk_usage(folder).free:  # else, writing to the mapped file would end the process
-        raise OSError(
+        raise OSError(  # ENOSPC: no space left on the device
             errno.ENOSPC, f"rows {name!r} of all processes take {size / 2**30:,.1f} GiB for a checkpoint", str(folder)
         )
     return mapped_tensor(folder, name, shape, dtype)

@@ -631,10 +631,10 @@ import os, signal, sys
 import fedbench
 from fedbench.channel.central import CentralPrivacy
 release = CentralPrivacy.release
-def killing(self, context, *args):
+def killing(self, context, *args, **named):
     if context.round == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return release(self, context, *args)
+    return release(self, context, *args, **named)
 CentralPrivacy.release = killing
 fedbench.run(*sys.argv[1:])
 """

@@ -72,7 +72,7 @@ def event(s: Setting) -> Any:
     Args:
         s: The sampling, the noise and the number of releases of a round.
     """
-    dp = library()
+    dp = library()  # dp.PoissonSampledDpEvent(q, event): each client takes part with probability q
     # the m releases of a round together move by up to sqrt(m) clipping norms, against the noise of one
     joint = s.noise_multiplier / math.sqrt(s.releases)
     if s.sampling == "poisson":
@@ -84,13 +84,16 @@ def event(s: Setting) -> Any:
 
 
 def accountant(s: Setting) -> Any:
-    """Return a new dp-accounting accountant for the neighbouring federations of a setting."""
+    """Return a new dp-accounting accountant for a setting.
+
+    Neighbouring federations differ by one client that is added or removed (sampling="poisson"), or replaced ("fixed").
+    """
     dp = library()
     if s.accountant == "pld":
         return dp.pld.PLDAccountant()  # without sampling, a Gaussian release is the same for both kinds of neighbours
-    relation = dp.NeighboringRelation
-    kind = relation.ADD_OR_REMOVE_ONE if s.sampling == "poisson" else relation.REPLACE_ONE
-    return dp.rdp.RdpAccountant(neighboring_relation=kind)
+    relations = dp.NeighboringRelation
+    relation = relations.ADD_OR_REMOVE_ONE if s.sampling == "poisson" else relations.REPLACE_ONE
+    return dp.rdp.RdpAccountant(neighboring_relation=relation)
 
 
 @functools.lru_cache(maxsize=1)
@@ -99,11 +102,11 @@ def _sampled_round(s: Setting) -> Any:
 
     It takes most of the time of `epsilon`, and does not depend on the number of rounds.
     """
-    one = event(s)
+    sampled = event(s)  # a sampled event, which contains the Gaussian one
     return library().pld.privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=one.event.noise_multiplier,
+        standard_deviation=sampled.event.noise_multiplier,
         value_discretization_interval=1e-4,  # the default of dp-accounting, rounded pessimistically
-        sampling_prob=one.sampling_probability,
+        sampling_prob=sampled.sampling_probability,
     )
 
 
@@ -115,8 +118,9 @@ def epsilon(s: Setting, rounds: int) -> float:
     if s.noise_multiplier == 0:
         return math.inf
     if s.accountant == "pld" and s.sampling == "poisson":
-        nothing = library().pld.privacy_loss_distribution.identity(value_discretization_interval=1e-4)
-        return float(nothing.compose(_sampled_round(s).self_compose(rounds)).get_epsilon_for_delta(s.delta))
+        # composed with the distribution of no release, as dp-accounting's PLDAccountant does
+        no_release = library().pld.privacy_loss_distribution.identity(value_discretization_interval=1e-4)
+        return float(no_release.compose(_sampled_round(s).self_compose(rounds)).get_epsilon_for_delta(s.delta))
     composition = accountant(s)
     composition.compose(event(s), rounds)
     return float(composition.get_epsilon(s.delta))
@@ -141,7 +145,7 @@ def least_noise_multiplier(s: Setting, target: float, rounds: int) -> float:
     high, factor = 1.0, 2.0
     if s.accountant == "pld" and s.sampling == "poisson":  # the fast accountant gives a nearby start
         high, factor = least_noise_multiplier(replace(s, accountant="rdp"), target, rounds), 1.1
-    while not holds(high):
+    while not holds(high):  # then halve an interval: high holds, low = high / factor does not
         high *= factor
         if high > 1e6:
             raise ConfigError(

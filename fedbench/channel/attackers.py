@@ -46,31 +46,34 @@ class Attackers:
         Returns:
             The uploads.  Rows of honest clients are equal bit for bit.  # [K, ...]
         """
-        attacks = ~self.are_honest(context.ids)  # [K]
+        is_attacker = ~self.are_honest(context.ids)  # [K]
         is_changed = self.attack.changes_uploads and context.changes_state and value.is_floating_point()
-        if not is_changed or not attacks.any() or (attacks.all() and self.attack.needs_honest):
+        # needs_honest: the attack is computed from the uploads of honest clients, here of none
+        if not is_changed or not is_attacker.any() or (is_attacker.all() and self.attack.needs_honest):
             return value
         base = torch.zeros_like(value) if reference is None else reference.expand_as(value)
         base = base.reshape(len(value), -1)  # [K, p]
         change = value.reshape(len(value), -1) - base  # [K, p]
-        of_attackers, of_honest = (torch.from_numpy(np.flatnonzero(w)).to(value.device) for w in (attacks, ~attacks))
+        of_attackers, of_honest = (  # positions in the cohort
+            torch.from_numpy(np.flatnonzero(which)).to(value.device) for which in (is_attacker, ~is_attacker)
+        )
 
         def combined(rows: Tensor) -> Tensor:
             """Return the server's aggregate if the attackers upload these rows [f, p].  # [p]"""
             return self._aggregate(context, change.index_copy(0, of_attackers, rows))
 
-        path = f"{name}/{call}" if call else name
-        keys = rng.client_keys(rng.key(context.seed, "attack", path, context.round), context.ids[attacks])
+        path = f"{name}/{call}" if call else name  # of the attack's state and random numbers for this upload
+        keys = rng.client_keys(rng.key(context.seed, "attack", path, context.round), context.ids[is_attacker])
         observed = Observed(
             honest=change[of_honest],
             truthful=change[of_attackers],
-            honest_ids=context.ids[~attacks],
-            ids=context.ids[attacks],
+            honest_ids=context.ids[~is_attacker],
+            ids=context.ids[is_attacker],
             random=rng.RowRandom(torch.from_numpy(keys).to(value.device)),
             aggregate=combined,
             state=AttackState(self.rows, f"attack/{path}"),
         )
-        wrong = base[of_attackers] + self.attack.corrupt(observed)  # [f, p]
+        wrong = base[of_attackers] + self.attack.corrupt(observed)  # of the f attackers in the cohort  [f, p]
         return value.index_copy(0, of_attackers, wrong.to(value).view(-1, *value.shape[1:]))
 
     def _aggregate(self, context: RoundContext, change: Tensor) -> Tensor:

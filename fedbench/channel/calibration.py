@@ -35,10 +35,10 @@ def delta_of(epsilon: float, ratio: float) -> float:
     computed as phi(a) times Mills' ratio of b, which cannot overflow: e^epsilon = phi(a) / phi(b).
     """
     a, b = 1 / (2 * ratio) - epsilon * ratio, 1 / (2 * ratio) + epsilon * ratio
-    density = 0.5 * math.exp(-a * a / 2)  # Phi(-x) = exp(-x^2 / 2) erfcx(x / sqrt(2)) / 2, for either term
-    if a > 0:
-        return 0.5 * math.erfc(-a / math.sqrt(2)) - density * _erfcx(b / math.sqrt(2))
-    return density * (_erfcx(-a / math.sqrt(2)) - _erfcx(b / math.sqrt(2)))
+    factor = 0.5 * math.exp(-a * a / 2)  # Phi(-x) = exp(-x^2 / 2) erfcx(x / sqrt(2)) / 2, for either term
+    if a > 0:  # _erfcx is for arguments >= 0
+        return 0.5 * math.erfc(-a / math.sqrt(2)) - factor * _erfcx(b / math.sqrt(2))
+    return factor * (_erfcx(-a / math.sqrt(2)) - _erfcx(b / math.sqrt(2)))
 
 
 def _erfcx(x: float) -> float:

@@ -237,17 +237,17 @@ class CentralPrivacy:
             rounds: Number of finished rounds; None: all rounds of the run.
         """
         z, s = self.noise_multiplier, self.setting
-        unit = "added or removed" if self.sampling == "poisson" else "replaced"
+        neighbour = "added or removed" if self.sampling == "poisson" else "replaced"
         if z == 0:
             return "no guarantee: privacy.noise_multiplier=0 adds no noise, so that epsilon is infinite"
-        done = self.rounds if rounds is None else rounds
+        num_rounds = self.rounds if rounds is None else rounds
         joint = f", {self.releases} releases a round" if self.releases > 1 else ""
         clip = f"clip {self.clip():.4g}{' (adaptive)' if self.adaptive else ''}"
         return (
-            f"what the server sends is ({self.epsilon(done):.4g}, {s.delta:g})-differentially private after {done} "
-            f"rounds for one {unit} client with all its data, if the server is trusted: noise multiplier {z:.4g}, "
-            f"{clip}{joint}, {self.sampling} sampling of {self.expected:g} of {self.num_clients} clients, accountant "
-            f"{s.accountant}; {UNPROTECTED}"
+            f"what the server sends is ({self.epsilon(num_rounds):.4g}, {s.delta:g})-differentially private after "
+            f"{num_rounds} rounds for one {neighbour} client with all its data, if the server is trusted: noise "
+            f"multiplier {z:.4g}, {clip}{joint}, {self.sampling} sampling of {self.expected:g} of {self.num_clients} "
+            f"clients, accountant {s.accountant}; {UNPROTECTED}"
         )
 
     def summary(self, rounds: int) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def check_uniform(upload: Any, weights: Any, groups: Any, client_weights: str) -
         groups: The argument `groups` of the mean.
         client_weights: The option of the run.
     """
-    name = "?"
+    name = "?"  # in the message, for tensors that were not uploaded
     if isinstance(upload, Sealed):
         _, name, _, _ = opened(upload)
     if groups is not None:
@@ -304,12 +304,16 @@ def clipped_sum(rows: Tensor, center: Tensor | None, clip: float) -> tuple[Tenso
     norm = flat.double().norm(dim=1)  # [K]
     is_finite = torch.isfinite(norm)
     flat = torch.where(is_finite[:, None], flat, 0)  # an upload that is not finite counts as no change
-    factor = torch.where(is_finite, (clip / norm.clamp_min(1e-30)).clamp_max(1), 0).to(flat)  # [K]
+    # 1e-30: no division by 0  [K]
+    factor = torch.where(is_finite, (clip / norm.clamp_min(1e-30)).clamp_max(1), 0).to(flat)
     return (factor @ flat).view(rows.shape[1:]), int((norm <= clip).sum())
 
 
 def normal(key: int, like: Tensor) -> Tensor:
-    """Return keyed standard normal numbers with the shape, type and device of a tensor, a block at a time."""
+    """Return keyed standard normal numbers with the shape, type and device of a tensor.
+
+    They are drawn a block at a time, to limit memory.  Each block has a key of its own, from `key` and its number.
+    """
     out = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
     for number, block in enumerate(out.split(BLOCK)):
         keys = torch.from_numpy(rng.client_keys(key, np.array([number]))).to(like.device)

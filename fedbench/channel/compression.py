@@ -97,9 +97,9 @@ class Compression:
         Returns:
             The upload that the server receives [K, ...], and its bytes.
         """
-        if self._passes(value):
+        if self._is_uncompressed(value):
             return Received(value, num_bytes(value))
-        path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
+        path, x = _state_path("up", name, call), value.reshape(len(value), -1)  # path: of the stored state; [K, n]
         base = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)  # the server has it
         residual = x - base  # what remains to be sent
         has_feedback = accumulates and self.compressor.error_feedback  # else no residual is stored
@@ -109,8 +109,10 @@ class Compression:
         # A later upload repairs this one: by error feedback, or because it replaces it.  For this to converge, the
         # compressor must be contractive: what it omits is smaller than the row.
         is_repaired = residuals is not None or (reference is not None and not accumulates)
-        message, keys = self._message(path, name, x.shape[1], context), self._keys(path, context, context.ids)
-        decompressed, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
+        message = self._describe(path, name, x.shape[1], context)
+        keys = self._random_keys(path, context, context.ids)
+        compressor = self.contractive if is_repaired else self.compressor
+        decompressed, bits = self._compress_and_decompress(compressor, residual, message, keys)
         if residuals is not None:
             residuals[context.ids] = residual - decompressed
         return Received(self._with_running_statistics(base + decompressed, x).view(value.shape), in_bytes(bits))
@@ -129,16 +131,16 @@ class Compression:
         Returns:
             The tensor that all clients receive [...], and the bytes of all clients together.
         """
-        if not self.compresses_downloads or self._passes(value[None]):
+        if not self.compresses_downloads or self._is_uncompressed(value[None]):
             return Received(value, len(context) * num_bytes(value))
-        path, x = _path("down", name, call), value.reshape(1, -1)  # path: name of the stored state; [1, n]
+        path, x = _state_path("down", name, call), value.reshape(1, -1)  # path: of the stored state; [1, n]
         # what all clients have: a state of a single row, whose id is SERVER  [1, n]
-        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), count=1)
+        last = self._row_store(f"{path}/reference", torch.zeros_like(x[0]), count=1)
         if last.used:  # there was a broadcast before: only the difference is sent
-            message = self._message(path, name, x.shape[1], context=None)
-            received, bits = self._difference(context, x, last[SERVER], message, SERVER)
+            message = self._describe(path, name, x.shape[1], context=None)
+            received, bits = self._send_difference(context, x, last[SERVER], message, SERVER)
         else:
-            # the first broadcast is sent whole
+            # the first broadcast is sent whole, with FLOAT = 32 bits for each number
             received, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
         if not context.changes_state:  # an evaluation, whose bytes are not counted
             return Received(received.view(value.shape), num_bytes=0)
@@ -161,11 +163,11 @@ class Compression:
             The bits.  # [K]
         """
         # bits of all broadcasts so far, in the single row SERVER  [1, 1]
-        total_bits = self._rows(f"{path}/bits", torch.zeros_like(bits), count=1)
+        total_bits = self._row_store(f"{path}/bits", torch.zeros_like(bits), count=1)
         # that number at each client's last broadcast
-        last_bits = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
+        last_bits = self._row_store(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
         now = total_bits[SERVER] + bits  # including this broadcast  [1, 1]
-        uncompressed = torch.full_like(bits, FLOAT * size)  # [1]
+        uncompressed = torch.full_like(bits, FLOAT * size)  # also for clients without an earlier broadcast  [1]
         missed = torch.where(last_bits.has(context.ids), (now - last_bits[context.ids])[:, 0], uncompressed)
         total_bits[SERVER], last_bits[context.ids] = now, now.expand(len(context), 1)
         return missed.minimum(uncompressed)
@@ -182,20 +184,21 @@ class Compression:
         Returns:
             The rows that the clients receive [K, ...], and their bytes.
         """
-        if not self.compresses_downloads or self._passes(value):
+        if not self.compresses_downloads or self._is_uncompressed(value):
             return Received(value, num_bytes(value))
-        path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
-        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))  # what each client has  [N, n]
-        message = self._message(path, name, x.shape[1], context, weighted=False)
+        path, x = _state_path("down", name, call), value.reshape(len(value), -1)  # path: of the stored state; [K, n]
+        last = self._row_store(f"{path}/reference", torch.zeros_like(x[0]))  # what each client has  [N, n]
+        message = self._describe(path, name, x.shape[1], context, weighted=False)
         has_version = last.has(context.ids)  # [K]
-        received, bits = self._difference(context, x, last[context.ids], message, context.ids)
-        received = torch.where(has_version[:, None], received, x)  # the first time the whole row
+        received, bits = self._send_difference(context, x, last[context.ids], message, context.ids)
+        # the first time the whole row, with FLOAT = 32 bits for each number
+        received = torch.where(has_version[:, None], received, x)
         bits = torch.where(has_version, bits, FLOAT * x.shape[1])
         if context.changes_state:
             last[context.ids] = received
         return Received(received.view(value.shape), in_bytes(bits))
 
-    def _difference(
+    def _send_difference(
         self, context: RoundContext, x: Tensor, last: Tensor, message: Message, ids: np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """Send the difference between rows and the last versions that the receivers have.
@@ -210,8 +213,9 @@ class Compression:
         Returns:
             The rows that are received [k, n], and the bits of each [k].
         """
-        keys, keep = self._keys(message.name, context, ids), context.changes_state
-        decompressed, bits = self._send(self.contractive, x - last, message, keys, keep)
+        keys, keep = self._random_keys(message.name, context, ids), context.changes_state
+        # the next difference repairs this one, if the compressor is contractive: what it omits is smaller than the row
+        decompressed, bits = self._compress_and_decompress(self.contractive, x - last, message, keys, keep)
         return self._with_running_statistics(last + decompressed, x), bits
 
     def observe(self, losses: Tensor) -> int:
@@ -224,18 +228,19 @@ class Compression:
         self.compressor.observe(losses)
         return num_bytes(losses)
 
-    def _passes(self, value: Tensor) -> bool:
-        """Return True if rows [K, ...] are sent uncompressed.
+    def _is_uncompressed(self, value: Tensor) -> bool:
+        """Return whether rows [K, ...] are sent uncompressed.
 
-        These are integers, rows of fewer than TINY values, and all rows if the compressor is exact.  Larger float32
-        rows set `acted`: some message was large enough for the compressor.
+        These are rows of another type than float32, such as integers; rows of fewer than TINY = 128 values; and all
+        rows if the compressor is exact.  Larger float32 rows set `acted`: some message was large enough for the
+        compressor.
         """
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
             return True
         self.acted = True
         return self.compressor.exact
 
-    def _send(
+    def _compress_and_decompress(
         self, compressor: Compressor, rows: Tensor, message: Message, keys: Tensor, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Compress and decompress rows.  Running statistics, which follow the parameters, stay uncompressed.
@@ -255,7 +260,7 @@ class Compression:
         if num_parameters == rows.shape[1]:
             return decompressed, bits
         rest = rows[:, num_parameters:]
-        return torch.cat([decompressed, rest], 1), bits + FLOAT * rest.shape[1]
+        return torch.cat([decompressed, rest], 1), bits + FLOAT * rest.shape[1]  # FLOAT: 32 bits for each number
 
     def _with_running_statistics(self, received: Tensor, x: Tensor) -> Tensor:
         """Copy the running statistics of x into received, because reference plus difference would round them.
@@ -272,7 +277,9 @@ class Compression:
             received[:, layout.parameters :] = x[:, layout.parameters :]
         return received
 
-    def _message(self, path: str, name: str, size: int, context: RoundContext | None, weighted: bool = True) -> Message:
+    def _describe(
+        self, path: str, name: str, size: int, context: RoundContext | None, weighted: bool = True
+    ) -> Message:
         """Describe a message.
 
         Args:
@@ -308,9 +315,9 @@ class Compression:
 
     def _residuals(self, path: str, context: RoundContext, size: int) -> Rows:
         """Return the row store of the residuals of an upload, [N, n]: what earlier uploads of each client omitted."""
-        return self._rows(f"{path}/memory", torch.zeros(size, device=context.device))
+        return self._row_store(f"{path}/memory", torch.zeros(size, device=context.device))
 
-    def _rows(self, path: str, default: Tensor, count: int | None = None) -> Rows:
+    def _row_store(self, path: str, default: Tensor, count: int | None = None) -> Rows:
         """Return the row store of a state.  The first time, create it.
 
         Args:
@@ -321,7 +328,7 @@ class Compression:
         Raises:
             RunError: Rows of another length are stored by this name.
         """
-        name = f"compression/{path}"
+        name = f"compression/{path}"  # path: up or down, then the name that the method gave the message
         rows = self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
         if rows.default.shape != default.shape:
             raise RunError(
@@ -331,7 +338,7 @@ class Compression:
             )
         return rows
 
-    def _keys(self, path: str, context: RoundContext, ids: np.ndarray) -> Tensor:
+    def _random_keys(self, path: str, context: RoundContext, ids: np.ndarray) -> Tensor:
         """Return the key of each client's random numbers for a message.
 
         Args:
@@ -346,7 +353,7 @@ class Compression:
         return torch.from_numpy(rng.client_keys(base, ids)).to(context.device)
 
 
-def _path(direction: str, name: str, call: int) -> str:
+def _state_path(direction: str, name: str, call: int) -> str:
     """Return the name of a message's state: "up/NAME" for its first message in a round, "up/NAME/1" for the second.
 
     Args:

@@ -137,16 +137,16 @@ class LoraSync:
         for name, (start, stop, shape) in layout.spans.items():
             if ".lora_A." not in name:
                 continue
-            first, last, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
-            A = uploads[:, start:stop].view(len(uploads), shape[0], -1)
-            B = uploads[:, first:last].view(len(uploads), -1, shape[0])
+            start_B, stop_B, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
+            A = uploads[:, start:stop].view(len(uploads), shape[0], -1)  # [K, R, in]
+            B = uploads[:, start_B:stop_B].view(len(uploads), -1, shape[0])  # [K, out, R]
             # the rule's new factors of the layer, and what it adds to the frozen weight; _new_A draws a new A for flora
             layer = COMBINATIONS[self.name](Factors(A, B, weights, self._new_A(context, name, A)))
-            new[start:stop], new[first:last] = layer.A.reshape(-1), layer.B.reshape(-1)
+            new[start:stop], new[start_B:stop_B] = layer.A.reshape(-1), layer.B.reshape(-1)
             if layer.added is not None:
                 added[name] = layer.added
                 # numbers by which clients receive the change: all factors, stacked, or fewer of the dense product
-                stacked = int(self._count(context.ids, len(mean), Columns([(start, stop), (first, last)])).sum())
+                stacked = int(self._count(context.ids, len(mean), Columns([(start, stop), (start_B, stop_B)])).sum())
                 num_sent += stacked if self.name == "flora" else min(stacked, layer.added.numel())
         if self.backbone is not None and context.changes_state:  # flora and fedex change the frozen weights
             self.backbone.add(added, num_sent)
@@ -193,17 +193,18 @@ class LoraSync:
             The numbers [K]; None if the tensor is sent as it is.
         """
         is_download, n = value.dim() == 1, value.shape[-1]
-        if value.dim() > 2 or not value.is_floating_point() or not self._factors_in(n).size:
+        if value.dim() > 2 or not value.is_floating_point() or not self._factors_in(n).size:  # without factors
             return None
-        everything = self._count(context.ids, n, Columns([(0, n)]))
-        if self.personal is not None:
-            return everything - self._count(context.ids, n, self._factors_in(n, "B"))
+        num_sent = self._count(context.ids, n, Columns([(0, n)]))  # all columns that the client has  [K]
+        if self.personal is not None:  # fedsa: clients keep their factors B
+            return num_sent - self._count(context.ids, n, self._factors_in(n, "B"))
         if self.backbone is None or not is_download:
             return None
+        # flora, fedex: clients also download the changes of the frozen weights
         missing = self.backbone.missing(context, self.model.message_layout(n))
         if self.name == "flora":  # new factors are drawn by the clients
-            everything = everything - self._count(context.ids, n, self._factors_in(n))
-        return everything + missing
+            num_sent = num_sent - self._count(context.ids, n, self._factors_in(n))
+        return num_sent + missing
 
     def _factors_in(self, length: int, factor: str = "AB") -> Columns:
         """Return the positions of the factors in a message of a length, without those that are not in it.
@@ -214,7 +215,7 @@ class LoraSync:
         """
         layout = self.model.message_layout(length)
         spans = {} if layout is None else layout.spans
-        return Columns((a, b) for name, (a, b, _) in spans.items() if _is_factor(name, factor))
+        return Columns((start, stop) for name, (start, stop, _) in spans.items() if _is_factor(name, factor))
 
     def _count(self, ids: np.ndarray, length: int, columns: Columns) -> Tensor:
         """Return how many of some columns of a message each client has, given its rank.  # [K]"""
@@ -232,11 +233,9 @@ class LoraSync:
         Returns:
             The rows [K, P]; the rows themselves if all factors are shared.
         """
-        return (
-            rows
-            if self.personal is None or self._personal_B is None
-            else self.personal.put(rows, self._personal_B[ids])
-        )
+        if self.personal is None or self._personal_B is None:  # both are set with fedsa only
+            return rows
+        return self.personal.put(rows, self._personal_B[ids])
 
     def keep_personal(self, ids: np.ndarray, rows: Tensor) -> None:
         """Store the clients' personal factors of their trained rows [K, P], if the rule has any."""
@@ -279,15 +278,15 @@ class Backbone:
     def restore(self) -> None:
         """Set the frozen weights to those of the state, if a checkpoint or a better round was loaded."""
         if self._applied is not self.change.store:
-            self._apply()
+            self._set_weights()
 
-    def _apply(self) -> None:
+    def _set_weights(self) -> None:
         """Set the frozen weights, in place, to their initial values plus the change."""
         weights = self.initial + self.change[SERVER][0]  # [D]
         with torch.no_grad():
             for weight, values in zip(self.weights.values(), weights.split([w.numel() for w in self.weights.values()])):
                 weight.copy_(values.view_as(weight))
-        self._applied = self.change.store
+        self._applied = self.change.store  # loading a state replaces this tensor, so that `restore` notices it
 
     def add(self, added: dict[str, Tensor], num_sent: int) -> None:
         """Add products to the frozen weights.
@@ -300,16 +299,17 @@ class Backbone:
         parts = [torch.zeros(weight.numel(), device=self.initial.device) for weight in self.weights.values()]
         for i, name in enumerate(self.weights):
             if name in added:
-                product = added[name].t() if name in self.transposed else added[name]
-                parts[i] = (self.scales[name] * product.flatten()).to(self.initial)
-        self.change[SERVER] = self.change[SERVER] + torch.cat(parts)
+                product = added[name].t() if name in self.transposed else added[name]  # stored as [in, out]
+                parts[i] = (self.scales[name] * product.flatten()).to(self.initial)  # scales: s of each layer
+        self.change[SERVER] = self.change[SERVER] + torch.cat(parts)  # the sum of what was added so far  [1, D]
         self.num_sent[SERVER] = self.num_sent[SERVER] + num_sent
-        self._apply()
+        self._set_weights()
 
     def missing(self, context: RoundContext, layout: MessageLayout | None) -> Tensor:
-        """Return how many numbers each client downloads for the weights to be those of the server.
+        """Return how many numbers each client downloads for the weights to be those of the server, and record it.
 
         They are those of the rounds since its last download, or all changed weights if these are fewer.
+        An evaluation (context.changes_state is False) is not recorded.
 
         Args:
             context: The clients.

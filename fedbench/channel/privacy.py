@@ -79,7 +79,7 @@ class Privacy:
     def sigma(self) -> float | None:
         """Standard deviation of the noise, equal for all clients; 0 without noise, None if it differs by client.
 
-        It is the sensitivity times self.ratio.
+        It is the sensitivity Delta times self.ratio, sigma / Delta.
         """
         if self.ratio == 0:
             return 0.0
@@ -101,8 +101,8 @@ class Privacy:
             return torch.full((len(context),), self.sigma, device=context.device)
         # learning rate of the first local step
         rate = torch.as_tensor(first_rate(), device=context.device).reshape(-1)  # [1] or [K]
-        num_samples = torch.from_numpy(context.num_samples).float().to(context.device)
-        return 2 * rate * (self.clip or 0) * self.ratio / num_samples.clamp_min(1)
+        num_samples = torch.from_numpy(context.num_samples).float().to(context.device)  # n_i
+        return 2 * rate * (self.clip or 0) * self.ratio / num_samples.clamp_min(1)  # Delta = 2 lr C / n_i, times ratio
 
     def release(
         self,
@@ -139,7 +139,7 @@ class Privacy:
             value = clipped_towards(value, reference, self.clip)
         ids = context.ids[context.ids < self.releases.num_clients]  # new clients are not in the table
         self.releases[ids] = self.releases[ids] + 1  # counts one release of each client
-        if self.ratio == 0:
+        if self.ratio == 0:  # epsilon is infinite: no noise
             return value
         key = rng.key(context.seed, "privacy", name, context.round, call)  # new noise for each name, round and call
         keys = torch.from_numpy(rng.client_keys(key, context.ids)).to(value.device)
@@ -216,7 +216,7 @@ def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tens
     offset = value if center is None else value - center  # from the center to the row
     # of each row, in a shape that multiplies rows  [K, 1, ...]
     norm = offset.reshape(len(value), math.prod(value.shape[1:])).norm(dim=1).view(-1, *(1,) * (value.dim() - 1))
-    clipped = offset * (radius / norm.clamp_min(1e-30)).clamp_max(1)
+    clipped = offset * (radius / norm.clamp_min(1e-30)).clamp_max(1)  # 1e-30: no division by 0
     return torch.where(norm <= radius, value, clipped if center is None else center + clipped)
 
 
@@ -231,10 +231,10 @@ def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
     Returns:
         The noisy rows [K, ...].
     """
-    numbers = math.prod(value.shape[1:])
-    out = value.reshape(len(value), numbers).clone()  # [K, n]
+    size = math.prod(value.shape[1:])  # n
+    out = value.reshape(len(value), size).clone()  # [K, n]
     # a few rows at a time, to limit memory
-    for rows in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):
-        draws = rng.RowRandom(keys[rows]).normal(numbers)
-        out[rows] += (sigma[rows, None] * draws).to(out.dtype)
+    for positions in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(size, 1))):
+        draws = rng.RowRandom(keys[positions]).normal(size)
+        out[positions] += (sigma[positions, None] * draws).to(out.dtype)
     return out.view(value.shape)

@@ -86,7 +86,7 @@ def refuse(name: str, use: str) -> NoReturn:
 
 
 def find_sealed(value: Any) -> str | None:
-    """Return the name of a sealed upload in nested attributes, lists, tuples and dicts; None if there is none."""
+    """Return the name of a sealed upload in nested lists, tuples, dicts and namespaces; None if there is none."""
     if isinstance(value, Sealed):
         _, name, _, _ = opened(value)
         return name
@@ -94,4 +94,5 @@ def find_sealed(value: Any) -> str | None:
         value = list(value.values())
     if isinstance(value, list | tuple):
         return next((name for item in value if (name := find_sealed(item))), None)
+    # uploads and results of training are namespaces: their attributes
     return find_sealed(vars(value)) if type(value).__name__ == "SimpleNamespace" else None

@@ -39,8 +39,8 @@ def server_step(
         RunError: Running statistics may be anywhere in the tensor.
     """
     p = _num_parameters(model, name, len(step.w))  # the first p columns are parameters, the rest running statistics
-    # one row store [1, p] for each state of the rule; SERVER is its only row
-    stores = {key: _store(rows, f"server/{name}/{key}", initial, step.w[:p]) for key, initial in rule.states.items()}
+    # one row store [1, p] for each state of the rule, such as "m"; SERVER is its only row
+    stores = {key: _state(rows, f"server/{name}/{key}", initial, step.w[:p]) for key, initial in rule.states.items()}
     state = {key: store[SERVER][0] for key, store in stores.items()}  # [p] each
     # the step without running statistics
     uploads = step.uploads[:, :p] if isinstance(step.uploads, Tensor) else step.uploads  # sealed by privacy=central
@@ -73,7 +73,7 @@ def _num_parameters(model: FlatModel, name: str, size: int) -> int:
     return size if layout is None else layout.parameters
 
 
-def _store(rows: RowStore, path: str, initial: float, like: Tensor) -> Rows:
+def _state(rows: RowStore, path: str, initial: float, like: Tensor) -> Rows:
     """Return the row store of a state of the rule.  The first time, create it.
 
     Args:

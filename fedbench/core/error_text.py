@@ -71,6 +71,7 @@ def _line_of(error: BaseException) -> str:
     It is the innermost line of the traceback outside of PACKAGES: torch, Hydra and fedbench.
     """
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    # "<": code without a file, such as "<frozen importlib>"
     outside = [(name, line) for name, line in frames if not name.startswith((*PACKAGES, "<"))]
     return f"{Path(outside[-1][0]).name}, line {outside[-1][1]}" if outside else ""
 

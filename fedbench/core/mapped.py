@@ -90,6 +90,7 @@ class EntryReader:
         if not out.size:
             return
         target = out.data.cast("B")  # the bytes of out
+        # begin: the byte of the file at which the array begins; size: the bytes of an entry
         for i, first_byte in enumerate((self.begin + index * self.size).tolist()):
             num_read = os.preadv(self._file, [target[i * self.size : (i + 1) * self.size]], first_byte)
             if num_read != self.size:

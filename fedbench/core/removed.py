@@ -236,7 +236,7 @@ def with_removed(values: Any) -> Any:
     Hashes of configurations are computed from the result, so that they stay those of earlier releases.
     """
     if not isinstance(values, Mapping):
-        return values  # lists stored what the user wrote, without the defaults of conf
+        return values  # also lists: their options were stored as the user wrote them, without the defaults of conf
     removed = {name: neutral for name, (neutral, _) in _options_of(values.get("_target_")).items()}
     return {**removed, **{key: with_removed(value) for key, value in values.items()}}
 

@@ -171,8 +171,8 @@ def _length(
         step_fraction: The fraction of its steps that each client takes [K]; None: all.
     """
     batch_sizes = np.minimum(batch_size, sizes)
-    at_least_one = np.maximum(batch_sizes, 1)
-    per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
+    divisors = np.maximum(batch_sizes, 1)  # clients without samples: no division by 0
+    per_epoch = sizes // divisors if drop_last else -(-sizes // divisors)  # rounded down, or up
     if steps is None:  # 1e-9 is subtracted because a product may be too large by a rounding error
         total = np.ceil(per_epoch * np.asarray(0 if epochs is None else epochs) - 1e-9).astype(np.int64)
     else:

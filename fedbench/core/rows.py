@@ -81,9 +81,9 @@ class Rows:
         """Enlarge the store to at least `needed` rows, if it is smaller, and copy the written rows into it."""
         if needed <= len(self.store):
             return
-        capacity = min(max(needed, 2 * len(self.store), 8), self.largest)
+        capacity = min(max(needed, 2 * len(self.store), 8), self.largest)  # largest: all rows of this process
         # Doubling copies the rows.  A store on disk or of more than 1 GiB gets room for all rows that the run writes at
-        # once: the system allocates its pages only when they are written.
+        # once, self.most: the system allocates its pages only when they are written.
         if needed <= self.most and (self.location == "disk" or capacity * self.row_bytes > BIG):
             capacity = self.most
         bigger = self._allocate(capacity)
@@ -143,7 +143,7 @@ class Rows:
             "ids": the clients [k] int64; "rows": their rows [k, ...] on the CPU.  Rows in host memory or in a file are
             not copied: save them before the next write.
         """
-        ids = np.flatnonzero(self.slot >= 0)
+        ids = np.flatnonzero(self.slot >= 0)  # slot: index of each client's row in the store, or -1
         order = ids[np.argsort(self.slot[ids])]  # in the order of the store
         rows = self.store[: self.used]
         # torch.save writes the whole store of which rows is a view.  A tensor from NumPy ends with its last row.
@@ -164,9 +164,9 @@ class Rows:
         if state["rows"].shape[1:] == (1,) and self.default.dim() == 1:
             state = {**state, "rows": state["rows"].expand(-1, len(self.default))}
         self._check(state["ids"], state["rows"])
-        self.slot[:] = -1
+        self.slot[:] = -1  # no row is written
         self.used, self.store = 0, self._allocate(0)
-        ids, block_rows = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
+        ids, block_rows = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))  # in blocks, to limit memory
         self._grow(self._count_stored(ids))
         for start in range(0, len(ids), block_rows):
             self[ids[start : start + block_rows]] = state["rows"][start : start + block_rows]
@@ -224,7 +224,7 @@ def disk_space() -> int:
 class RowStore:
     """Creates the Rows of a run within limits of memory.  Methods call it as ``rows(name, default)``.
 
-    Subclasses override `_most` and `_new`, if a process stores only some of the rows.
+    Subclasses override `_max_rows` and `_create`, if a process stores only some of the rows.
 
     Args:
         num_clients: N.
@@ -277,34 +277,34 @@ class RowStore:
         """
         if name in self.all:
             raise ValueError(f"rows named {name!r} exist already: give each state of a method another name")
-        total = self._most(default, count) * default.numel() * default.element_size()
+        total = self._max_rows(default, count) * default.numel() * default.element_size()
         location = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
         if location == "disk":
             free = self.left.setdefault("disk", disk_space())
             require(
                 total <= free,
-                f"the state {name!r} may need {total / 2**30:,.1f} GiB ({self._rows(default, count)}), but "
+                f"the state {name!r} may need {total / 2**30:,.1f} GiB ({self._shape_text(default, count)}), but "
                 f"memory is full and the disk of {scratch_folder()} has {free / 2**30:,.1f} GiB left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
         self.left[location] -= total
-        self.all[name] = rows = self._new(name, default, location, count)
+        self.all[name] = rows = self._create(name, default, location, count)
         if not self.setting_up:
             self.late.add(name)
         if name in self._waiting:
             rows.load_state_dict(self._waiting.pop(name))
         return rows
 
-    def _most(self, default: Tensor, count: int | None) -> int:
+    def _max_rows(self, default: Tensor, count: int | None) -> int:
         """Return the largest number of rows of a state that this process stores.
 
         Args:
             default: The initial value of each row.  # [...]
-            count: The number of rows.  None: N.
+            count: The number of rows.  None: one per client, of which the run can write at most `self.most`.
         """
         return self.most if count is None else count
 
-    def _new(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
+    def _create(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
         """Return a new state.
 
         Args:
@@ -313,7 +313,7 @@ class RowStore:
             location: Where rows are stored: "device", "host" or "disk".
             count: The number of rows.  None: N.
         """
-        most = self._most(default, count)
+        most = self._max_rows(default, count)
         return Rows(name, count or self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:
@@ -332,18 +332,18 @@ class RowStore:
             count: The number of rows.  None: N.
         """
         count = None if count == self.num_clients else count
-        total = self._most(default, count) * default.numel() * default.element_size()
-        return f"{name}: {self._rows(default, count)}, {total / 2**20:,.1f} MiB at most"
+        total = self._max_rows(default, count) * default.numel() * default.element_size()  # bytes
+        return f"{name}: {self._shape_text(default, count)}, {total / 2**20:,.1f} MiB at most"
 
-    def _rows(self, default: Tensor, count: int | None) -> str:
+    def _shape_text(self, default: Tensor, count: int | None) -> str:
         """Describe a matrix, as in "20 of 100 x 650 numbers": 650 per client, stored for at most 20 of 100 clients.
 
         Args:
             default: The initial value of each row.  # [...]
             count: The number of rows.  None: one per client.
         """
-        most, total = self._most(default, count), self.num_clients if count is None else count
-        stored = f"{most:,} of " if most < total else ""
+        max_rows, total = self._max_rows(default, count), self.num_clients if count is None else count
+        stored = f"{max_rows:,} of " if max_rows < total else ""
         return f"{stored}{total:,} x {default.numel():,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
@@ -361,6 +361,7 @@ class RowStore:
             ValueError: The rows do not fit the run.
         """
         self.late = set(late)
+        # the rows that must wait until a round creates them
         self._waiting = {name: state[name] for name in late if name not in self.all}
         state = {name: rows for name, rows in state.items() if name not in self._waiting}
         if unknown := state.keys() - self.all.keys():

@@ -140,7 +140,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
         if values.get(group) == neutral:
             del values[group]
     root = str(values["data_dir"]).rstrip("/\\")
-    flat = {
+    flat = {  # LATER_OPTIONS: the value without effect of each later option; MISSING, for others, equals no value
         key: value for key, value in flatten(with_removed(values)).items() if LATER_OPTIONS.get(key, MISSING) != value
     }
     hashed = {old_name(key): _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
@@ -204,10 +204,10 @@ def update_stored(values: dict[str, Any]) -> None:
             group_values = values.setdefault(group, {}) if group else values
             if isinstance(group_values, dict):  # the file may have been edited
                 group_values.setdefault(name, neutral)
-        for group, (option, neutral) in LATER_GROUPS.items():
+        for group, (option, neutral) in LATER_GROUPS.items():  # groups of later versions, with options of no effect
             values.setdefault(group, dict(neutral))
             values["choices"].setdefault(group, option)
-        values["choices"] = LATER_CHOICES | values["choices"]
+        values["choices"] = LATER_CHOICES | values["choices"]  # the option that older versions used without a choice
 
 
 def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def load_config(path: Path) -> DictConfig:
         raise ConfigError(
             f"{path} cannot be read as a configuration ({reason}): restore the file, or name another run"
         ) from error
-    require(
+    require(  # "${" begins an interpolation, which can run code
         isinstance(cfg, DictConfig) and "${" not in text,
         f"{path} was not saved by fedbench, because it is not a mapping of plain values: name the folder of a run",
     )

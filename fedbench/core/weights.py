@@ -31,5 +31,6 @@ def read_weights(path: Path, device: torch.device | str = "cpu", mmap: bool = Fa
     except pickle.UnpicklingError as error:
         raise ValueError(NO_WEIGHTS) from error
     except Exception as error:  # torch.load may raise any exception on a damaged file
-        first = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0][:160]
-        raise ValueError(f"torch.load failed: {first}; replace the file by an intact one") from error
+        # its first sentence, of at most 160 characters
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0][:160]
+        raise ValueError(f"torch.load failed: {reason}; replace the file by an intact one") from error

@@ -145,14 +145,14 @@ class ShardedRowStore(RowStore):
         """Return whether the rows of a state are divided, given the initial row and the number of rows (None: N)."""
         return count is None and default.numel() * default.element_size() > SMALL
 
-    def _most(self, default: Tensor, count: int | None) -> int:
-        most = super()._most(default, count)
+    def _max_rows(self, default: Tensor, count: int | None) -> int:
+        most = super()._max_rows(default, count)
         return min(most, count_owned(self.ranks, self.num_clients)) if self._is_divided(default, count) else most
 
-    def _new(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
+    def _create(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
         if not self._is_divided(default, count):
-            return super()._new(name, default, location, count)
-        most = self._most(default, count)
+            return super()._create(name, default, location, count)
+        most = self._max_rows(default, count)
         return ShardedRows(self.ranks, name, self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:

@@ -32,9 +32,11 @@ class Yogi(Adaptive):
         self.beta2 = beta2
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Return the new second moment v - (1 - beta2) Delta^2 sign(v - Delta^2), for the mean change delta.
+        """Return the new second moment v - (1 - beta2) Delta^2 sign(v - Delta^2).  # [p]
 
-        # [p]
+        Args:
+            v: The second moment before the round.  # [p]
+            delta: The clients' mean change, Delta.  # [p]
         """
         squares = delta.square()
         return v - (1 - self.beta2) * squares * (v - squares).sign()

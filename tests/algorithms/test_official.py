@@ -1,4 +1,4 @@
-"""The trajectories of the authors' released code, followed by our classes: every round of 105 runs, to rounding.
+"""The trajectories of the authors' released code, followed by our classes: every round of 109 runs, to rounding.
 
 tests/golden/official.npz holds what the released classes computed on the problem of tests/golden/problem.py, driven
 from outside (data, cohorts, first weights and orders of samples given, nothing else changed), float32 on a CPU.

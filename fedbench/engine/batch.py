@@ -91,7 +91,7 @@ class Batch:
         return Batch(
             x=x,
             y=self.y[client, position],
-            weight=weight / total.clamp_min(1e-30),
+            weight=weight / total.clamp_min(1e-30),  # no division by 0 for an empty part
             counts=counts,
             class_mask=self.class_mask,
             index=index,
@@ -187,6 +187,7 @@ class BatchLoader:
         """Load the inputs and targets of a block of steps, t and following ones, into `x` and `y`."""
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
+        # index: the samples of all steps  [T, k, B]
         self.x, self.y = self.federation.gather(self.index[t:stop, :num_active], self.is_stochastic, fetched)
         if self.is_stochastic:  # augmented images, or inputs that the task generates, drawn step by step
             x, y = zip(*(self._stochastic_inputs(t, i, num_active) for i in range(stop - t)))
@@ -204,7 +205,8 @@ class BatchLoader:
         Returns:
             The inputs and targets.  # [num_active, B, ...] each
         """
-        random = RowRandom(self.keys[:num_active] ^ key("step", t + i) >> 1)
+        # the keys of the clients, combined with that of the step, which is shifted to the 63 bits of an int64
+        random = RowRandom(self.keys[:num_active] ^ (key("step", t + i) >> 1))
         return self.federation.stochastic_inputs(map_inputs(lambda x: x[i], self.x), self.y[i], random)
 
     def _block(self, t: int) -> tuple[int, int]:
@@ -225,7 +227,9 @@ class BatchLoader:
             The inputs by name, in host memory.  None: inputs are on the device.
         """
 
+        # next: first step of the next block, and a function that waits for its inputs
         def block_samples(first: int) -> np.ndarray:
+            """Return the indices of the samples of the block that begins with a step.  # [steps, num_active, B]"""
             stop, num_active = self._block(first)
             return self.host_index[first:stop, :num_active]
 
@@ -234,7 +238,7 @@ class BatchLoader:
         else:
             fetched = self.federation.fetch(block_samples(t))
         stop, _ = self._block(t)
-        self.next = None  # first step of the next block, and a function that waits for its inputs
+        self.next = None
         if stop < len(self.index):
             self.next = (stop, self.federation.fetch_ahead(block_samples(stop)))
         return fetched

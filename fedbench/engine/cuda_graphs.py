@@ -215,7 +215,7 @@ class GraphedGradients(DirectGradients):
             if buffer is not None:
                 self.replays.clear()  # they use the previous buffer
             buffer = self.static_buffers[key] = values.new_zeros(size or k, *values.shape[1:])
-        if buffer.data_ptr() != values.data_ptr():
+        if buffer.data_ptr() != values.data_ptr():  # else, the values are in the buffer already
             buffer[:k].copy_(values)
         return buffer[: size or k]
 
@@ -245,7 +245,7 @@ class GraphedGradients(DirectGradients):
             x=unwrap_inputs(x, batch.x),
             y=to_static("y", batch.y),
             weight=to_static("weight", batch.weight),
-            index=None,
+            index=None,  # gradients do not need the indices of samples
             class_mask=to_static("mask", batch.class_mask),
         )
         gradient = self._to_static(f"gradient {index}", request.rows[:0], size)
@@ -299,7 +299,7 @@ class GraphedGradients(DirectGradients):
             work()
             expected = static.new_gradient()[:k].clone()
             static.rows.copy_(rows_before)
-            replay = self.record(work)
+            replay = self.record(work)  # records the graph of `work`, and returns a function that replays it
             static.rows.copy_(rows_before)
             static.new_gradient().zero_()
             replay()

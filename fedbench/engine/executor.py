@@ -184,7 +184,7 @@ class Executor:
             return
         self.set_num_threads()  # another executor may have changed it
         self._stop.clear()
-        size = 1 if single else self.chunk or count
+        size = 1 if single else self.chunk or count  # self.chunk: clients in a chunk, 0 for all
         chunks = [(start, min(start + size, count)) for start in range(0, count, size)]
         if self.pool is not None and len(chunks) > 1:
             self._run_in_threads(self.pool, job, chunks)

@@ -92,7 +92,7 @@ def _pad_and_crop(x: Tensor, offset: Tensor, padding: int, value: int) -> Tensor
     x = torch.nn.functional.pad(x, (padding,) * 4, value=value)
     rows = offset[..., 0, None] + torch.arange(height, device=x.device)  # [k, B, H]
     columns = offset[..., 1, None] + torch.arange(width, device=x.device)  # [k, B, W]
-    x = x.gather(-2, rows[:, :, None, :, None].expand(k, b, channels, height, x.shape[-1]))
+    x = x.gather(-2, rows[:, :, None, :, None].expand(k, b, channels, height, x.shape[-1]))  # width + 2 padding
     return x.gather(-1, columns[:, :, None, None, :].expand(k, b, channels, height, width))
 
 
@@ -273,7 +273,7 @@ class Federation:
         Returns:
             The counts, 0 if the task has no classes.  # [N, C]
         """
-        if split in self.known_counts:
+        if split in self.known_counts:  # counted before `drop_other_targets`
             return self.known_counts[split]
         out = torch.zeros(self.num_clients, self.num_classes, dtype=torch.int64, device=self.device)
         samples = self.splits[split]
@@ -332,15 +332,15 @@ class Federation:
         Args:
             ids: The clients.  # [k]
         """
-        rows = torch.from_numpy(ids).to(self.device)
+        index = torch.from_numpy(ids).to(self.device)
         return replace(
             self,
             splits={name: samples.select(ids) for name, samples in self.splits.items()},
-            class_mask=None if self.class_mask is None else self.class_mask[rows],
+            class_mask=None if self.class_mask is None else self.class_mask[index],
             domains=None if self.domains is None else self.domains[ids],
             shard=None if self.shard is None else self.shard.select_clients(ids),
             known_counts={name: counts[ids] for name, counts in self.known_counts.items()},
-            known_totals=None,
+            known_totals=None,  # those of all clients
         )
 
     def require_samples(self, ids: np.ndarray) -> None:
@@ -363,6 +363,7 @@ class Federation:
         flat_index = index.reshape(-1)
 
         def entries_of(values: Any, entries: Tensor) -> Tensor:
+            """Return the entries at some positions of an input, in the shape of the index.  # [*index.shape, ...]"""
             return values.index_select(0, entries).view(*index.shape, *values.shape[1:])
 
         if self.on_host:  # inputs stay in host memory or in files
@@ -377,6 +378,7 @@ class Federation:
         y = y.long() if y.dtype == torch.uint8 else y
         if training:
             return x, y
+        # evaluation_view: selects what the model reads outside of training, for example one of several views
         return self._evaluation_inputs(x if self.evaluation_view is None else self.evaluation_view(x), y, index)
 
     def targets_of(self, samples: Tensor) -> Tensor:
@@ -425,8 +427,9 @@ class Federation:
         """
         if not self.task.has_stochastic_inputs:
             return x, y
-        # Each sample is passed as a client with a batch of one, whose random numbers have the key of the sample.
-        num_axes, random = index.dim(), RowRandom(index.reshape(-1) ^ key("evaluation") >> 1)
+        # Each sample is passed as a client with a batch of one, whose random numbers have the key of the sample: its
+        # index, combined with a key that is shifted to the 63 bits of an int64.
+        num_axes, random = index.dim(), RowRandom(index.reshape(-1) ^ (key("evaluation") >> 1))
         x, y = (map_inputs(lambda t: t.reshape(index.numel(), 1, *t.shape[num_axes:]), v) for v in (x, y))
         x, y = self.task.stochastic_inputs(x, y, random, self.num_classes)
         x, y = (map_inputs(lambda t: t.reshape(*index.shape, *t.shape[2:]), v) for v in (x, y))

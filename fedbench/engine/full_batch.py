@@ -92,7 +92,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
         The weighted losses.  # [k]
     """
     model, task = engine.model, engine.task
-    if model.manual_backward is not None:
+    if model.manual_backward is not None:  # the model has a backward pass without autograd
         return manual_gradient(model, task, model.named(rows), block, model.named(out))
     named = model.named(rows.detach())
     leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
@@ -266,10 +266,10 @@ def _map_samples_with_shared_row(
         fetched = engine.federation.fetch(samples.indices[None, block])
         x, y = engine.federation.gather(index[None, block], fetched=fetched)
         for name, values in fn(engine.model, row[None], x, y, None).items():  # None: no client lacks classes
-            whole = outputs.get(name)
-            if whole is None:
-                whole = outputs.setdefault(name, values.new_empty(len(index), *values.shape[2:]))
-            whole[block] = values[0]
+            all_values = outputs.get(name)
+            if all_values is None:
+                all_values = outputs.setdefault(name, values.new_empty(len(index), *values.shape[2:]))
+            all_values[block] = values[0]  # values [1, b, ...]: one client
 
     engine.executor.run(compute_block, len(my_blocks), single=True)
     results = {}
@@ -395,7 +395,8 @@ def _blocks(
         slot = np.minimum(start + np.arange(counts.max()), sizes[:k, None] - 1)
         index = samples.indices[samples.offsets[ids[:k]][:, None] + slot]
         block = BatchLoader(engine.federation, ids[:k], index[None], counts[None])(0, k)  # a training of one step
-        block.weight = block.weight * torch.from_numpy(counts / sizes[:k]).float().to(context.device)[:, None]
+        share = torch.from_numpy(counts / sizes[:k]).float().to(context.device)  # of the client's samples  [k]
+        block.weight = block.weight * share[:, None]
         yield block
 
 

@@ -123,7 +123,8 @@ def _by_manual_backward(request: GradientRequest) -> tuple[Tensor, Tensor]:
         The gradient [k, P] and the weighted losses of the clients [k].
     """
     gradient, model, names = request.new_gradient(), request.model, request.parameters.names
-    if len(names) < len(model.shapes) or model.extended:  # the pass does not write the other columns
+    # The pass does not write other columns: those that need no gradient, and those that a method added (extended).
+    if len(names) < len(model.shapes) or model.extended:
         gradient.zero_()
     params, gradients = request.views(request.rows), request.views(gradient)
     out = {name: gradients[name] for name in names}
@@ -152,7 +153,7 @@ def manual_gradient(
         params = {name: p[0] for name, p in named.items()}
         out = {name: gradient[0] for name, gradient in out.items()}
         x = x[0]
-    params = model.forward_pass.with_frozen(params, batched)
+    params = model.forward_pass.with_frozen(params, batched)  # adds the frozen parameters
     logits, saved = network.forward(params, x, batched)
     logits = logits if batched else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
@@ -285,7 +286,7 @@ def _as_rows(request: GradientRequest, gradients: Iterable[Tensor]) -> Tensor:
         The rows, zero outside of the requested columns.  # [k, P]
     """
     out, model = request.new_gradient(), request.model
-    if request.parameters.all_trained:
+    if request.parameters.all_trained:  # the requested columns are all trained ones, which come first in a row
         num_trained = model.trained.size
         trained_out = out[:, :num_trained] if num_trained < out.shape[1] else out
         torch.cat([g.flatten(1) for g in gradients], dim=1, out=trained_out)

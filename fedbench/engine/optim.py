@@ -194,7 +194,7 @@ class Optimizer:
         if norm is None:
             return self
         other = copy.copy(self)
-        other.clip, other.is_plain_sgd = norm, False
+        other.clip, other.is_plain_sgd = norm, False  # with clipping, a step is not theta -= lr * gradient
         return other
 
     def clipped(self, grad: Tensor, updating: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class Optimizer:
         """
         assert self.clip is not None
         norm = updating.norm(dim=1, keepdim=True)  # [k, 1]
-        return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
+        return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)  # 1e-12: no division by 0
 
     def reach(self, num_steps: int) -> np.ndarray:
         """Return how far each step of a round moves a row along a constant gradient of 1, divided by the learning rate.

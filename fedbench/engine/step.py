@@ -379,7 +379,7 @@ class Step:
             lr_factors=None,  # self.lr is already that of this step
             theta=self.theta[device_positions],
             state={name: values[device_positions] for name, values in vars(self.state).items()},
-            optimizer_state={},
+            optimizer_state={},  # the copy computes a gradient only
         )
         step = Step(self._setup, chunk)
         step.begin(self.t, len(positions))

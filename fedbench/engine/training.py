@@ -110,7 +110,7 @@ class BatchSchedule:
         positions: The positions of this rank's clients.  # [k]
         sample_index: Indices of this rank's samples in the federation.  # [T, k, B]
         counts: How many of the B samples are real.  The others are padding.  # [T, k]
-        differs: Whether clients have different batch sizes, so that B is that of the client with the largest one.
+        batch_sizes_differ: Whether clients have different batch sizes, so that B is the largest of them.
     """
 
     num_steps: np.ndarray
@@ -119,7 +119,7 @@ class BatchSchedule:
     positions: np.ndarray
     sample_index: np.ndarray
     counts: np.ndarray
-    differs: bool
+    batch_sizes_differ: bool
 
     @classmethod
     def create(cls, engine: Engine, context: RoundContext, how: LocalTraining) -> BatchSchedule:
@@ -144,16 +144,23 @@ class BatchSchedule:
             name: value[positions] if isinstance(value, np.ndarray) else value for name, value in options.items()
         }
         batches_key = rng.key(engine.seed, "batches", how.key, context.round)
-        index_in_split, counts = rng.batches(batches_key, ids, sizes[positions], **rank_options)
-        first = split.offsets[ids]  # [k]
+        # positions in a client's list of samples [T, k, B], and how many are real [T, k]
+        index_in_list, counts = rng.batches(batches_key, ids, sizes[positions], **rank_options)
+        first = split.offsets[ids]  # where the list of each client begins in split.indices  [k]
         last_index = max(len(split.indices) - 1, 0)  # padding of a client without samples may point behind the end
-        sample_index = split.indices[np.minimum(first[None, :, None] + index_in_split, last_index)]
-        differs = isinstance(options["batch_size"], np.ndarray)
-        return cls(num_steps, num_samples, positions_by_rank, positions, sample_index, counts, differs)
+        return cls(
+            num_steps=num_steps,
+            num_samples=num_samples,
+            positions_by_rank=positions_by_rank,
+            positions=positions,
+            sample_index=split.indices[np.minimum(first[None, :, None] + index_in_list, last_index)],
+            counts=counts,
+            batch_sizes_differ=isinstance(options["batch_size"], np.ndarray),
+        )
 
     def width(self, start: int, stop: int) -> int:
         """Return the number of samples, padding included, in batches of the clients at positions[start:stop]."""
-        return int(self.counts[:, start:stop].max(initial=1)) if self.differs else self.sample_index.shape[2]
+        return int(self.counts[:, start:stop].max(initial=1)) if self.batch_sizes_differ else self.sample_index.shape[2]
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
@@ -211,7 +218,8 @@ def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.n
     if lr is None:
         lr = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=not scheduled_by_step)
     is_active = np.arange(len(reach))[:, None] < num_steps  # [T, K]
-    return torch.as_tensor(lr).double().cpu().numpy().reshape(-1) * (reach * is_active).sum(0)
+    rates = torch.as_tensor(lr).double().cpu().numpy().reshape(-1)  # [1] or [K]
+    return rates * (reach * is_active).sum(0)
 
 
 class CohortTraining:
@@ -383,7 +391,8 @@ class CohortTraining:
         engine, context, optimizer = self.engine, self.context, self.setup.optimizer
         if optimizer.reset != "never" or not optimizer.buffers or not context.changes_state:
             return {}
-        start_rows = {"theta": self.start, **self.state}
+        start_rows = {"theta": self.start, **self.state}  # [P] or [K, P], and [K, ...] each, for the lengths of buffers
+        # rows_name: "theta" or a state; owner: the name under which its buffers are stored
         return {
             rows_name: {
                 buffer: engine.optimizer_state(owner, buffer, start_rows[rows_name].shape[-1])[context.ids]
@@ -425,7 +434,7 @@ def _privacy_clip(engine: Engine, context: RoundContext, how: LocalTraining) -> 
     privacy, uploaded = engine.privacy, how.uploaded
     if privacy is None or privacy.step_clip is None or not context.changes_state:
         return None
-    if not isinstance(uploaded, Columns):
+    if not isinstance(uploaded, Columns):  # True: all columns; False: none
         uploaded = engine.model.all if uploaded else Columns([])
     return uploaded, privacy.step_clip
 

@@ -290,7 +290,7 @@ class Trial:
     def run(self) -> None:
         """Record the seconds of all plans, each timed once on a GPU and twice on a CPU, until the budget is spent."""
         tries = list(self.plans) if self.is_cuda else [*self.plans, *self.plans]
-        for i, plan in enumerate(tries):
+        for i, plan in enumerate(tries):  # self.seconds: infinite for a plan that was not timed
             best, earlier, is_second = min(self.seconds.values()), self.seconds[plan], i >= len(self.plans)
             is_hopeless = best < earlier / 10 < float("inf")  # it took more than ten times the best time
             if is_hopeless or (is_second and self.budget < 2 * earlier):
@@ -310,6 +310,7 @@ class Trial:
             max_seconds: The approximate budget of this plan.
         """
         seconds = self._time_warm(1)  # of one step, after a warm-up
+        # TIMED_ON_GPU: number of steps to time on a GPU; one step was timed already, hence - 1
         count = min(TIMED_ON_GPU if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
         # Several steps, so that the overhead of a training call counts less; not for a plan that is far behind.
         if seconds < 4 * best and count > 0:

@@ -95,9 +95,9 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
     component(cfg, "partition")
     num_clients, num_new = cfg.partition.num_clients, cfg.new_clients.count
     method.check_settings(
-        None if num_clients is None else clients_to_train(num_clients, num_new),
-        list(cfg.model.get("columns") or ()),
-        component(cfg, "optimizer"),
+        num_clients=None if num_clients is None else clients_to_train(num_clients, num_new),
+        groups=list(cfg.model.get("columns") or ()),
+        optimizer=component(cfg, "optimizer"),
     )
 
 
@@ -230,7 +230,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     # the frozen encoder computes its features once; batches then read them through the views
     arrays = arrays.expanded()
     reader: FrozenEncoder = build_module(cfg, arrays)
-    arrays = reader.prepare(arrays, poisoned.used, device)
+    arrays = reader.prepare(arrays, poisoned.used, device)  # used: with triggered samples
     built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device), shard=shard)
     built.augment = lambda x, y, random: (reader.training_view(x, random), y)
     built.evaluation_view = reader.evaluation_view
@@ -289,7 +289,7 @@ def algorithm(cfg: DictConfig) -> Algorithm:
     If finetune.epochs > 0, it is wrapped in `FineTuned`, which fine-tunes the models that the clients deploy.
     """
     method = component(cfg, "algorithm")
-    refuse_old_names(method, OLD_NAMES)  # which a constructor may have set
+    refuse_old_names(method, OLD_NAMES)  # former names of attributes, which a constructor may have set
     tune = cfg.finetune
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
 
@@ -366,7 +366,7 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
         f"attack={cfg.choices.attack} is scored by the accuracy on triggered samples, which the task "
         f"{type(training.task).__name__} does not have: use task=classification",
     )
-    register_directions(training.task.directions())
+    register_directions(training.task.directions())  # whether higher values of each metric are better
     training.cohort_size = cohort_size(cfg, training.num_clients)
     training.drop_other_targets()
     clients.targets, clients.stored_targets = training.targets, training.stored_targets
@@ -418,8 +418,8 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
 def _rows(cfg: DictConfig, training: Federation) -> RowStore:
     """Return the store for the states of the training clients, with the limits of memory and disk of this process."""
     ranks = processes.current()
-    limits = memory_limits(training.device, ranks.local_world_size)
-    most = cfg.rounds * training.cohort_size
+    limits = memory_limits(training.device, ranks.local_world_size)  # bytes on the device, in host memory and on disk
+    most = cfg.rounds * training.cohort_size  # rows of each state that the run can write
     if divides_rows(cfg):
         return ShardedRowStore(ranks, training.num_clients, training.device, *limits, most=most)
     return RowStore(training.num_clients, training.device, *limits, most=most)

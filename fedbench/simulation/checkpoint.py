@@ -110,7 +110,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
                 f"{damaged} was shortened or changed after this checkpoint was written: restore {damaged}",
             )
             return {**state, "file": path.name}
-        except DAMAGE as error:
+        except DAMAGE as error:  # the first line of its message, of at most 300 characters
             problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:300]}")
             if path != paths[-1]:
                 log.warning("%s cannot be used (%s); trying the previous one", path, problems[-1].partition(": ")[2])

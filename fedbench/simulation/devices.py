@@ -108,6 +108,7 @@ def smaller_for_masks(batch: int, outputs: int) -> int:
         batch: The number of samples of a batch for other models.
         outputs: The number of outputs per sample.
     """
+    # MANY_OUTPUTS: more than any number of classes; MOST_OUTPUTS: outputs of a whole batch
     return max(1, min(batch, MOST_OUTPUTS // outputs)) if outputs > MANY_OUTPUTS else batch
 
 

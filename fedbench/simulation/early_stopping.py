@@ -41,6 +41,7 @@ class EarlyStopping:
         Returns:
             Whether there were `patience` evaluations since the best one.
         """
+        # rounded up, because the last round is evaluated even if it is not a multiple of `every`
         evaluations_since_best = -(-(round - best_round) // every)
         return evaluations_since_best >= self.patience
 

@@ -65,14 +65,15 @@ def personal_and_global(
         client deploys the global model.
     """
     row, metrics = algorithm.global_row(), []
-    same = True
+    all_deploy_global = True
     for cohort, rows in deployed(algorithm, engine, ids, round, final):
         metrics.append(score(cohort, rows, algorithm.predict, "test") | attack_success(cohort, rows, algorithm.predict))
-        same = same and row is not None and isinstance(rows, Tensor) and torch.equal(rows, row)
+        is_global = row is not None and isinstance(rows, Tensor) and torch.equal(rows, row)
+        all_deploy_global = all_deploy_global and is_global
     scopes = {"personal": _concatenated(metrics)}
     if row is not None:
-        scopes["global"] = scopes["personal"] if same else shared(row, engine, ids, round)
-    return scopes, same
+        scopes["global"] = scopes["personal"] if all_deploy_global else shared(row, engine, ids, round)
+    return scopes, all_deploy_global
 
 
 def deployed(
@@ -172,12 +173,13 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
     """
 
     def score_positions(positions: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the metrics of the clients at these positions of the cohort."""
         subset = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.mode)
         subset_rows = rows if len(subset) == len(cohort) else _rows_at(rows, positions, cohort.device)
         return _score(subset, subset_rows, predict, split)
 
     sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
-    return cohort.engine.executor.ranks.compute_distributed(sizes, score_positions, cohort.ids)
+    return cohort.engine.executor.ranks.compute_distributed(work=sizes, compute=score_positions, ids=cohort.ids)
 
 
 def _rows_at(rows: Any, positions: np.ndarray, device: torch.device) -> Any:
@@ -215,7 +217,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.
             group = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.mode)
             group_rows = _rows_at(rows, positions, cohort.device)
         mask = cohort.federation.class_mask
-        mask = None if mask is None else mask[group.index].cpu().numpy()  # [k, C]
+        mask = None if mask is None else mask[group.index].cpu().numpy()  # whether a client has a class  [k, C]
         offsets = np.append(0, np.cumsum(sizes[positions]))
         metrics.append(cohort.engine.task.scores(group.sample_statistics(group_rows, predict, split), offsets, mask))
     return _concatenated(metrics)

@@ -48,7 +48,7 @@ def check_parameters(module: Any, name: str) -> None:
         f"all {count} have requires_grad=False; set it to True for some" if count else "add a layer with parameters"
     )
     require(any(p.numel() for p in trained.values()), f"{name} has no parameter to train: {remedy}")
-    persistent = module.state_dict()
+    persistent = module.state_dict()  # buffers that are not saved are no part of a row, and may have any type
     buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in persistent}
     for n, t in {**trained, **buffers}.items():
         require(
@@ -172,6 +172,7 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
                 "option)",
             )
 
+    # a function, so that each hook keeps its own layer and table
     def watch(layer: str, table: nn.Embedding) -> None:
         table.register_forward_pre_hook(lambda _, args: check(layer, table, args[0] if args else None))
 

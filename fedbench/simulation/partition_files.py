@@ -82,7 +82,7 @@ def _described(split: Split, arrays: Arrays) -> dict[str, Any]:
     """
     train = split.train
     facts: dict[str, Any] = {}
-    if (arrays.split == EXTRA).any():
+    if (arrays.split == EXTRA).any():  # samples for training only, besides the original ones
         facts["extra"] = count_extra(split, arrays).tolist()
     if arrays.domain is not None and arrays.domain_names is not None:
         # the domain of each client's first training sample

@@ -182,6 +182,7 @@ class Simulation:
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
         self.personal_is_global = record.get("personal_is_global")  # not in checkpoints of older versions
+        # whether checkpoint.pt is intact: it is damaged if the previous checkpoint was loaded
         self.is_sound = state.get("file", checkpoint.NAME) == checkpoint.NAME
 
     @property
@@ -268,7 +269,7 @@ class Simulation:
             **({"left_out": len(cost.left_out)} if self.engine.aggregator else {}),
             "peak_memory_mb": peak_memory(self.engine.device),
         }
-        for name in row.keys() & (*COSTS, "dense_down", "dense_up", "left_out"):
+        for name in row.keys() & (*COSTS, "dense_down", "dense_up", "left_out"):  # the columns that have totals
             self.cost[name] = self.cost.get(name, 0) + row[name]
         return row
 

@@ -224,7 +224,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
     cohort = Cohort(engine, ids, sim.done, dropped=len(sampled) - len(ids))
     if len(ids) or engine.central is not None:  # without clients, central privacy changes the server by noise
         sim.algorithm.round(cohort)
-        check_used(sim, cohort.cost)
+        check_options_had_effect(sim, cohort.cost)
         report_left_out(sim, cohort.cost)
     if engine.compression is not None and cohort.cost.losses is not None:
         # a compressor that adapts to the training losses of clients; the bytes are those of uploading these losses
@@ -251,7 +251,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
     return sim.add_cost(cohort.cost, seconds, len(ids))
 
 
-def check_used(sim: Simulation, cost: RoundCost) -> None:
+def check_options_had_effect(sim: Simulation, cost: RoundCost) -> None:
     """Check after the first round that client_weights, aggregator, attack, server and compression had an effect.
 
     A round without local steps may send nothing.  Then the last four are checked after the next round.
@@ -338,15 +338,17 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
     values: dict[str, float] = {"train/loss": cost.loss}
     names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
     columns: dict[str, np.ndarray] = {"client": ids, **names, "n_train": sizes["train"], "n_test": sizes["test"]}
-    scopes, same = evaluate.personal_and_global(sim.algorithm, engine, ids, round, final)
-    sim.personal_is_global = same and sim.personal_is_global is not False
+    scopes, all_deploy_global = evaluate.personal_and_global(sim.algorithm, engine, ids, round, final)
+    # None before the first evaluation; True if it was so in all evaluations
+    sim.personal_is_global = all_deploy_global and sim.personal_is_global is not False
     if sizes["val"].any():
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():
-        part = "val" if scope == "val" else "test"
         for metric, of_clients in per_client.items():
-            scored = evaluate.TRIGGERED if metric == scores.ATTACK_SUCCESS else part
-            summaries = scores.summarize_clients({metric: of_clients}, sizes[scored])
+            split = "val" if scope == "val" else "test"
+            if metric == scores.ATTACK_SUCCESS:  # on test samples with the trigger of a backdoor
+                split = evaluate.TRIGGERED
+            summaries = scores.summarize_clients({metric: of_clients}, sizes[split])
             values |= {f"{scope}/{name}": value for name, value in summaries.items()}
         columns |= {f"{scope}/{name}": per_client[name] for name in per_client}
     return values, columns

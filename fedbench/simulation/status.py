@@ -127,11 +127,11 @@ def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     Returns:
         The --config-dir, or None; and the overrides that name the user's classes and trusted pickles.
     """
-    config, options = folder / "config.yaml", config_dir_of(folder)
-    if options is not None and not Path(options).is_dir():
-        options = None
+    config, config_dir = folder / "config.yaml", config_dir_of(folder)
+    if config_dir is not None and not Path(config_dir).is_dir():  # it was deleted or moved
+        config_dir = None
     stored = OmegaConf.to_container(load_config(config)) if config.is_file() else {}
-    return options, to_repeat(stored, options)  # type: ignore[arg-type]
+    return config_dir, to_repeat(stored, config_dir)  # type: ignore[arg-type]
 
 
 def started_by() -> str:

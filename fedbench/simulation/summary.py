@@ -126,6 +126,7 @@ def task_line(federation: Federation) -> str:
     At most MOST_CLASSES classes are listed, and none for tasks without classes.
     """
     task, count = federation.task, federation.num_classes
+    # predicts: what num_classes counts, in the plural, such as "numbers"; [:-1]: without the s
     text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
     totals = federation.class_totals
     if totals is None:

@@ -68,7 +68,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     ]
     width = max(len(row[0]) for row in table)
     shown = [f"  {label:<{width}}  {of_last:>8}  {of_best:>8}" for label, of_last, of_best in table]
-    shown[-1] += global_note(summary)
+    shown[-1] += global_note(summary)  # beside the score of the global model
     return [
         "{name} on {dataset}, {partition} partition: {num_clients} clients, {cohort} per round, {rounds} rounds, "
         "model {model}, seed {seed}".format_map(summary),

@@ -418,7 +418,7 @@ def test_a_careless_method_is_refused(name: str, is_tuned: bool) -> None:
         for r in range(2):
             cohort = Cohort(sim.engine, np.array([0, 1, 3]), r)
             sim.algorithm.round(cohort)
-            simulator.check_used(sim, cohort.cost)
+            simulator.check_options_had_effect(sim, cohort.cost)
 
 
 def served(method: Any, monkeypatch: pytest.MonkeyPatch, absent: bool = False, **options: Any) -> list[torch.Tensor]:
@@ -443,7 +443,7 @@ def served(method: Any, monkeypatch: pytest.MonkeyPatch, absent: bool = False, *
         for r, ids in enumerate(([0, 1, 3], [1, 2, 3, 4], [0, 2, 5])):
             cohort = Cohort(sim.engine, np.array([i for i in ids if i or not absent]), r)
             sim.algorithm.round(cohort)
-            simulator.check_used(sim, cohort.cost)
+            simulator.check_options_had_effect(sim, cohort.cost)
     row = sim.algorithm.global_row()
     return [*messages, *([] if row is None else [row]), *sim.algorithm.state_dict().values()]
 
@@ -492,7 +492,7 @@ def test_every_method_runs_or_is_refused_with_the_reason(method: str) -> None:
         for r, ids in enumerate(([0, 1, 3, 5], [], [1, 2, 3, 4], [0])):
             cohort = Cohort(sim.engine, np.array(ids, np.int64), r)
             sim.algorithm.round(cohort)
-            simulator.check_used(sim, cohort.cost)
+            simulator.check_options_had_effect(sim, cohort.cost)
             assert cohort.cost.releases > 0
     except ConfigError as refused:
         assert REFUSAL in str(refused) and ("does not cover" in str(refused) or "no effect" in str(refused))
@@ -517,7 +517,7 @@ def test_these_methods_are_refused(method: str) -> None:
     with pytest.raises(RunError, match="privacy=central does not cover this method"):
         cohort = Cohort(sim.engine, np.arange(4), 0)
         sim.algorithm.round(cohort)
-        simulator.check_used(sim, cohort.cost)
+        simulator.check_options_had_effect(sim, cohort.cost)
 
 
 # -- runs ------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ class Checkpoint(Callback):
             return
         began = time.monotonic()
         self.save(run)
-        self.last = time.monotonic()
-        self.seconds = self.last - began
+        self.last = time.monotonic()  # end of the last checkpoint
+        self.seconds = self.last - began  # how long it took
 
     def is_due(self, done: int, final: bool) -> bool:
         """Return whether a checkpoint is due.
@@ -68,5 +68,6 @@ class Checkpoint(Callback):
             return
         states = {callback.name: callback.on_checkpoint(run) for callback in self.others}
         states = {name: state for name, state in states.items() if state is not None}
+        # is_sound: whether the existing checkpoint is intact, so that it is kept as the previous one
         checkpoint.save(run.run_dir, {**content, **states}, run.is_sound)
         run.is_sound = True

@@ -55,9 +55,10 @@ class MLflow(Callback):
             self._id = saved if saved and self._exists(saved) else self._create(run)
             self._client.update_run(self._id, status="RUNNING")
         except MlflowException as error:
-            first = str(error).splitlines()[0].partition(" with exception")[0]
+            # the first line, without the text of another exception that MLflow appends
+            reason = str(error).splitlines()[0].partition(" with exception")[0]
             raise ConfigError(
-                f"callbacks.mlflow.uri={uri} cannot be used ({first}): name a folder that you may write into, or the "
+                f"callbacks.mlflow.uri={uri} cannot be used ({reason}): name a folder that you may write into, or the "
                 "address of a running MLflow server"
             ) from error
 
@@ -81,7 +82,7 @@ class MLflow(Callback):
         tags = {"run_dir": str(run.run_dir.absolute()), "job_type": names["job_type"]}
         id = self._client.create_run(experiment_id, run_name=names["name"], tags=tags).info.run_id
         params = [Param(key, show(value)[:LONGEST_PARAM]) for key, value in flatten(to_dict(run.cfg)).items()]
-        for start in range(0, len(params), MOST_IN_A_BATCH):
+        for start in range(0, len(params), MOST_IN_A_BATCH):  # as many as MLflow accepts in a request
             self._client.log_batch(id, params=params[start : start + MOST_IN_A_BATCH])
         return id
 

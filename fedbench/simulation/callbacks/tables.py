@@ -52,7 +52,8 @@ class Tables(Callback):
         """
         for file, (size, _) in (marks or {}).items():  # _: the checksum, which was compared before
             truncate_bytes(run_dir / file, size)
-        self.tables = {name: CsvTable(run_dir / f"{name}.csv", done or -1) for name in TABLES}
+        # -1: a new run removes existing tables
+        self.tables = {name: CsvTable(run_dir / f"{name}.csv", last_round=done or -1) for name in TABLES}
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
         """Add a line to metrics.csv, and one line per client to clients.csv."""

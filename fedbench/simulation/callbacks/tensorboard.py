@@ -37,6 +37,7 @@ class TensorBoard(Callback):
         self._write(run.done, metrics)
         if self.histograms:
             for name, values in clients.items():
+                # scores have names such as "personal/accuracy"; other columns are ids and numbers of samples
                 if "/" in name and np.isfinite(values).any():
                     self._writer.add_histogram(f"clients/{name}", values[np.isfinite(values)], run.done)
 

@@ -44,15 +44,15 @@ class Wandb(Callback):
     """
 
     def __init__(self, mode: str, notice: Callable[[str], None] = log.info):
-        self.mode, self.line = wandb_mode(mode)  # line: how W&B is used, for the log; "" for nothing to say
+        self.mode, self.mode_note = wandb_mode(mode)  # mode_note: why another mode is used; "" for nothing to say
         self.notice = notice
         self.run: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
         """Log how W&B is used, and connect to it in the mode "online"."""
         self.run_dir, self.cfg = run.run_dir, run.cfg
-        if self.line:
-            self.notice(self.line)
+        if self.mode_note:
+            self.notice(self.mode_note)
         if self.mode == "online":
             self._connect()
 
@@ -99,7 +99,7 @@ class Wandb(Callback):
         def open_run() -> None:
             self.run = self._init("online", id=stored_id, resume="allow")
             replace_text(id_file, [f"{self.run.id}\n"])
-            if stored_id is None:
+            if stored_id is None:  # W&B does not have the rounds before a resume
                 self._replay()
 
         self._try("connecting", open_run)

@@ -80,7 +80,7 @@ def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
     choices, tracking = cfg.choices, cfg.tracking
     dataset, partition, experiment = choices.dataset, choices.partition, choices.get("experiment")
     method, seed = cfg.get("name") or choices.algorithm, f"-s{cfg.seed}"
-    table = [experiment.split("/")[0]] if experiment else []
+    experiment_tags = [experiment.split("/")[0]] if experiment else []  # the folder of the experiment's file
     subfolder = folder_in_sweep(cfg, run_dir)
     end = f"{seed} {shortened(subfolder, LONGEST_FOLDER)}" if subfolder else seed
     return {
@@ -88,7 +88,7 @@ def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
         "entity": tracking.entity,
         "group": shortened(tracking.group or experiment or f"{dataset}-{partition}", LONGEST_NAME),
         "job_type": shortened(choices.algorithm, LONGEST_TAG),
-        "tags": [shortened(tag, LONGEST_TAG) for tag in [*tracking.tags, dataset, partition, *table]],
+        "tags": [shortened(tag, LONGEST_TAG) for tag in [*tracking.tags, dataset, partition, *experiment_tags]],
         "name": shortened(f"{method}-{dataset}-{partition}", LONGEST_NAME - len(end)) + end,
     }
 

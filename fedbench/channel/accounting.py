@@ -30,7 +30,7 @@ TOLERANCE = 1e-3  # of a calibrated noise multiplier, relative to it
 
 @dataclass(frozen=True)
 class Setting:
-    """What epsilon depends on, besides the number of rounds.
+    """What epsilon depends on, besides the number of rounds: z, m releases a round, and `expected` clients of all N.
 
     Attributes:
         noise_multiplier: z of one release, >= 0.

@@ -18,7 +18,7 @@ from fedbench.core.rows import RowStore
 
 
 class Attackers:
-    """The attackers of a run.
+    """The attackers of a run: the clients `ids`, which upload what `attack` computes.
 
     Args:
         attack: What they do.

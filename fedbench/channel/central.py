@@ -37,7 +37,7 @@ UNPROTECTED = (
 
 
 class CentralPrivacy:
-    """Clips uploads, and adds noise to their sum.
+    """Clips uploads to norm C, and adds Gaussian noise to their sum, of standard deviation noise_multiplier C.
 
     State: the rows "central/clip", the clipping norm of each of the m releases of a round.  # [m, 1]
 

@@ -26,7 +26,7 @@ from fedbench.nn.client_ranks import ClientRanks
 
 
 class Payload(NamedTuple):
-    """A tensor that the server sent to clients.
+    """A tensor that the server sent to clients: `value` is the server's version, and `received` that of the clients.
 
     Attributes:
         ids: The clients.  # [k]
@@ -66,7 +66,7 @@ class Payload(NamedTuple):
 
 
 class Channel:
-    """The messages of one round, in both directions, and their cost.
+    """The messages of one round, in both directions, and their cost; `_payloads` lists what clients received, by name.
 
     Args:
         privacy: Clips uploads and adds noise, or None.

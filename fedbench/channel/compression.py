@@ -50,7 +50,7 @@ class Received(NamedTuple):
 
 
 class Compression:
-    """Compresses all messages of a run.
+    """Compresses all messages of a run by `compressor`, or by `contractive`, which scales it: |C(x) - x| <= |x|.
 
     Its state is in row stores of these names, below compression/:
         up/<name>/memory: Residual of each client.  # [N, n]

@@ -50,7 +50,7 @@ Sync = Literal["average", "ffa", "fedsa", "flora", "flex", "het", "fedex"]
 
 
 class Factors(NamedTuple):
-    """The factors of one adapted layer.
+    """The LoRA factors A [K, R, in] and B [K, out, R] of one adapted layer, and the clients' weights p_i [K].
 
     Attributes:
         A: Factors of the clients, [K, R, in]; those of a convolution are flattened, [K, R, in kh kw].
@@ -90,7 +90,7 @@ class Combined(NamedTuple):
 
 
 class LoraSync:
-    """The rule of a run.
+    """The rule of a run: `personal` columns stay with the clients (fedsa); `backbone`: frozen weights that it changes.
 
     State: the row stores "lora_sync/B", with the clients' own B (fedsa) [N, |B|], and those of `Backbone`.
 
@@ -251,7 +251,7 @@ class LoraSync:
 
 
 class Backbone:
-    """The frozen weights of the adapted layers, and what has been added to them.
+    """The frozen weights of the adapted layers: their `initial` values, and `change`, the sum of what was added.
 
     State: the row stores "lora_sync/backbone", the sum of what was added [1, D]; "lora_sync/sent", how many numbers
     were sent so far to a client that took part in all rounds [1, 1]; "lora_sync/received", this number at each client's

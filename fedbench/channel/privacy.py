@@ -36,7 +36,7 @@ UNPROTECTED = (
 
 
 class Privacy:
-    """Clips uploads and adds Gaussian noise to them.
+    """Clips uploads and adds Gaussian noise to them; `ratio` is the noise per sensitivity, sigma / Delta, 0 for none.
 
     State: the rows "privacy", the number of releases of each client.  # [N, 1]
 

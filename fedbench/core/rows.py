@@ -27,7 +27,7 @@ BLOCK = 64 << 20  # bytes read from a checkpoint at a time
 
 
 class Rows:
-    """A lazy matrix [N, ...] with one row per client.
+    """A lazy matrix [N, ...]: `slot` has the index of each client's row in `store`, -1 if the row was never written.
 
     ``rows[ids]`` returns a copy [K, ...] on the device, and ``rows[ids] = values`` writes.  ids is an int64 array.
 
@@ -299,7 +299,7 @@ class RowStore:
         """Return the largest number of rows of a state that this process stores.
 
         Args:
-            default: The initial value of each row.  # [...]
+            default: The initial value of each row, which only subclasses need.  # [...]
             count: The number of rows.  None: one per client, of which the run can write at most `self.most`.
         """
         return self.most if count is None else count

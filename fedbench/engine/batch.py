@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 20  # inputs of several steps that are gathered at once
 
 @dataclass
 class Batch:
-    """One batch of every client.
+    """One batch of k clients: B inputs x and targets y of each, of which the first counts[i] are real, not padding.
 
     Attributes:
         x: The inputs, one tensor or a dict of tensors.  # [k, B, ...]
@@ -128,7 +128,7 @@ def to_device(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 class BatchLoader:
-    """Loads the batches of a chunk.  The inputs of several steps are gathered at once.
+    """Loads the batches of a chunk, a block of steps at a time: `x` and `y` are those of steps `first` to `stop` - 1.
 
     Args:
         federation: The data.

@@ -44,7 +44,7 @@ TINY = torch.finfo(torch.float32).tiny  # instead of a sum of weights that is 0
 
 
 class Cohort:
-    """Some clients in one round.
+    """Some clients in one round, with which a method sends, trains and aggregates; `engine` is shared by all cohorts.
 
     Args:
         engine: What all cohorts of a run share.

@@ -125,7 +125,7 @@ class RecordedGradient(NamedTuple):
 
 
 class GraphedGradients(DirectGradients):
-    """Computes gradients by replaying CUDA graphs.
+    """Computes gradients by replaying CUDA graphs (`replays`), which read `static_buffers` at fixed addresses.
 
     The rows of a chunk stay in a static buffer (`to_static_rows`), so that a step only copies its batch.  There is one
     graph for each of up to NUM_SIZES numbers of clients.  If fewer clients still train, the graph also computes

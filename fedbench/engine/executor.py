@@ -130,7 +130,7 @@ def _graph_choices(plan: Plan, device: torch.device, graphs: bool | None) -> tup
 
 
 class Executor:
-    """Runs a job for each chunk of a cohort.
+    """Runs a job for each chunk of a cohort, in the threads of `pool` if there are any, until one fails (`_stop`).
 
     Args:
         plan: How to compute a cohort.

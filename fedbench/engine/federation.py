@@ -110,7 +110,7 @@ def _max_entry(x: Tensor | HostInput, start: int, count: int) -> int:
 
 @dataclass
 class Federation:
-    """The samples of all clients.
+    """The samples of all clients: inputs, targets, and `splits`, from "train", "val" or "test" to clients' indices.
 
     Attributes:
         inputs: The inputs, one or several by name, on the device or in host memory (`HostInput`).  # [n, ...] each

@@ -25,7 +25,7 @@ Fetched = dict[str, Tensor]  # the inputs of a batch in host memory, by name
 
 
 class HostInput:
-    """One input of all samples, in host memory or in a file.
+    """One input of all samples, in host memory (`values`) or in a file (`reader`).
 
     Args:
         values: The input, an array or np.memmap.  # [m, ...]

@@ -53,7 +53,7 @@ class ParameterIndex:
 
 
 class Schedule:
-    """Factor of the learning rate over a run: a linear warm-up, and then a schedule.
+    """Factor of the learning rate over a run: `warmup` rounds of growth, then decay by `gamma` a round, or to `final`.
 
     Schedules after the warm-up:
       - constant: 1;
@@ -132,7 +132,7 @@ class Schedule:
 
 
 class Optimizer:
-    """Base class of optimizers.
+    """Base class of optimizers; `buffers` names what they keep for each row, such as momentum.
 
     Args:
         lr: The learning rate, or a list with one for each of the N clients.

@@ -22,7 +22,7 @@ EXAMPLES = 6  # training samples that all processes store besides sample 0, to f
 
 @dataclass(frozen=True)
 class Shard:
-    """The clients and samples of one process.
+    """The clients (`owned`) and the `samples` that one process stores.
 
     Attributes:
         owned: Whether this process owns each client, new clients included.  # [N] bool

@@ -156,7 +156,7 @@ def _state_class(names: tuple[str, ...]) -> type:
 
 
 class Step:
-    """A local step of the k clients of a chunk that still train.
+    """A local step of the k clients of a chunk that still train; `_progress` has what it has computed so far.
 
     Args:
         setup: What all chunks of the training share.

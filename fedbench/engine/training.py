@@ -223,7 +223,7 @@ def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.n
 
 
 class CohortTraining:
-    """One local training of a cohort.
+    """One local training of a cohort, from the rows `start` and the tensors `state`, with the settings `how`.
 
     Call `run`, `exchange`, `save_buffers` and `result`, in this order.
 
@@ -244,7 +244,7 @@ class CohortTraining:
         stored_buffers: Optimizer buffers that clients keep between rounds [K, ...].  The outer key is "theta" or a
             state, the inner key is the name of a buffer.
         outputs: theta [K, P], each state [K, ...] and loss [K], by name.
-        changed: Names of the outputs that this rank changed.
+        changed_names: Names of the outputs that this rank changed.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class CohortTraining:
             **{name: torch.empty_like(values) for name, values in state.items()},
             "loss": torch.zeros(len(context), device=context.device),
         }
-        self.changed = {"theta", "loss"}
+        self.changed_names = {"theta", "loss"}
 
     def _rates(self, optimizer: Optimizer) -> tuple[Rate, Tensor | None]:
         """Return the learning rate and its factors.
@@ -357,7 +357,7 @@ class CohortTraining:
         for name, values in chunk.state.items():
             self.outputs[name][index] = values
             if is_distributed and not torch.equal(values, self.state[name][index]):
-                self.changed.add(name)
+                self.changed_names.add(name)
         for rows_name, buffers in self.stored_buffers.items():
             for buffer, values in buffers.items():
                 values[index] = chunk.optimizer_state[rows_name][buffer]
@@ -374,7 +374,7 @@ class CohortTraining:
             for buffer, values in stored.items()
         }
         exchanged = ranks.exchange(
-            self.schedule.positions_by_rank, self.outputs | buffers, self.changed | buffers.keys()
+            self.schedule.positions_by_rank, self.outputs | buffers, self.changed_names | buffers.keys()
         )
         # States that were not sent are equal to their initial values, which this rank has for all clients.
         if ranks.is_distributed:

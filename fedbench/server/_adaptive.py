@@ -19,7 +19,7 @@ from fedbench.server.base import ServerRule, ServerStep
 
 
 class Adaptive(ServerRule):
-    """Base class of Adagrad, Adam and Yogi.
+    """Base class of Adagrad, Adam and Yogi, which differ in the second moment; tau: degree of adaptivity.
 
     Args:
         lr: Server learning rate.

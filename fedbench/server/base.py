@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ServerStep:
-    """What a rule may use in one round.
+    """What a rule may use in one round: the server's old parameters w [p], the uploads [K, p] and their mean [p].
 
     Attributes:
         w: The server's parameters before the round.  # [p]

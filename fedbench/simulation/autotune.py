@@ -199,7 +199,7 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
     state = _generators(device)
 
     def note_if_drawn(layer: nn.Module, inputs: Any, output: Any) -> None:
-        """Note a layer after its forward pass, if a global generator has changed since the previous layer."""
+        """Note a layer, as its forward hook, if a global generator has changed since the previous layer."""
         nonlocal state
         before, state = state, _generators(device)
         if not all(map(torch.equal, before, state)):
@@ -242,7 +242,7 @@ def fastest(engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int) 
 
 
 class Trial:
-    """Time executor plans within a budget.
+    """Time executor plans within a budget; `seconds` has the time of a local step by each plan, inf if not timed.
 
     Args:
         engine: The engine.

@@ -316,7 +316,7 @@ def engine(
     component(cfg, "adapter").check(training.num_clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"
-    plans = [Plan.from_state(stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
+    plans = [Plan.from_state(stored)] if stored else _plans(cfg, training.cohort_size, device)
     built = _assembled(cfg, clients, training, flat, plans[0])
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
@@ -444,13 +444,12 @@ def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int
     return smaller_for_masks(per_client, outputs), smaller_for_masks(together, outputs)
 
 
-def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) -> list[Plan]:
+def _plans(cfg: DictConfig, cohort_size: int, device: torch.device) -> list[Plan]:
     """Return the executor plans to choose from.
 
     Args:
         cfg: The checked configuration.
-        cohort: The number of clients per round, which the processes of the run divide.
-        flat: The model.
+        cohort_size: The number of clients per round, which the processes of the run divide.
         device: The compute device.
     """
     hardware, ranks = cfg.hardware, processes.current()
@@ -459,7 +458,7 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
         hardware.chunk,
         hardware.threads,
         device,
-        cohort_size=-(-cohort // ranks.world_size),  # of this process, rounded up
+        cohort_size=-(-cohort_size // ranks.world_size),  # of this process, rounded up
         num_processes=ranks.local_world_size,
         graphs=cuda_graphs(hardware.graphs, device),
     )

@@ -80,7 +80,7 @@ def _run_as_worker(ranks: Ranks) -> int:
             values, folder, resume = message
             try:
                 config = OmegaConf.create(dict(values))
-                OmegaConf.set_readonly(config, True)
+                OmegaConf.set_readonly(config, value=True)
                 run(config, Path(folder), resume)
             except PeerLost:
                 raise

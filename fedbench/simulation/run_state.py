@@ -30,7 +30,7 @@ COSTS = ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "byte
 
 @dataclass
 class Simulation:
-    """The components of a run and its progress.
+    """The components of a run and its progress: `done` rounds, and the `last`, `best` and `best_val` metrics.
 
     Attributes:
         cfg: The checked configuration.

@@ -151,7 +151,7 @@ def simulate(
     (folder / ERROR_FILE).unlink(missing_ok=True)
     gc_pause.resume()  # the command paused garbage collection while it was imported
     cfg = OmegaConf.create(dict(config))
-    OmegaConf.set_readonly(cfg, True)
+    OmegaConf.set_readonly(cfg, value=True)
     with logged(folder, output), recorded(folder):
         from fedbench.simulation.simulator import run  # torch
 
@@ -174,6 +174,7 @@ def interruptible() -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt, as a signal handler, whatever the signal is."""
         raise KeyboardInterrupt
 
     with signals.handled(interrupt):

@@ -23,7 +23,7 @@ class StopSignals:
     """
 
     def __enter__(self) -> StopSignals:
-        self.received, self._is_last, self._handlers = False, False, ExitStack()
+        self.received, self._next_interrupts, self._handlers = False, False, ExitStack()
         if threading.current_thread() is threading.main_thread():
             self._handlers.enter_context(signals.handled(self._receive))
         return self
@@ -41,13 +41,13 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: Any) -> None:
-        """Handle a signal: record the first one; raise KeyboardInterrupt for a second one.
+        """Record the first signal, and raise KeyboardInterrupt for a second one; `frame` is not used.
 
         After a scheduler's advance warning (`signals.is_warning`), the next signal counts as the first.
         """
-        if self._is_last:  # a signal before this one already requested the stop
+        if self._next_interrupts:  # a signal before this one already requested the stop
             raise KeyboardInterrupt
-        self.received, self._is_last = True, not signals.is_warning(number)
+        self.received, self._next_interrupts = True, not signals.is_warning(number)
         if processes.current().is_first:
             log.warning("stopping after this round, which will be saved; signal again to stop at once")
 

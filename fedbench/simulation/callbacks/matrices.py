@@ -34,7 +34,7 @@ class Matrices(Callback):
     name = "matrices"
 
     def __init__(self) -> None:
-        self.log: MatrixLog | None = None
+        self.matrix_log: MatrixLog | None = None
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
         """Record the initial matrices, or read those of a resumed run from matrices.npz.
@@ -44,23 +44,25 @@ class Matrices(Callback):
             saved: The digests in the checkpoint as JSON, with which the file is compared; None for a new run.
         """
         cfg = run.cfg
-        self.log = MatrixLog(run.run_dir, run.algorithm, run.engine.federation.num_clients, cfg.rounds, cfg.eval.every)
+        self.matrix_log = MatrixLog(
+            run.run_dir, run.algorithm, run.engine.federation.num_clients, cfg.rounds, cfg.eval.every
+        )
         if run.done:
-            self.log.load(run.done, None if saved is None else json.loads(saved))
+            self.matrix_log.load(run.done, None if saved is None else json.loads(saved))
         else:
-            self.log.note(0)
+            self.matrix_log.note(0)
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
         """Record the method's matrices after the evaluated round ``run.done``, if this round is to be recorded."""
-        if self.log is not None:
-            self.log.note(run.done)
+        if self.matrix_log is not None:
+            self.matrix_log.note(run.done)
 
     def on_checkpoint(self, run: Simulation) -> str:
         """Write matrices.npz, and return the digest of each recorded round as JSON."""
-        if self.log is None:
+        if self.matrix_log is None:
             return "{}"
-        self.log.save()
-        return json.dumps(self.log.digests)
+        self.matrix_log.save()
+        return json.dumps(self.matrix_log.digests)
 
 
 class MatrixLog:

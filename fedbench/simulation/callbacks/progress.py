@@ -20,7 +20,7 @@ REDRAWN = 0.1  # minimum seconds between updates of a notebook's line
 
 
 class Progress(Callback):
-    """Show the round, the score, images/s and the remaining time.
+    """Show the round, the score, images/s and the remaining time: as a bar (`_bar`), an updated `_line`, or many lines.
 
     Args:
         transient: Whether to remove the bar at the end, and to show nothing if standard output is not a terminal.
@@ -101,7 +101,7 @@ class NotebookLine:
     """
 
     def __init__(self, display: Any) -> None:
-        self._display, self._handle, self._shown = display, None, -math.inf
+        self._display, self._handle, self._shown_at = display, None, -math.inf
 
     def show(self, text: str, last: bool = False) -> None:
         """Replace the line, unless the previous update was less than REDRAWN seconds ago.
@@ -111,9 +111,9 @@ class NotebookLine:
             last: Whether this is the last update, which is always shown.
         """
         now = time.monotonic()
-        if not last and now - self._shown < REDRAWN:
+        if not last and now - self._shown_at < REDRAWN:
             return
-        self._shown, line = now, {"text/plain": text}
+        self._shown_at, line = now, {"text/plain": text}
         if self._handle is None:
             self._handle = self._display(line, raw=True, display_id=True)
         else:

@@ -36,7 +36,7 @@ FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor",
 
 
 class Wandb(Callback):
-    """Send a run to W&B, or record it offline at its end.
+    """Send a run to W&B, or record it offline at its end; `run` is W&B's run, None without a connection.
 
     Args:
         mode: The option tracking.mode.
@@ -68,7 +68,7 @@ class Wandb(Callback):
         """Finish the record in W&B.  An offline run is recorded now, unless it was paused or interrupted.
 
         Args:
-            run: The run.
+            run: The run, not used, because `on_start` stored its folder and configuration.
             status: finished, paused, failed or interrupted.
             summary: The content of summary.json.
         """

@@ -73,6 +73,7 @@ def robust_mean(
             w: The weights.  # [K]
             total: Their sum, by which the result is multiplied, because the rule gets weights of sum 1.  None: 1.
         """
+        # of the outer function: the uploads `rows`, the random `keys` of the clients, and `center`
         members = torch.nonzero(w)[:, 0]  # positions of these clients
         if not len(members):
             return torch.zeros_like(rows[0])

@@ -303,7 +303,7 @@ class Compression:
                     "column groups, so it may include BatchNorm's running statistics, which must not be compressed. "
                     "Use a model without them, for example with model.norm=group, or compression=none"
                 )
-            layout = MessageLayout({}, size)
+            layout = MessageLayout({}, size)  # all values are parameters, whose names and shapes are unknown
         ids = NO_CLIENTS if context is None else context.ids  # a broadcast has no clients of its own
         weights = None if context is None or not weighted else context.mean_weights
         # ids and weights of the rows; cohort: weights of all clients of the round

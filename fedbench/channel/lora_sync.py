@@ -134,7 +134,7 @@ class LoraSync:
         if layout is None or not self._factors_in(len(mean)).size:  # no factors of LoRA in the upload
             return mean
         new, added, num_sent = mean.clone(), {}, 0
-        for name, (start, stop, shape) in layout.spans.items():
+        for name, (start, stop, shape) in layout.spans.items():  # columns of a parameter, and its shape, [R, in] for A
             if ".lora_A." not in name:
                 continue
             start_B, stop_B, _ = layout.spans[name.replace(".lora_A.", ".lora_B.")]
@@ -153,11 +153,11 @@ class LoraSync:
         return new
 
     def _new_A(self, context: RoundContext, name: str, like: Tensor) -> Callable[[], Tensor]:
-        """Return a function that draws the factor of a round as at the beginning: uniform up to 1 / sqrt(in).
+        """Return a function that draws a new factor A as at the beginning: uniform up to 1 / sqrt(in).
 
         Args:
-            context: The round.
-            name: Name of the parameter.
+            context: The round, a part of the key of the random numbers.
+            name: Name of the parameter A.
             like: The factors of the clients, for shape and device.  # [K, R, in]
         """
 

@@ -56,7 +56,7 @@ def output_on_stderr() -> Iterator[None]:
     """Send what the block and the processes that it starts print to standard error instead of standard output."""
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(1)
+    saved = os.dup(1)  # 1 and 2: the descriptors of standard output and standard error
     os.dup2(2, 1)  # for processes of a launcher, and libraries in C
     try:
         with redirect_stdout(sys.stderr):

@@ -168,7 +168,9 @@ def _canonical(key: str, value: Any, root: str) -> Any:
     if isinstance(value, list | tuple):
         return [_canonical(key, item, root) for item in value]
     if key == "adapter.places":
-        layer = str(value).removeprefix("optional:")
+        layer = str(value).removeprefix(
+            "optional:"
+        )  # a place that the model may lack; older versions had no such prefix
         return FORMER_PLACES.get(layer, layer)  # such as "*.attn" for attention
     if isinstance(value, str) and value.startswith((f"{root}/", f"{root}\\")):
         return f"<data_dir>{value[len(root) :]}"

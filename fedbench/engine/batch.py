@@ -188,7 +188,9 @@ class BatchLoader:
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
         # index: the samples of all steps  [T, k, B]
-        self.x, self.y = self.federation.gather(self.index[t:stop, :num_active], self.is_stochastic, fetched)
+        self.x, self.y = self.federation.gather(
+            self.index[t:stop, :num_active], training=self.is_stochastic, fetched=fetched
+        )
         if self.is_stochastic:  # augmented images, or inputs that the task generates, drawn step by step
             x, y = zip(*(self._stochastic_inputs(t, i, num_active) for i in range(stop - t)))
             self.x, self.y = map_inputs(lambda *steps: torch.stack(steps), *x), torch.stack(y)

@@ -608,7 +608,7 @@ class Cohort:
 
         Args:
             rows: One row for all clients [P], or one for each [K, P].
-            split: The split.
+            split: Name of the split, such as "train".
             drop_last: Whether to omit the samples after the last full local batch, as some released codes do.
 
         Returns:
@@ -621,7 +621,7 @@ class Cohort:
 
         Args:
             rows: One row for all clients [P], one for each [K, P], or M for each [K, M, P].
-            split: The split.
+            split: Name of the split, such as "train".
 
         Returns:
             The mean losses.  # [K] or [K, M]
@@ -644,7 +644,7 @@ class Cohort:
         Args:
             rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
             fn: fn(model, rows [k, ...], inputs [k, b, ...]) returns a tensor [k, b, ...].  Default: the logits.
-            split: The split, or the result of `subsample`.
+            split: Name of the split, such as "test", or the result of `subsample`.
             limit: Maximum number of samples of each client of a split, sampled anew in every round.  None: all.
             key: Key of the sampling.  Calls with the same key in a round use the same samples.
 
@@ -668,7 +668,7 @@ class Cohort:
         """Sample a fraction of each client's samples, new in each round.
 
         Args:
-            split: The split to sample from.
+            split: Name of the split to sample from, such as "train".
             fraction: Fraction of the samples, in (0, 1].  Each client gets at least one sample, if it has one.
             key: Calls of a round with the same key return the same samples.
 
@@ -686,8 +686,9 @@ class Cohort:
 
         Args:
             rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
-            predict: As `fn` of `forward`.  None: the logits.
-            split: The split.
+            predict: predict(model, rows [k, ...], inputs [k, b, ...]) returns predictions [k, b, ...].  None: the
+                logits.
+            split: Name of the split, such as "test".
 
         Returns:
             The statistics by name, for the samples of one client after the other.  # [n, ...] each

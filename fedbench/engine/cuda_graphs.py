@@ -94,7 +94,7 @@ class GraphKey(NamedTuple):
         """Return the key of a request.
 
         Args:
-            request: The request.
+            request: The request.  Its index says which of the gradients of a step it is.
             static: The same request with static buffers.
         """
         return cls(

@@ -268,7 +268,7 @@ class Federation:
         """Count the samples (or pixels) of each class.
 
         Args:
-            split: The split.
+            split: Name of the split, such as "train".
 
         Returns:
             The counts, 0 if the task has no classes.  # [N, C]
@@ -302,6 +302,7 @@ class Federation:
         """
         if self.shard is None or self.targets.dim() == 1:
             return
+        # results that need all targets, for later calls of `counts` and `class_totals`
         self.known_counts, self.known_totals = {"train": self.counts("train")}, self.class_totals
         self.stored_targets = torch.from_numpy(self.shard.samples).to(self.device)
         self.targets = self.targets[self.stored_targets]

@@ -41,7 +41,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
         engine: What all cohorts of the run share.
         context: The clients and the round.
         rows: One row for all clients [P], or one for each [K, P].
-        split: The split.
+        split: Name of the split, such as "train".
         drop_last: Whether to omit the samples after the last full local batch.
 
     Returns:
@@ -116,7 +116,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
         engine: What all cohorts of the run share.
         context: The clients and the round.
         rows: One row for all clients [P], or one for each [K, P].
-        split: The split.
+        split: Name of the split, such as "train".
 
     Returns:
         The mean losses.  # [K]
@@ -175,7 +175,7 @@ def map_samples(
             blocks: Their samples.  Later blocks may have only the first clients.
         """
         positions = index.tolist()
-        slots = _SampleSlots(sizes[positions], context.device)
+        slots = _SampleSlots(sizes[positions], context.device)  # sizes: numbers of samples of the K clients
         outputs: SampleStatistics = {}  # for all samples of the chunk, because small tensors would fragment memory
         for block in blocks:
             k = len(block.weight)
@@ -292,7 +292,7 @@ def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key
     Args:
         engine: What all cohorts of the run share.
         context: The clients and the round.
-        split: The split to sample from.
+        split: Name of the split to sample from, such as "train".
         limit: Maximum number of samples of a client.
         key: Calls of a round with the same key return the same samples.
 
@@ -319,7 +319,7 @@ def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: flo
     Args:
         engine: What all cohorts of the run share.
         context: The clients and the round.
-        split: The split to sample from.
+        split: Name of the split to sample from, such as "train".
         fraction: Fraction of the samples, rounded down, but at least one sample.
         key: Calls of a round with the same key return the same samples.
 
@@ -385,7 +385,7 @@ def _blocks(
     """
     ids = context.ids[positions]
     max_size = int(sizes.max(initial=0))
-    num_blocks = max(1, -(-max_size // engine.eval_batch))
+    num_blocks = max(1, -(-max_size // engine.eval_batch))  # rounded up, as is block_size
     block_size = -(-max_size // num_blocks)
     for start in range(0, max_size, max(1, block_size)):
         engine.executor.raise_if_stopped()

@@ -154,10 +154,10 @@ def manual_gradient(
         out = {name: gradient[0] for name, gradient in out.items()}
         x = x[0]
     params = model.forward_pass.with_frozen(params, batched)  # adds the frozen parameters
-    logits, saved = network.forward(params, x, batched)
+    logits, saved = network.forward(params, x, batched)  # saved: what the backward pass needs
     logits = logits if batched else logits[None]
-    losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    network.backward(params, saved, grad if batched else grad[0], batched, out)
+    losses, logits_gradient = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
+    network.backward(params, saved, logits_gradient if batched else logits_gradient[0], batched, out)
     return (losses.detach() * batch.weight).sum(1)
 
 

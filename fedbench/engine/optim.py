@@ -47,7 +47,7 @@ class ParameterIndex:
         """Return the indices, from 0 to S - 1, of the parameters that have at least one of these columns.  # int64"""
         key = tuple(columns.slices)
         if key not in self._within:
-            indices = [i for i, span in enumerate(self._spans) if columns.overlaps(*span)]
+            indices = [i for i, (start, stop) in enumerate(self._spans) if columns.overlaps(start, stop)]
             self._within[key] = torch.tensor(indices, dtype=torch.int64, device=self._device)
         return self._within[key]
 

@@ -152,7 +152,7 @@ class Ranks:
         with self.undistributed():
             computed = dict(compute(mine)) if len(mine) else {}
         joined: dict[str, np.ndarray] = {}
-        for positions, arrays in self.gather("scores", (mine, computed)):
+        for positions, arrays in self.gather("scores", (mine, computed)):  # of each rank
             for name, values in arrays.items():
                 joined.setdefault(name, np.empty((len(work), *values.shape[1:]), values.dtype))[positions] = values
         return joined

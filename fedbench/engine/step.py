@@ -208,9 +208,10 @@ class Step:
             self.k = k
             self.num_steps = chunk.num_steps[:k]
             self._theta = chunk.theta[:k]
+            # a dataclass with a field for each state, by name
             self.state = _state_class(tuple(chunk.state))(*(values[:k] for values in chunk.state.values()))
             self.lr = chunk.lr_of_step(t, k)
-            self._named_views = {}
+            self._named_views = {}  # the cache of `_named`, for the former number of rows
         elif chunk.lr_factors is not None:
             self.lr = chunk.lr_of_step(t, k)
 
@@ -324,6 +325,7 @@ class Step:
         progress.extra_losses = []
 
         def losses(leaves: list[Tensor]) -> Tensor:  # [k, B] or [k]
+            # by this tensor, `store_pass` recognizes forward passes of the differentiated rows
             progress.differentiated_rows = torch.cat(leaves, dim=-1)
             values = loss(self, progress.differentiated_rows, batch)
             return add_extra_losses(values, progress.extra_losses, batch.weight)
@@ -546,6 +548,7 @@ class Step:
         """
         assert self._setup.privacy_clip is not None
         uploaded, max_norm = self._setup.privacy_clip
+        # `uploaded` are columns of the model's rows; of a state of another length, all updated columns are clipped
         clipped_columns = columns if grad.shape[1] != self.model.size else columns & uploaded
         clipped = clipped_towards(clipped_columns.take(grad), center=None, radius=max_norm)
         return clipped_columns.put(grad, clipped)

@@ -180,7 +180,7 @@ def _schedule_options(engine: Engine, context: RoundContext, how: LocalTraining)
         The number of samples of each client [K], and the other arguments by name.
     """
     steps = how.steps
-    if steps is None and how.epochs is None:
+    if steps is None and how.epochs is None:  # how.epochs replaces the run's number of steps, too
         steps = engine.steps
     epochs = epochs_of(engine, context) if how.epochs is None else how.epochs
     options = {

@@ -293,7 +293,7 @@ class Trial:
         for i, plan in enumerate(tries):  # self.seconds: infinite for a plan that was not timed
             best, earlier, is_second = min(self.seconds.values()), self.seconds[plan], i >= len(self.plans)
             is_hopeless = best < earlier / 10 < float("inf")  # it took more than ten times the best time
-            if is_hopeless or (is_second and self.budget < 2 * earlier):
+            if is_hopeless or (is_second and self.budget < 2 * earlier):  # a warm-up and a step no longer fit
                 continue
             self.engine = use(self.engine, plan)
             began = now()
@@ -354,7 +354,7 @@ def _local_steps(engine: Engine) -> float:
     It is that for the batch size with which plans are timed, at most 32.
     """
     sizes = engine.federation.num_samples
-    steps, _ = rng.lengths(  # for each client
+    steps, _ = rng.lengths(  # numbers of steps and samples of each client
         sizes,
         _timed_batch_size(engine),
         epochs=None if engine.steps else engine.epochs,

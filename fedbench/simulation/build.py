@@ -92,7 +92,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
         not inspect.isclass(module) or issubclass(module, torch.nn.Module),
         f"model._target_={cfg.model._target_} is not a torch.nn.Module: name a subclass of it",
     )
-    component(cfg, "partition")
+    component(cfg, "partition")  # raises ConfigError if it cannot be built
     num_clients, num_new = cfg.partition.num_clients, cfg.new_clients.count
     method.check_settings(
         num_clients=None if num_clients is None else clients_to_train(num_clients, num_new),
@@ -215,7 +215,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     """
     augment = plain_values(cfg.dataset.augment)
     arrays = arrays.for_split(split, cfg.dataset.normalize)  # fitted to training samples, if the data set needs it
-    warn_of_scales(arrays, split)
+    warn_of_scales(arrays, split)  # of columns, if they differ much
     poisoned = poison(cfg, arrays, split)
     arrays, split = poisoned.arrays, poisoned.split
     where, normalize, shard = cfg.hardware.get("data", "auto"), cfg.dataset.normalize, _shard(cfg, poisoned)
@@ -228,7 +228,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
         f"dataset.augment must be null, because model={cfg.choices.model} has a frozen encoder; use model.augment",
     )
     # the frozen encoder computes its features once; batches then read them through the views
-    arrays = arrays.expanded()
+    arrays = arrays.expanded()  # inputs that several samples share are copied for each of them
     reader: FrozenEncoder = build_module(cfg, arrays)
     arrays = reader.prepare(arrays, poisoned.used, device)  # used: with triggered samples
     built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device), shard=shard)
@@ -369,6 +369,7 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
     register_directions(training.task.directions())  # whether higher values of each metric are better
     training.cohort_size = cohort_size(cfg, training.num_clients)
     training.drop_other_targets()
+    # the federation of all clients shares the targets, so that dropped ones use no memory
     clients.targets, clients.stored_targets = training.targets, training.stored_targets
     return training
 
@@ -669,7 +670,7 @@ def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
     Raises:
         ConfigError: The method, the compression or the aggregation rule needs equal ranks.
     """
-    inner = unwrapped(method)
+    inner = unwrapped(method)  # without the wrapper that fine-tunes its models
     # not inherited, because the steps of a subclass may read other columns of what they receive
     require(
         vars(type(inner)).get("supports_client_ranks", False),
@@ -699,7 +700,7 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
     Raises:
         ConfigError: The method does not average one server model, or another option replaces the mean.
     """
-    inner = unwrapped(method)
+    inner = unwrapped(method)  # without the wrapper that fine-tunes its models
     require(  # not inherited, because a subclass may have several server models
         vars(type(inner)).get("averages_one_model", False),
         f"adapter.sync={sync.name} replaces the mean of the server's model, which {type(inner).__name__} does not take "
@@ -727,6 +728,7 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
         f"adapter.sync={sync.name} does not send whole rows, which a compressor needs: use compression=none"
         + (", or compression.direction=up" if sync.personal is None else ""),
     )
+    # whether residuals or momentum of earlier rounds are kept
     remembers = (compressor is not None and compressor.error_feedback) or engine.optimizer.reset == "never"
     require(
         sync.name not in ("flora", "flex") or not remembers,
@@ -747,6 +749,7 @@ def check_states(engine: Engine) -> None:
     sync = engine.lora_sync
     if sync is None or (sync.personal is None and sync.backbone is None):
         return
+    # states with the length of a model
     models = [rows.name for rows in engine.rows.all.values() if rows.default.numel() == engine.model.size]
     what = "changes the frozen weights" if sync.personal is None else "keeps B with the client"
     require(
@@ -774,6 +777,7 @@ def check_new_clients(engine: Engine, method: Algorithm) -> None:
     """
     inner, all_clients = unwrapped(method), engine.with_new_clients
     num_new = 0 if all_clients is None else all_clients.num_clients - engine.federation.num_clients
+    # whether the method does not replace the default: the global model, or without one the mean of the clients' models
     is_mean = type(inner).initial_row_for_new_clients is Algorithm.initial_row_for_new_clients
     require(
         engine.central is None or num_new == 0 or not is_mean or inner.global_row() is not None,

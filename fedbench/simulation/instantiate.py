@@ -84,6 +84,7 @@ def component(cfg: DictConfig, group: str) -> Any:
     Raises:
         ConfigError: The object cannot be built or has another type.
     """
+    # options that the class does not get, the expected kind in words, and whether an object is of this kind
     reserved, expected, fits = KINDS[group]
     built = make(cfg[group], reserved, key=group)
     require(

@@ -27,7 +27,7 @@ def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.
         engine: The engine of the run.
         ids: The clients to measure [K].
     """
-    slices = evaluate.slices(engine, ids)
+    slices = evaluate.slices(engine, ids)  # so that the models of a slice fit in memory
     cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
     with torch.no_grad():
         measured = [algorithm.measured(cohort) for cohort in cohorts]

@@ -72,7 +72,7 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
     """
     index = _few_samples(federation)
     x, y = federation.gather(index)
-    largest = federation.largest_tokens()
+    largest = federation.largest_tokens()  # in the whole data set, by the name of the input
     outputs = federation.task.outputs(federation.num_classes)
     expected = federation.task.output_shape(y, outputs)
     devices = [federation.device] if federation.device.type == "cuda" else []
@@ -82,9 +82,9 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
                 model,
                 x,
                 train,
-                f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
+                failing=f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
                 f"{' in training mode' if train else ''}",
-                lambda module: _watch_tables(module, x, largest, name),  # checks the sizes of embeddings
+                watch=lambda module: _watch_tables(module, x, largest, name),  # checks the sizes of embeddings
             )
             out = _logits(out, name)
             _check_shape(out, expected, outputs, name)

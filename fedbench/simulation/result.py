@@ -53,6 +53,6 @@ def _values_of(summary: Summary | None, entry: str) -> Mapping[str, Any]:
         entry: The evaluation: "last", "best" or "best_val".
     """
     values = (summary or {}).get(entry)
-    if isinstance(values, dict) and entry != "last":
+    if isinstance(values, dict) and entry != "last":  # best ones are {"metric": ..., "round": ..., "values": ...}
         values = values.get("values")
     return values if isinstance(values, dict) else {}

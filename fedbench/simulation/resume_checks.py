@@ -102,7 +102,7 @@ def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """
     if not stored:
         return []
-    return [
+    return [  # ABSENT stands for a missing key, because None may be a value
         f"{key}={show(current.get(key))} (was: {show(stored.get(key))})"
         for key in sorted({*stored, *current})
         if stored.get(key, ABSENT) != current.get(key, ABSENT) and key != "rounds" and not is_matched(key, NOT_COMPARED)
@@ -130,6 +130,6 @@ def _earlier_rounds(folder: Path) -> Iterator[int]:
                 "resume=; restore it, or start a new run"
             ) from error
         for text in overrides if isinstance(overrides, list) else ():
-            match = re.fullmatch(r"\+*rounds=(\d+)", str(text))
+            match = re.fullmatch(r"\+*rounds=(\d+)", str(text))  # Hydra's + or ++ may precede a key
             if match:
                 yield int(match[1])

@@ -156,6 +156,7 @@ def simulate(
         from fedbench.simulation.simulator import run  # torch
 
         broadcast_run((config, folder, resume))  # to the other processes of torchrun
+        # classes: from a group to a class that was given in place of an option
         command_entries = {"command": command, "classes": named_classes(config)}
         summary = run(cfg, folder, resume, command_entries, output)
     sentence = paused(folder, summary) if summary["status"] == "paused" else ""

@@ -106,7 +106,7 @@ def _run(
             with StopSignals() as stop:
                 for callback in callbacks:
                     started.append(callback)
-                    callback.on_start(sim, (saved or {}).get(callback.name))
+                    callback.on_start(sim, (saved or {}).get(callback.name))  # with its state in the checkpoint
                 run_rounds(sim, callbacks, stop, began)
         except BaseException as error:
             with suppress(OSError):  # if the disk is full, the error above is the one to report
@@ -236,6 +236,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
         began = time.perf_counter()
         check_ranks_agree(sim)
         values, clients = evaluate_round(sim, cohort.cost)
+        # with privacy=central also the epsilon that was spent, and adaptive clipping norms
         values |= {} if engine.central is None else engine.central.metrics(sim.done)
         seconds["eval_s"] = time.perf_counter() - began
         sim.record_metrics(values)

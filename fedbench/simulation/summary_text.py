@@ -251,6 +251,7 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     runs = run_dir.parents[2] if run_dir.parts[-3:-1] == (algorithm, dataset) else run_dir.parent
     methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in classes else [algorithm])]))
     config_dir, overrides = command_of(run_dir)
+    # overrides that the suggested sweep repeats: all but those of keys in which its runs differ
     shared = [text for text in overrides if re.split(r"[.=]", text.lstrip("+~"))[0] not in COMPARED_KEYS]
     if not overrides and dataset != "digits":  # a run from Python
         shared = [f"dataset={dataset}"]

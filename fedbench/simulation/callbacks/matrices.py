@@ -94,7 +94,7 @@ class MatrixLog:
         Args:
             round: The number of finished rounds; 0 for the initial matrices.
         """
-        if self.active and self._is_recorded(round):
+        if self.active and self._is_recorded(round):  # active: the matrices of at least one round fit in BUDGET
             self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
 
     def _record(self, round: int, matrices: dict[str, np.ndarray]) -> None:

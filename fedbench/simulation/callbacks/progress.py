@@ -71,6 +71,7 @@ class Progress(Callback):
             return
         elif self._line is not None:
             self._line.show(self._text(round, fields), last=round == self.total)
+        # the first round of this process, the last one, and every so many that about 20 lines are printed
         elif round in (self.start + 1, self.total) or round % self.every == 0:
             print(self._text(round, fields), flush=True)
 
@@ -114,7 +115,7 @@ class NotebookLine:
         if not last and now - self._shown_at < REDRAWN:
             return
         self._shown_at, line = now, {"text/plain": text}
-        if self._handle is None:
+        if self._handle is None:  # _display: IPython's function, which returns a handle for updates
             self._handle = self._display(line, raw=True, display_id=True)
         else:
             self._handle.update(line, raw=True)

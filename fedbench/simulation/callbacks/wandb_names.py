@@ -109,4 +109,5 @@ def shortened(text: str, max_length: int) -> str:
     """
     if len(text) <= max_length:
         return text
+    # 9: a hyphen and 8 digits of the hash
     return f"{text[: max_length - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -9,6 +9,7 @@ Letters: N clients, K clients of a round, P length of a row, R ranks.
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import statistics
 import subprocess
@@ -47,6 +48,7 @@ class Setting:
         overrides: Its options.
         work: Returns the workload, given the number of rounds.
         trainings: How many rows of a client a round trains, and hence exchanges.
+        personal: The column group that the server does not average.  "": it averages all columns.
         in_files: Whether rows are stored in files, whatever the free memory and disk space.  Only written rows take
             space.
     """
@@ -54,6 +56,7 @@ class Setting:
     overrides: tuple[str, ...]
     work: Callable[[int], Workload]
     trainings: int = 1
+    personal: str = ""
     in_files: bool = False
 
 
@@ -95,7 +98,9 @@ def resnet18(rounds: int) -> Workload:
 
 SETTINGS = {
     "cnn": Setting(("algorithm=fedavg", "model=fedavg_cnn", "optimizer.lr=0.005", "hardware.executor=loop"), cnn),
-    "many10000": Setting(("algorithm=fedper", "model=mlp", "optimizer.lr=0.05", "hardware.executor=vmap"), many),
+    "many10000": Setting(
+        ("algorithm=fedper", "model=mlp", "optimizer.lr=0.05", "hardware.executor=vmap"), many, personal="head"
+    ),
     # rounds=250, of which few are run: the store has room for all 1,000 clients
     "resnet18": Setting(
         ("algorithm=ditto", "model=resnet18", "optimizer.lr=0.05", "hardware.executor=loop", "rounds=250"),
@@ -120,6 +125,12 @@ class Line:
 
 
 # -- one rank ------------------------------------------------------------------------------------------------
+def forget_peak() -> None:
+    """Let the peak memory of this process begin anew.  Linux only."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def measure(line: Line) -> dict[str, Any]:
     """Run the rounds of a line on this rank, and return its measurements: a value per round, or one for the run.
 
@@ -136,6 +147,12 @@ def measure(line: Line) -> dict[str, Any]:
         engine.rows.left = {"device": 0, "host": 0, "disk": sys.maxsize}
     method.setup(engine.federation, engine.model, engine.rows)
     work.arrays = None  # type: ignore[assignment]  # the engine has copies, and the memory of these is freed
+    if setting.personal:
+        averaged = engine.model.without(setting.personal).size
+    else:
+        averaged = engine.model.size
+    built_memory = peak_memory(torch.device("cpu"))  # with the samples of all clients, which each rank generates
+    forget_peak()
     seconds, samples, received = [], [], []
     for r, ids in enumerate(work.schedule[: line.rounds]):
         group.synchronize("beginning of a round")
@@ -151,11 +168,13 @@ def measure(line: Line) -> dict[str, Any]:
         "received_bytes": received,
         "cohort": work.cohort,
         "numbers": engine.model.size,
+        "averaged": averaged,
         "rows_mb": sum(rows.used * rows.row_bytes for rows in states) / MB,
         "planned_rows_mb": sum(rows.num_clients * rows.row_bytes for rows in states) / MB,
         "rows_in": sorted({rows.location for rows in states}),
         "data_mb": engine.federation.stored_bytes / MB,
         "libraries_mb": libraries,
+        "built_memory_mb": built_memory,
         "peak_memory_mb": peak_memory(torch.device("cpu")),
     }
 
@@ -174,19 +193,23 @@ def worker(argv: Sequence[str]) -> None:
 
 
 # -- all lines -----------------------------------------------------------------------------------------------
-def modelled_bytes(numbers: int, cohort: int, processes: int, trainings: int) -> float:
+def modelled_bytes(numbers: int, averaged: int, cohort: int, processes: int, trainings: int, is_divided: bool) -> float:
     """Return the bytes that a rank receives in a round according to the model, as a mean over the ranks.
 
     Each rank receives the trained rows, float32, and the losses of the clients that other ranks trained: a fraction
-    (R - 1) / R of the K clients.
+    (R - 1) / R of the K clients.  With hardware.rows=sharded, it receives these losses, and for the mean two times a
+    fraction (R - 1) / R of the averaged columns, as in a ring of processes.
 
     Args:
         numbers: The length P of a row.
+        averaged: The number of columns that the server averages.
         cohort: The number K of clients per round.
         processes: The number R of ranks.
         trainings: How many rows of each client are trained.
+        is_divided: Whether hardware.rows=sharded.
     """
-    return trainings * cohort * 4 * (numbers + 1) * (processes - 1) / processes
+    values = trainings * cohort + 2 * averaged if is_divided else trainings * cohort * (numbers + 1)
+    return 4 * values * (processes - 1) / processes
 
 
 def measured(line: Line) -> list[dict[str, Any]]:
@@ -204,20 +227,22 @@ def measured(line: Line) -> list[dict[str, Any]]:
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(line.processes)]
 
 
-def variants(settings: Sequence[str], processes: Sequence[int], rounds: int, options: Sequence[str]) -> Iterator[Line]:
-    """Yield a line for each setting and number of processes, and with several processes also one with the options.
+def variants(
+    settings: Sequence[str], processes: Sequence[int], rounds: int, options: Sequence[Sequence[str]]
+) -> Iterator[Line]:
+    """Yield a line for each setting and number of processes, and with several processes also for each of `options`.
 
     Args:
         settings: Keys of SETTINGS.
         processes: The numbers of processes.
         rounds: The number of rounds.
-        options: Overrides such as hardware.rows=sharded.
+        options: Lists of overrides such as hardware.rows=sharded.
     """
     for name in settings:
         for count in processes:
             yield Line(name, count, rounds)
-            if options and count > 1:
-                yield Line(name, count, rounds, tuple(options))
+            for words in options if count > 1 else ():
+                yield Line(name, count, rounds, tuple(words))
 
 
 def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
@@ -226,8 +251,9 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
     Images/s are those of rank 0, without the first round; memory and bytes are of the rank with the most.
     """
     print(
-        "\nimages/s, median (min to max); of the rank with the most, MB: peak memory (of it libraries), stored rows, "
-        "samples;\nMB that a rank receives in a round, mean over ranks and rounds: measured, modelled"
+        "\nimages/s, median (min to max); of the rank with the most, MB: peak memory of the rounds, of building the "
+        "run, and of the libraries; stored rows, samples;\n"
+        "MB that a rank receives in a round, mean over ranks and rounds: measured, modelled"
     )
     out, base_rates = [], {}  # the images/s of the first line of each setting, to which ratios are computed
     for line in lines:
@@ -236,8 +262,9 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
         rates = by_rank[0]["images_per_s"][1:]
         base = base_rates.setdefault(line.setting, statistics.median(rates))
         received = statistics.mean(statistics.mean(rank["received_bytes"]) for rank in by_rank)
-        numbers, cohort = by_rank[0]["numbers"], by_rank[0]["cohort"]
-        modelled = modelled_bytes(numbers, cohort, line.processes, SETTINGS[line.setting].trainings)
+        numbers, cohort, averaged = (by_rank[0][key] for key in ("numbers", "cohort", "averaged"))
+        trainings, is_divided = SETTINGS[line.setting].trainings, "hardware.rows=sharded" in line.options
+        modelled = modelled_bytes(numbers, averaged, cohort, line.processes, trainings, is_divided)
         out.append(
             row(
                 line.setting,
@@ -249,6 +276,7 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
                 received_mb=received / MB,
                 modelled_mb=modelled / MB,
                 numbers=numbers,
+                averaged=averaged,
                 cohort=cohort,
                 rows_in=by_rank[0]["rows_in"],
                 **most,
@@ -256,7 +284,8 @@ def table(lines: Iterator[Line]) -> list[dict[str, Any]]:
         )
         print(
             f"  {line!s:60s} {out[-1]['images_per_s']:9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})   "
-            f"{most['peak_memory_mb']:,.0f} ({most['libraries_mb']:,.0f})  {most['rows_mb']:,.2f} of "
+            f"{most['peak_memory_mb']:,.0f} {most['built_memory_mb']:,.0f} {most['libraries_mb']:,.0f}   "
+            f"{most['rows_mb']:,.2f} of "
             f"{most['planned_rows_mb']:,.0f} ({', '.join(out[-1]['rows_in'])})  {most['data_mb']:,.2f}   "
             f"{received / MB:,.3f}  {modelled / MB:,.3f}",
             flush=True,
@@ -289,7 +318,8 @@ def as_runs(rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> list
     machine, versions = environment["machine"], environment["versions"]
     software = f"Python {versions['python']}, torch {versions['torch']}"
     computer = f"{machine['processor']}, {machine['cores']} cores; {software}"
-    columns = ("images_per_s", "peak_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb", "data_mb", "received_mb")
+    memory = ("peak_memory_mb", "built_memory_mb", "libraries_mb")
+    columns = ("images_per_s", *memory, "rows_mb", "planned_rows_mb", "data_mb", "received_mb")
     return [
         {
             "part": "main",
@@ -303,7 +333,7 @@ def as_runs(rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> list
             "form": "full",
             "commit": environment["commit"][:12],
             "machine": computer,
-            **{name: row[name] for name in (*columns, "modelled_mb", "numbers", "cohort")},
+            **{name: row[name] for name in (*columns, "modelled_mb", "numbers", "averaged", "cohort")},
         }
         for row in rows
     ]

@@ -270,7 +270,13 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--widths", type=int, nargs="+", help="of the models of growth, in place of each model's own")
     parser.add_argument("--settings", nargs="+", default=[*SHARED], choices=[*SHARED], help="of ranks")
     parser.add_argument("--processes", type=int, nargs="+", default=[*PROCESSES], help="of ranks")
-    parser.add_argument("--options", nargs="+", default=[], help="of ranks: also with these, as hardware.rows=sharded")
+    parser.add_argument(
+        "--options",
+        nargs="+",
+        action="append",
+        default=[],
+        help="of ranks: also with these, such as hardware.rows=sharded; may be repeated for other lines",
+    )
     parser.add_argument("--tracking", default="disabled", help="of shares: disabled, offline, ...")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: cuda where there is one")
     parser.add_argument("--csv", type=Path, help="of ranks: also write the runs.csv of a page of results")

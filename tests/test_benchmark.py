@@ -344,16 +344,21 @@ def test_a_run_that_fails_says_why() -> None:
 
 # -- ranks ---------------------------------------------------------------------------------------------------
 def test_lines_of_ranks_and_bytes_by_hand() -> None:
-    """Options need several processes.  A rank of four gets 3/4 of 8 clients' two rows of 9 numbers and a loss."""
-    found = list(bench_ranks.variants(["cnn"], (1, 2), 3, ["hardware.executor=vmap"]))
-    assert [(line.processes, line.options) for line in found] == [(1, ()), (2, ()), (2, ("hardware.executor=vmap",))]
-    assert bench_ranks.modelled_bytes(9, 8, 4, trainings=2) == 2 * 8 * 40 * 3 / 4
-    assert bench_ranks.modelled_bytes(9, 8, 1, trainings=2) == 0
+    """Options need several processes.  A rank of four gets 3/4 of 8 clients' two rows of 9 numbers and a loss.
+
+    With divided rows, it gets 3/4 of their two losses, and two times 3/4 of the 7 averaged columns.
+    """
+    found = list(bench_ranks.variants(["cnn"], (1, 2), 3, [["a=1"], ["a=2", "b=3"]]))
+    assert [(line.processes, line.options) for line in found] == [(1, ()), (2, ()), (2, ("a=1",)), (2, ("a=2", "b=3"))]
+    assert bench_ranks.modelled_bytes(9, 7, 8, 4, trainings=2, is_divided=False) == 2 * 8 * 40 * 3 / 4
+    assert bench_ranks.modelled_bytes(9, 7, 8, 4, trainings=2, is_divided=True) == (2 * 8 + 2 * 7) * 4 * 3 / 4
+    assert bench_ranks.modelled_bytes(9, 7, 8, 1, trainings=2, is_divided=True) == 0
 
 
 def test_rows_of_ranks_become_runs_of_a_page(tmp_path: Path) -> None:
-    numbers = dict.fromkeys(("images_per_s", "peak_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb"), 1.5)
-    numbers |= {"data_mb": 2.5, "received_mb": 3.5, "modelled_mb": 3.5, "numbers": 7, "cohort": 4}
+    memory = ("peak_memory_mb", "built_memory_mb", "libraries_mb", "rows_mb", "planned_rows_mb")
+    numbers = dict.fromkeys(("images_per_s", *memory), 1.5)
+    numbers |= {"data_mb": 2.5, "received_mb": 3.5, "modelled_mb": 3.5, "numbers": 7, "averaged": 6, "cohort": 4}
     rows = [
         {"workload": "cnn", "rival": "2", "processes": 2, "options": [], **numbers},
         {"workload": "cnn", "rival": "2 x", "processes": 2, "options": ["hardware.samples=sharded"], **numbers},
@@ -366,7 +371,7 @@ def test_rows_of_ranks_become_runs_of_a_page(tmp_path: Path) -> None:
     assert first.startswith(
         'main,cnn 2,cnn,2,nothing,0,1,finished,full,0123456789ab,"P, 2 cores; Python 3.11, torch 2.15",'
     )
-    assert second.split(",")[4] == "samples=sharded" and second.endswith(",2.5,3.5,3.5,7,4")
+    assert second.split(",")[4] == "samples=sharded" and second.endswith(",2.5,3.5,3.5,7,6,4")
 
 
 def test_settings_of_ranks_are_workloads_with_samples_of_their_own() -> None:
@@ -379,8 +384,10 @@ def test_settings_of_ranks_are_workloads_with_samples_of_their_own() -> None:
 
 @pytest.mark.slow
 def test_two_processes_receive_the_bytes_of_the_model(capsys: pytest.CaptureFixture) -> None:
-    (found,) = bench_ranks.table(bench_ranks.variants(["many10000"], [2], 2, []))
+    found, divided = bench_ranks.table(bench_ranks.variants(["many10000"], [2], 2, [["hardware.rows=sharded"]]))
     assert found["received_mb"] == pytest.approx(found["modelled_mb"]) and found["modelled_mb"] > 0.9
+    assert divided["received_mb"] == pytest.approx(divided["modelled_mb"]) and divided["modelled_mb"] < 0.02
+    assert divided["rows_mb"] <= 0.6 * found["rows_mb"]
     assert found["rows_mb"] == pytest.approx(198 * 650 * 4 / 2**20, rel=0.02)  # of about 200 clients, on each rank
     assert found["data_mb"] == pytest.approx(220_000 * (64 * 4 + 8) / 2**20)
     assert found["libraries_mb"] < found["peak_memory_mb"] and "many10000 2 processes" in capsys.readouterr().out

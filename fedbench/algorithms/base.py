@@ -18,6 +18,7 @@ from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rows import Rows, RowStore
 from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
+from fedbench.engine.divided_tensor import DividedTensor
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.per_client import PerClient
@@ -259,6 +260,10 @@ class Algorithm:
             A dict from name to a tensor with one entry per client.  # [K, ...] each
         """
         return {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute.  It is state of the server, so that a tensor that processes divide is exchanged."""
+        super().__setattr__(name, value.whole() if isinstance(value, DividedTensor) else value)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a dict from name to tensor, for all tensors that are attributes.  Row stores are saved separately."""

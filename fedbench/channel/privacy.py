@@ -236,5 +236,5 @@ def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
     # a few rows at a time, to limit memory
     for positions in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(size, 1))):
         draws = rng.RowRandom(keys[positions]).normal(size)
-        out[positions] += (sigma[positions, None] * draws).to(out.dtype)
+        out[positions] = out[positions] + (sigma[positions, None] * draws).to(out.dtype)
     return out.view(value.shape)

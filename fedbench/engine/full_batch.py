@@ -21,6 +21,7 @@ from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
 from fedbench.core.split import Ragged
 from fedbench.engine.batch import Batch, BatchLoader, to_device
+from fedbench.engine.divided_tensor import divided
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import add_extra_losses, manual_gradient
@@ -75,7 +76,12 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
         losses[index] = total_loss
 
     positions_by_rank = _run_chunks(engine, context, compute_chunk, engine.federation.splits[split], drop_last)
-    engine.executor.ranks.exchange(positions_by_rank, {"gradient": gradients, "loss": losses})
+    ranks = engine.executor.ranks
+    if ranks.is_distributed and engine.rows.is_sharded:
+        ranks.exchange(positions_by_rank, {"loss": losses})
+        mine = torch.from_numpy(np.sort(positions_by_rank[ranks.rank])).to(context.device)
+        return divided(gradients[mine], context.ids, ranks), losses
+    ranks.exchange(positions_by_rank, {"gradient": gradients, "loss": losses})
     return gradients, losses
 
 
@@ -161,7 +167,9 @@ def map_samples(
         For each name one tensor per client, in the order of its samples.  # [n_i, ...] each
     """
     ranks = engine.executor.ranks
-    may_join_clients = engine.federation.class_mask is None and not (ranks.is_distributed and ranks.by_owner)
+    may_join_clients = engine.federation.class_mask is None and not (
+        ranks.is_distributed and engine.federation.shard is not None
+    )
     if isinstance(rows, Tensor) and rows.dim() == 1 and may_join_clients:
         return _map_samples_with_shared_row(engine, context, rows, fn, samples.select(context.ids), of_none)
     results = {name: [values] * len(context) for name, values in of_none.items()}
@@ -364,7 +372,8 @@ def _run_chunks(
         index = torch.from_numpy(positions).to(context.device)
         compute_chunk(index, _blocks(engine, context, samples, positions, sizes[positions]))
 
-    engine.executor.run(job, len(my_positions))
+    with ranks.undistributed():
+        engine.executor.run(job, len(my_positions))
     return positions_by_rank
 
 

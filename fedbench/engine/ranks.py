@@ -7,7 +7,8 @@ replicated.  They are equal because all random numbers are keyed.  Computations 
 scores) are divided between ranks, balanced by their work, and their results are exchanged.  Methods therefore do not
 depend on ranks, and results are those of one process.
 
-With hardware.rows=sharded, a rank stores the states of the clients that it owns (sharded_rows.py).
+With hardware.rows=sharded, a rank stores the states of the clients that it owns (sharded_rows.py), computes for these,
+and keeps the rows that it trained (divided_tensor.py).
 With hardware.samples=sharded, a rank stores the samples of the clients that it owns (shard.py), and computes for these.
 
 Rank 0 reads the command, writes files and logs.  The others receive the configuration from it
@@ -58,7 +59,8 @@ class Ranks:
         local_world_size: Number of processes on this machine.
 
     Attributes:
-        by_owner: Whether computations for a client run on the rank that owns it, which alone stores its data.
+        by_owner: Whether computations for a client run on the rank that owns it, which alone stores its samples or
+            its states.
         received_bytes: Bytes of tensors that this rank has received from others, messages of `gather` not counted.
     """
 
@@ -328,6 +330,27 @@ class Ranks:
             for t, received in zip(tensors, packed.split(row_bytes, 1)):
                 aligned = received.clone(memory_format=torch.contiguous_format)  # view(dtype) needs an aligned address
                 t[index] = aligned.view(t.dtype).view(len(index), *t.shape[1:])
+
+    def sum(self, what: str, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks, on every rank, by one all_reduce.
+
+        Args:
+            what: Description of the tensor, the same on all ranks.
+            tensor: The summand of this rank, which is overwritten.  # [...]
+
+        Returns:
+            The sum, with equal bytes on all ranks.  # [...]
+        """
+        if not self.is_distributed:
+            return tensor
+        group = self._group(tensor.device)
+        self.synchronize(f"{what} {[*tensor.shape]}")
+        self.received_bytes += 2 * tensor.nbytes * (self.world_size - 1) // self.world_size  # by a ring of processes
+        on_host = group is None and tensor.device.type != "cpu"  # gloo needs host memory
+        summed = (tensor.cpu() if on_host else tensor).contiguous()
+        with raising_peer_lost():
+            dist.all_reduce(summed, group=group)
+        return summed.to(tensor.device)
 
     def exchange_lists(
         self, positions_by_rank: Sequence[np.ndarray], items: list[Tensor], device: torch.device

@@ -1,8 +1,8 @@
 """Client states that several processes divide (hardware.rows=sharded): a process stores the rows of its own clients.
 
 All processes run the same simulation.  They read and write the same rows in the same order, so each of them knows which
-rows were written.  A write stores the rows of this process's clients.  A read of written rows is collective: each
-process sends its own rows to the others.
+rows were written.  A write stores the rows of this process's clients.  A read returns the rows of this process's
+clients, as a tensor that is divided between the processes (divided_tensor.py).
 
 Letters: N clients, K clients of an access, k clients whose rows were written, m of these that belong to this process.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.rows import BLOCK, Ids, Rows, RowStore, mapped_tensor
+from fedbench.engine.divided_tensor import divided, own_rows
 from fedbench.engine.ranks import Ranks
 
 # Rows of at most so many bytes, such as counters, are stored by all processes, because an exchange costs more.
@@ -59,30 +60,29 @@ class ShardedRows(Rows):
         self.order, self.num_written = np.full(num_clients, -1, np.int32), 0
 
     def __getitem__(self, ids: Ids) -> Tensor:
-        out = super().__getitem__(ids)  # rows of other processes are the default
-        written = np.flatnonzero(self.order[ids] >= 0)  # positions in ids
-        if not len(written):
-            return out
-        owners = self.ranks.owner(ids[written])
+        owners = self.ranks.owner(ids)
+        if not (self.order[ids] >= 0).any():  # all have the default, in all processes
+            return super().__getitem__(ids)
         if self.ranks.is_distributed:
-            positions_by_rank = [written[owners == rank] for rank in range(self.ranks.world_size)]
-            self.ranks.exchange(positions_by_rank, {f"rows {self.name}": out})
-        elif (owners != self.ranks.rank).any():
-            other = ids[written][owners != self.ranks.rank][0]
+            return divided(super().__getitem__(ids[owners == self.ranks.rank]), ids, self.ranks)
+        others = ids[(owners != self.ranks.rank) & (self.order[ids] >= 0)]
+        if len(others):
             raise RuntimeError(
-                f"this process does not store the row of client {other} in {self.name!r}, because "
+                f"this process does not store the row of client {others[0]} in {self.name!r}, because "
                 "hardware.rows=sharded: read rows outside of Ranks.undistributed, in all processes together"
             )
-        return out
+        return super().__getitem__(ids)
 
     def __setitem__(self, ids: Ids, values: Tensor) -> None:
         new = ids[self.order[ids] < 0]
         self.order[new] = np.arange(self.num_written, self.num_written + len(new))
         self.num_written += len(new)
-        mine = np.flatnonzero(self.ranks.owner(ids) == self.ranks.rank)
-        if len(mine):
-            values = values.expand(len(ids), *self.default.shape)  # values may be one row for all
-            super().__setitem__(ids[mine], values[torch.from_numpy(mine).to(values.device)])
+        owners = self.ranks.owner(ids)
+        if values.dim() == self.default.dim() or len(values) == 1:  # one row for all
+            values = values.expand(len(ids), *self.default.shape)
+        values = own_rows(values, owners, self.ranks)
+        if len(values):
+            super().__setitem__(ids[owners == self.ranks.rank], values)
 
     def has(self, ids: Ids) -> Tensor:
         """Return, for each of the clients ids [K], whether its row was written.  # [K] bool, on the compute device"""
@@ -156,11 +156,11 @@ class ShardedRowStore(RowStore):
         return ShardedRows(self.ranks, name, self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:
-        """Return one line per state, as `RowStore.plan` does, with the bytes that a read of all its rows exchanges."""
+        """Return one line per state, as `RowStore.plan` does, with the bytes that a gather of its rows exchanges."""
         lines = []
         for line, rows in zip(super().plan(), self.all.values()):
             size = self.most * rows.row_bytes / 2**20  # most: the number of rows that the run can write
-            exchanged = f" of each process; a read of all rows exchanges {size:,.1f} MiB"
+            exchanged = f" of each process; a gather of all rows exchanges {size:,.1f} MiB"
             lines.append(line + exchanged if isinstance(rows, ShardedRows) else line)
         return lines
 

@@ -21,6 +21,7 @@ from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
 from fedbench.core.split import Ragged
 from fedbench.engine.batch import BatchLoader
+from fedbench.engine.divided_tensor import divided
 from fedbench.engine.engine import Engine
 from fedbench.engine.local_work import batch_size_of, epochs_of, first_rate, step_fraction
 from fedbench.engine.optim import Optimizer, Rate
@@ -245,6 +246,8 @@ class CohortTraining:
             state, the inner key is the name of a buffer.
         outputs: theta [K, P], each state [K, ...] and loss [K], by name.
         changed_names: Names of the outputs that this rank changed.
+        is_divided: Whether this rank keeps the rows that it trained, instead of sending them to the others.  Then,
+            theta and the states in `outputs` have k rows, in ascending order of the clients.
     """
 
     def __init__(
@@ -268,9 +271,12 @@ class CohortTraining:
         self.schedule = BatchSchedule.create(engine, context, how)
         self.lr, self.lr_factors = self._rates(optimizer)
         self.stored_buffers = self._load_buffers()
+        self._mine = torch.from_numpy(np.sort(self.schedule.positions)).to(context.device)  # [k]
+        self.is_divided = engine.executor.ranks.is_distributed and engine.rows.is_sharded
+        count = len(self.schedule.positions) if self.is_divided else len(context)
         self.outputs = {
-            "theta": torch.empty(len(context), start.shape[-1], device=context.device),
-            **{name: torch.empty_like(values) for name, values in state.items()},
+            "theta": torch.empty(count, start.shape[-1], device=context.device),
+            **{name: values.new_empty(count, *values.shape[1:]) for name, values in state.items()},
             "loss": torch.zeros(len(context), device=context.device),
         }
         self.changed_names = {"theta", "loss"}
@@ -312,7 +318,8 @@ class CohortTraining:
 
     def run(self) -> None:
         """Train the clients of this process, one chunk after the other or in threads, and fill `outputs`."""
-        self.engine.executor.run(self._train_chunk, len(self.schedule.positions))
+        with self.engine.executor.ranks.undistributed():
+            self.engine.executor.run(self._train_chunk, len(self.schedule.positions))
 
     def _train_chunk(self, start: int, stop: int) -> None:
         """Train one chunk, the clients at schedule.positions[start:stop], and write their results to `outputs`."""
@@ -351,12 +358,13 @@ class CohortTraining:
             index: The positions, on the device.  # [k]
             chunk: The trained clients.
         """
-        is_distributed = self.engine.executor.ranks.is_distributed
-        self.outputs["theta"][index] = chunk.theta
+        has_other_ranks = self.engine.executor.ranks.world_size > 1
+        where = torch.searchsorted(self._mine, index) if self.is_divided else index  # rows of `outputs`  [k]
+        self.outputs["theta"][where] = chunk.theta
         self.outputs["loss"][index] = chunk.loss
         for name, values in chunk.state.items():
-            self.outputs[name][index] = values
-            if is_distributed and not torch.equal(values, self.state[name][index]):
+            self.outputs[name][where] = values
+            if has_other_ranks and not torch.equal(values, self.state[name][index]):
                 self.changed_names.add(name)
         for rows_name, buffers in self.stored_buffers.items():
             for buffer, values in buffers.items():
@@ -365,9 +373,14 @@ class CohortTraining:
     def exchange(self) -> None:
         """Exchange trained rows, states and optimizer buffers between processes, so that each has those of all clients.
 
-        States that no step changed are not sent.
+        States that no step changed are not sent.  If rows are divided, only losses are sent.
         """
         ranks = self.engine.executor.ranks
+        if self.is_divided:
+            ranks.exchange(self.schedule.positions_by_rank, {"loss": self.outputs["loss"]})
+            for name in ("theta", *self.state):
+                self.outputs[name] = divided(self.outputs[name], self.context.ids, ranks)
+            return
         buffers = {
             f"{rows_name}/{buffer}": values
             for rows_name, stored in self.stored_buffers.items()

@@ -75,12 +75,13 @@ class Columns:
         """
         # NumPy's function, because torch.broadcast_shapes imports sympy, which is slow
         leading_shape = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])
-        out = rows.expand(*leading_shape, rows.shape[-1]).clone()
-        done = 0  # number of values that are in place
+        values, parts = values.to(rows.dtype), []
+        end = done = 0  # end of the last slice, and number of values that are in parts
         for start, stop in self.slices:
-            out[..., start:stop] = values[..., done : done + stop - start]
-            done += stop - start
-        return out
+            parts += [rows[..., end:start], values[..., done : done + stop - start]]
+            end, done = stop, done + stop - start
+        parts.append(rows[..., end:])
+        return torch.cat([part.expand(*leading_shape, part.shape[-1]) for part in parts], dim=-1)
 
     def __and__(self, other: Columns) -> Columns:
         """Return a new set with the columns (positions in a row of parameters) that are in both sets."""

@@ -310,7 +310,8 @@ def engine(
         ConfigError: The components do not fit each other.
     """
     device, ranks = _device(cfg), processes.current()
-    ranks.by_owner = divides_samples(cfg)  # whether each process stores and trains its own clients only
+    # whether each process trains its own clients only
+    ranks.by_owner = divides_samples(cfg) or divides_rows(cfg)
     clients = _clients(cfg, arrays, split, device)
     training = _training(cfg, clients)  # the federation without new clients
     component(cfg, "adapter").check(training.num_clients)

@@ -2,13 +2,13 @@
 
 `cohort.train`, `cohort.gradient` and reads of client states return such tensors.  Methods use them as other tensors:
 
-- What treats rows separately, such as rows - w or a selection of columns, is computed for the own rows only.
+- What treats rows separately, such as rows - w or a selection of columns, is computed for the local rows only.
 - A sum over the rows, or a product weights @ rows, is one all_reduce.
 - Any other operation first exchanges the rows.  It is correct, but each process then receives the rows of the others.
 
 All processes compute the same operations in the same order, because a sum or an exchange needs all of them.
 
-Letters: K rows, k own rows of this process, P numbers of a row.
+Letters: K rows, k local rows, which are those of this process's clients, P numbers of a row.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class DividedTensor(Tensor):
     """A tensor [K, ...] of which this process has the rows of its own clients, until an operation needs all rows.
 
     Args:
-        own: The rows of this process, in the order of their positions.  # [k, ...]
+        local: The rows of this process, in the order of their positions.  # [k, ...]
         owners: The rank that has each row.  # [K]
         ranks: The processes of the run.
-        derived: If `own` is a view of the rows of another divided tensor: that tensor, and the function that makes the
-            view.  Once all rows of that tensor are here, this one is a view of them.
+        derived: If `local` is a view of the rows of another divided tensor: that tensor, and the function that makes
+            the view.  Once all rows of that tensor are here, this one is a view of them.
     """
 
-    own: Tensor
+    local: Tensor
     owners: np.ndarray
     ranks: Ranks
     _derived: tuple[DividedTensor, Callable[[Tensor], Tensor]] | None
     _whole: Tensor | None
 
-    def __new__(cls, own: Tensor, owners: np.ndarray, ranks: Ranks, derived: Any = None) -> DividedTensor:
+    def __new__(cls, local: Tensor, owners: np.ndarray, ranks: Ranks, derived: Any = None) -> DividedTensor:
         """Create the tensor.  It has the shape and the type of all rows, and the memory of none."""
         out = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, (len(owners), *own.shape[1:]), dtype=own.dtype, device=own.device
+            cls, (len(owners), *local.shape[1:]), dtype=local.dtype, device=local.device
         )
-        out.own, out.owners, out.ranks = own, owners, ranks
+        out.local, out.owners, out.ranks = local, owners, ranks
         out._derived, out._whole = derived, None
         return out
 
@@ -80,26 +80,26 @@ class DividedTensor(Tensor):
                 self._whole = view(parent.whole())
             else:
                 self._whole = self._exchanged()
-            self.own = self._derived = None  # type: ignore[assignment]
+            self.local = self._derived = None  # type: ignore[assignment]
         return self._whole
 
     def _exchanged(self) -> Tensor:
         """Return all rows, after an exchange between the processes.  # [K, ...]"""
-        _require_own(self, self.owners)
-        rows = self.own.new_zeros(len(self.owners), *self.own.shape[1:])
-        rows[_index(self.mine, rows)] = self.own
+        _require_local(self, self.owners)
+        rows = self.local.new_zeros(len(self.owners), *self.local.shape[1:])
+        rows[_index(self.mine, rows)] = self.local
         positions_by_rank = [np.flatnonzero(self.owners == rank) for rank in range(self.ranks.world_size)]
         self.ranks.exchange(positions_by_rank, {f"rows {[*rows.shape]}": rows})
         return rows
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a function of torch for the own rows, if this can be done; else for all rows, after an exchange."""
+        """Compute a function of torch for the local rows, if this can be done; else for all rows, after an exchange."""
         kwargs = kwargs or {}
         if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
         operation = OPERATIONS.get(getattr(func, "__name__", ""))
-        if operation is not None:
+        if operation is not None and args:
             result = operation(func, _simplified(args), _simplified(kwargs))
             if result is not NotImplemented:
                 return result
@@ -110,12 +110,12 @@ class DividedTensor(Tensor):
         raise RuntimeError(f"internal error: {func} reached the memory of rows that other processes have")
 
 
-def divided(own: Tensor, ids: np.ndarray, ranks: Ranks) -> DividedTensor:
-    """Return the rows of clients ids [K], of which `own` [k, ...] are those of this process's clients."""
-    return DividedTensor(own, ranks.owner(ids), ranks)
+def divided(local: Tensor, ids: np.ndarray, ranks: Ranks) -> DividedTensor:
+    """Return the rows of clients ids [K], of which `local` [k, ...] are those of this process's clients."""
+    return DividedTensor(local, ranks.owner(ids), ranks)
 
 
-def own_rows(values: Tensor, owners: np.ndarray, ranks: Ranks) -> Tensor:
+def local_rows(values: Tensor, owners: np.ndarray, ranks: Ranks) -> Tensor:
     """Return this process's rows of a tensor.
 
     Args:
@@ -128,56 +128,70 @@ def own_rows(values: Tensor, owners: np.ndarray, ranks: Ranks) -> Tensor:
     """
     if isinstance(values, DividedTensor):
         if not values.is_whole and np.array_equal(values.owners, owners):
-            return values.own
+            return values.local
         values = values.whole()
     return values[_index(np.flatnonzero(owners == ranks.rank), values)]
 
 
-# -- operations on own rows ------------------------------------------------------------------------------
-# Each gets a function of torch and its arguments.  It returns the result, or NotImplemented if all rows are needed.
-def _row_by_row(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute a function of numbers, which broadcasts its arguments, for the own rows."""
+# -- operations on local rows ------------------------------------------------------------------------------
+# func, args and kwargs are a function of torch and its arguments, of which divided tensors without all rows are left.
+# The result is NotImplemented if the function needs all rows, or if no argument that matters is divided.
+def _row_by_row(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute a function of numbers, which broadcasts its arguments, for the local rows.
+
+    The result is NotImplemented if all rows are needed.
+    """
     if any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented
-    given = [value for value in args if isinstance(value, DividedTensor)]
-    if not given:
+    divided_args = [value for value in args if isinstance(value, DividedTensor)]
+    if not divided_args:
         return NotImplemented
-    selected = [_selected(value, given[0], given[0].dim()) for value in args]
-    return NotImplemented if _none_of(selected) else _like(given[0], func(*selected, **kwargs))
+    selected = [_selected(value, divided_args[0], divided_args[0].dim()) for value in args]
+    result = NotImplemented if _none_of(selected) else func(*selected, **kwargs)
+    return _like(divided_args[0], result) if isinstance(result, Tensor) else NotImplemented  # where(x) has a tuple
 
 
-def _copied(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute a copy of the own rows, perhaps with another type."""
+def _copied(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute a copy of the local rows, perhaps with another type.
+
+    The result is NotImplemented if all rows are needed.
+    """
     x = args[0]
     if not isinstance(x, DividedTensor):
         return NotImplemented
     # x.to(other) takes the type and the device of another tensor
-    others = [value.own if isinstance(value, DividedTensor) else value for value in args[1:]]
-    own = func(x.own, *others, **kwargs)
-    # a conversion to its own type returns x itself; whether contiguous() does depends on the number of own rows
-    return x if own is x.own and func.__name__ != "contiguous" else _like(x, own)
+    others = [value.local if isinstance(value, DividedTensor) else value for value in args[1:]]
+    local = func(x.local, *others, **kwargs)
+    # a conversion to its own type returns x itself; whether contiguous() does depends on the number of local rows
+    return x if local is x.local and func.__name__ != "contiguous" else _like(x, local)
 
 
-def _columns_or_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    """Select columns of the own rows, x[..., columns], or rows by their positions, x[positions]."""
+def _columns_or_rows(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Select columns of the local rows, x[..., columns], or rows by their positions, x[positions].
+
+    The result is NotImplemented if all rows are needed.
+    """
     x, index = args
     if not isinstance(x, DividedTensor):
         return NotImplemented
     if _selects_columns(index, x.dim()):
         if any(isinstance(item, Tensor | np.ndarray | list) for item in index):
-            return _like(x, x.own[index])
+            return _like(x, x.local[index])
         return _view(x, lambda rows: rows[index])
     positions = _positions(index, len(x.owners))
     if positions is None:
         return NotImplemented
-    _require_own(x, x.owners[positions])
+    _require_local(x, x.owners[positions])
     mine = positions[x.owners[positions] == x.ranks.rank]
-    selected = x.own[_index(np.searchsorted(x.mine, mine), x.own)]
+    selected = x.local[_index(np.searchsorted(x.mine, mine), x.local)]
     return DividedTensor(selected, x.owners[positions], x.ranks) if x.ranks.is_distributed else selected
 
 
-def _assign(func: Any, args: Any, kwargs: Any) -> None | Any:
-    """Replace columns of the own rows, x[..., columns] = values, or rows by their positions, x[positions] = values."""
+def _assign(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Replace columns of the local rows, x[..., columns] = values, or rows by their positions, x[positions] = values.
+
+    The result is NotImplemented if all rows are needed.
+    """
     x, index, values = args
     if not isinstance(x, DividedTensor):
         return NotImplemented
@@ -185,33 +199,39 @@ def _assign(func: Any, args: Any, kwargs: Any) -> None | Any:
         values = _selected(values, x, x[index].dim())
         if values is None:
             return NotImplemented
-        x.own[index] = values
+        x.local[index] = values
         return None
     positions = _positions(index, len(x.owners))
     if positions is None:
         return NotImplemented
     owners = x.owners[positions]
-    _require_own(x, owners)
-    where = _index(np.searchsorted(x.mine, positions[owners == x.ranks.rank]), x.own)
+    _require_local(x, owners)
+    where = _index(np.searchsorted(x.mine, positions[owners == x.ranks.rank]), x.local)
     has_rows = isinstance(values, Tensor) and values.dim() == x.dim() and len(values) == len(positions)
-    x.own[where] = own_rows(values, owners, x.ranks) if has_rows else values
+    x.local[where] = local_rows(values, owners, x.ranks) if has_rows else values
     return None
 
 
-def _joined(func: Any, args: Any, kwargs: Any) -> Any:
-    """Join tensors along another axis than that of rows: torch.cat or torch.stack."""
+def _joined(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Join tensors along another axis than that of rows: torch.cat or torch.stack.
+
+    The result is NotImplemented if all rows are needed.
+    """
     tensors, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    given = [value for value in tensors if isinstance(value, DividedTensor)]
-    if not given or dim in (0, -given[0].dim() - (func is torch.stack)) or "out" in kwargs:
+    divided_args = [value for value in tensors if isinstance(value, DividedTensor)]
+    if not divided_args or dim in (0, -divided_args[0].dim() - (func is torch.stack)) or "out" in kwargs:
         return NotImplemented
-    if any(len(value) != len(given[0]) or value.dim() != given[0].dim() for value in tensors):
+    if any(len(value) != len(divided_args[0]) or value.dim() != divided_args[0].dim() for value in tensors):
         return NotImplemented
-    selected = [_selected(value, given[0], given[0].dim()) for value in tensors]
-    return NotImplemented if _none_of(selected) else _like(given[0], func(selected, dim=dim))
+    selected = [_selected(value, divided_args[0], divided_args[0].dim()) for value in tensors]
+    return NotImplemented if _none_of(selected) else _like(divided_args[0], func(selected, dim=dim))
 
 
-def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
-    """Reduce each own row, or sum over all rows by an all_reduce."""
+def _reduced(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Reduce each local row, or sum over all rows by an all_reduce.
+
+    The result is NotImplemented if all rows are needed.
+    """
     x = args[0]
     position = 2 if func.__name__ == "norm" else 1  # of the argument dim
     dim = kwargs.get("dim", args[position] if len(args) > position else None)
@@ -219,26 +239,32 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     axes = {axis % x.dim() for axis in (dim if isinstance(dim, tuple | list) else (dim,))}
     if 0 not in axes:
-        return _like(x, func(x.own, *args[1:], **kwargs))
+        return _like(x, func(x.local, *args[1:], **kwargs))
     if func.__name__ != "sum" or len(axes) > 1 or not x.is_floating_point() or not x.ranks.is_distributed:
         return NotImplemented
-    return x.ranks.sum("sum over rows", func(x.own, *args[1:], **kwargs))
+    return x.ranks.sum("sum over rows", func(x.local, *args[1:], **kwargs))
 
 
-def _flag(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return whether all numbers of all rows are True, or any of them; with an axis, for each own row."""
+def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return whether all numbers of all rows are True, or any of them; with an axis, for each local row.
+
+    The result is NotImplemented if all rows are needed.
+    """
     x = args[0]
     if len(args) > 1 or kwargs:
         return _reduced(func, args, kwargs)
     if not isinstance(x, DividedTensor) or not x.ranks.is_distributed:
         return NotImplemented
     wants_all = func.__name__ == "all"
-    bits = x.ranks.synchronize("flag", int(bool(x.own.any()) if not wants_all else not bool(x.own.all())))
+    bits = x.ranks.synchronize("flag", int(bool(x.local.any()) if not wants_all else not bool(x.local.all())))
     return torch.tensor(bool(bits) != wants_all, device=x.device)
 
 
-def _equal(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return whether two tensors have the same shape and equal numbers."""
+def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return whether two tensors have the same shape and equal numbers.
+
+    The result is NotImplemented if all rows are needed.
+    """
     a, b = args
     x = a if isinstance(a, DividedTensor) else b
     if a.shape != b.shape:
@@ -246,24 +272,30 @@ def _equal(func: Any, args: Any, kwargs: Any) -> Any:
     other = _selected(b if x is a else a, x, x.dim()) if isinstance(x, DividedTensor) else None
     if other is None or not x.ranks.is_distributed:
         return NotImplemented
-    return not x.ranks.synchronize("comparison of rows", int(not torch.equal(x.own, other)))
+    return not x.ranks.synchronize("comparison of rows", int(not torch.equal(x.local, other)))
 
 
-def _product(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute weights @ rows by an all_reduce, or rows @ matrix for the own rows."""
+def _product(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute weights @ rows by an all_reduce, or rows @ matrix for the local rows.
+
+    The result is NotImplemented if all rows are needed.
+    """
     a, b = args
     if isinstance(a, DividedTensor) and a.dim() > 1:
-        return NotImplemented if isinstance(b, DividedTensor) else _like(a, a.own @ b)
+        return NotImplemented if isinstance(b, DividedTensor) else _like(a, a.local @ b)
     if not isinstance(b, DividedTensor) or b.dim() > 2 or not b.is_floating_point() or not b.ranks.is_distributed:
         return NotImplemented
     if a.dim() > 1 and 2 * len(a) > len(b):  # an all_reduce moves twice as many bytes as an exchange of its result
         return NotImplemented
-    weights = own_rows(a, b.owners, b.ranks) if a.dim() == 1 else a[..., _index(b.mine, a)]
-    return b.ranks.sum("sum over rows", weights @ b.own)
+    weights = local_rows(a, b.owners, b.ranks) if a.dim() == 1 else a[..., _index(b.mine, a)]
+    return b.ranks.sum("sum over rows", weights @ b.local)
 
 
-def _reshaped(func: Any, args: Any, kwargs: Any) -> Any:
-    """Change the shape of each own row: x.reshape(K, ...), x.view(K, ...) or x.expand(K, ...)."""
+def _reshaped(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Change the shape of each local row: x.reshape(K, ...), x.view(K, ...) or x.expand(K, ...).
+
+    The result is NotImplemented if all rows are needed.
+    """
     x, *shape = args
     if not isinstance(x, DividedTensor) or kwargs:
         return NotImplemented
@@ -274,43 +306,55 @@ def _reshaped(func: Any, args: Any, kwargs: Any) -> Any:
     if not keeps_rows or (func.__name__ == "expand" and len(shape) != x.dim()):
         return NotImplemented
     if -1 in shape[1:] and func.__name__ != "expand":  # torch infers no size of an empty tensor
-        known = math.prod(size for size in shape[1:] if size != -1)
-        shape = [size if size != -1 else math.prod(x.shape[1:]) // max(known, 1) for size in shape]
+        given = math.prod(size for size in shape[1:] if size != -1)
+        shape = [size if size != -1 else math.prod(x.shape[1:]) // max(given, 1) for size in shape]
     if func.__name__ == "reshape":  # a view or a copy
-        return _like(x, func(x.own, len(x.own), *shape[1:]))
+        return _like(x, func(x.local, len(x.local), *shape[1:]))
     return _view(x, lambda rows: func(rows, len(rows), *shape[1:]))
 
 
-def _expanded_as(func: Any, args: Any, kwargs: Any) -> Any:
-    """Expand a tensor that is not divided to the shape of a divided one."""
+def _expanded_as(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Expand a tensor that is not divided to the shape of a divided one.
+
+    The result is NotImplemented if all rows are needed.
+    """
     x, other = args
     return NotImplemented if isinstance(x, DividedTensor) else x.expand(other.shape)
 
 
-def _along_columns(func: Any, args: Any, kwargs: Any) -> Any:
-    """Compute a function of own rows that changes an axis behind that of rows, which is its first argument."""
+def _along_columns(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute a function of local rows that changes an axis behind that of rows, which is its first argument.
+
+    The result is NotImplemented if all rows are needed.
+    """
     axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("start_dim", 0))
     x = args[0]
     last = x.dim() + (func.__name__ == "unsqueeze")
     if not isinstance(x, DividedTensor) or not isinstance(axis, int) or axis % last == 0:
         return NotImplemented
     if func.__name__ == "flatten":  # a view or a copy
-        return _like(x, func(x.own, *args[1:], **kwargs))
+        return _like(x, func(x.local, *args[1:], **kwargs))
     return _view(x, lambda rows: func(rows, *args[1:], **kwargs))
 
 
-def _detached(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a view of the own rows without their history of gradients."""
+def _detached(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return a view of the local rows without their history of gradients.
+
+    The result is NotImplemented if all rows are needed.
+    """
     return _view(args[0], func) if isinstance(args[0], DividedTensor) else NotImplemented
 
 
-def _empty(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a new tensor, not divided, which needs only the type, device or shape of x."""
+def _empty(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return a new tensor, not divided, which needs only the type, device or shape of x.
+
+    The result is NotImplemented if all rows are needed.
+    """
     x = args[0]
     if not isinstance(x, DividedTensor):
         return NotImplemented
     if not func.__name__.endswith("_like"):
-        return func(x.own, *args[1:], **kwargs)
+        return func(x.local, *args[1:], **kwargs)
     return getattr(torch, func.__name__.removesuffix("_like"))(
         *(x.shape, *args[1:]), **{"dtype": x.dtype, "device": x.device, **kwargs}
     )
@@ -341,18 +385,18 @@ OPERATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 # -- helpers ---------------------------------------------------------------------------------------------
-def _like(x: DividedTensor, own: Tensor) -> DividedTensor:
-    """Return a tensor that is divided as x, given its own rows [k, ...]."""
-    return DividedTensor(own, x.owners, x.ranks)
+def _like(x: DividedTensor, local: Tensor) -> DividedTensor:
+    """Return a tensor that is divided as x, given its local rows [k, ...]."""
+    return DividedTensor(local, x.owners, x.ranks)
 
 
 def _view(x: DividedTensor, view: Callable[[Tensor], Tensor]) -> DividedTensor:
     """Return view(x), for a function that can be computed row by row and whose result shares the memory of x."""
-    return DividedTensor(view(x.own), x.owners, x.ranks, (x, view))  # type: ignore[call-arg]
+    return DividedTensor(view(x.local), x.owners, x.ranks, (x, view))  # type: ignore[call-arg]
 
 
 def _selected(value: Any, x: DividedTensor, dim: int) -> Any:
-    """Return the part of an argument that belongs to the own rows of x.
+    """Return the part of an argument that belongs to the local rows of x.
 
     Args:
         value: The argument: a tensor, or something else.
@@ -363,7 +407,7 @@ def _selected(value: Any, x: DividedTensor, dim: int) -> Any:
         The part; None if the argument needs all rows, because its rows are not those of x.
     """
     if isinstance(value, DividedTensor):
-        return value.own if value.dim() == dim and np.array_equal(value.owners, x.owners) else None
+        return value.local if value.dim() == dim and np.array_equal(value.owners, x.owners) else None
     if not isinstance(value, Tensor) or value.dim() < dim:
         return value
     if value.dim() > dim or len(value) not in (1, len(x.owners)):
@@ -408,7 +452,7 @@ def _positions(index: Any, count: int) -> np.ndarray | None:
     return positions % count if positions.dtype == np.int64 and count else None
 
 
-def _require_own(x: DividedTensor, owners: np.ndarray) -> None:
+def _require_local(x: DividedTensor, owners: np.ndarray) -> None:
     """Raise RuntimeError if rows of other processes are needed where nothing can be exchanged.
 
     Args:

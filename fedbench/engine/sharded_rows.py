@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.rows import BLOCK, Ids, Rows, RowStore, mapped_tensor
-from fedbench.engine.divided_tensor import divided, own_rows
+from fedbench.engine.divided_tensor import divided, local_rows
 from fedbench.engine.ranks import Ranks
 
 # Rows of at most so many bytes, such as counters, are stored by all processes, because an exchange costs more.
@@ -80,7 +80,7 @@ class ShardedRows(Rows):
         owners = self.ranks.owner(ids)
         if values.dim() == self.default.dim() or len(values) == 1:  # one row for all
             values = values.expand(len(ids), *self.default.shape)
-        values = own_rows(values, owners, self.ranks)
+        values = local_rows(values, owners, self.ranks)
         if len(values):
             super().__setitem__(ids[owners == self.ranks.rank], values)
 

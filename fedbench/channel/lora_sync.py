@@ -218,7 +218,7 @@ class LoraSync:
         return Columns((start, stop) for name, (start, stop, _) in spans.items() if _is_factor(name, factor))
 
     def _count(self, ids: np.ndarray, length: int, columns: Columns) -> Tensor:
-        """Return how many of some columns of a message each client has, given its rank.  # [K]"""
+        """Return how many of some columns of a message of this length each client has, given its rank.  # [K]"""
         has = None if self.client_ranks is None else self.client_ranks.has(ids, length)
         return torch.full((len(ids),), columns.size) if has is None else columns.take(has).sum(1).cpu()
 
@@ -318,6 +318,7 @@ class Backbone:
         Returns:
             The numbers [K], on the host.
         """
+        # the layers in the message; weights are named by the parameter A of their layer
         shared = () if layout is None else layout.spans.keys() & self.weights.keys()
         dense = sum(self.weights[name].numel() for name in shared)
         # num_sent: numbers of all rounds so far; received: that number at each client's last download

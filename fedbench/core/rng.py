@@ -38,7 +38,7 @@ def generator(*parts: int | str) -> np.random.Generator:
     """Return a NumPy generator seeded by a key.
 
     Args:
-        *parts: The parts of the key (see `key`).
+        *parts: What the draws depend on, such as the seed, a purpose and the round.
     """
     return np.random.Generator(np.random.Philox(key=key(*parts)))
 
@@ -47,7 +47,7 @@ def torch_generator(*parts: int | str) -> torch.Generator:
     """Return a torch generator on the CPU, seeded by a key.
 
     Args:
-        *parts: The parts of the key (see `key`).
+        *parts: What the draws depend on, such as the seed, a purpose and the round.
     """
     return torch.Generator().manual_seed(key(*parts) >> 1)  # 63 bits, the largest positive int64
 

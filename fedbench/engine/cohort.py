@@ -440,7 +440,7 @@ class Cohort:
 
     @property
     def mean_size(self) -> float:
-        """By what a sum is divided for a mean over the round: K, or with privacy=central the expected number."""
+        """The divisor of a sum over clients that gives their mean: K, or with privacy=central the expected number."""
         return len(self) if self.engine.central is None else self.engine.central.expected
 
     def _private(self, central: CentralPrivacy, uploads: Any, updates: str | None, average: bool) -> Tensor:

@@ -403,7 +403,7 @@ class Federation:
         """Return random inputs and targets for training.
 
         Args:
-            x: Inputs as `gather(training=True)` returned them.  # [k, B, ...]
+            x: The normalized inputs, before augmentation: those of `gather` with training=True.  # [k, B, ...]
             y: The targets.  # [k, B, ...]
             random: Random numbers with one row for each client.
 

@@ -174,7 +174,8 @@ def gathered(states: dict[str, dict[str, Tensor]], ranks: Ranks, folder: Path) -
     """Join the rows of all processes on rank 0, block by block.  All processes must call this together.
 
     Args:
-        states: {name: state} as `RowStore.state_dict` returns it, in this process.
+        states: From the name of a state to its "ids" and "rows" in this process, and "written" (all ids with a row, in
+            any process) if processes divide the state.
         ranks: The processes of the run.
         folder: The folder of temporary files for states of more than 64 MiB, which are deleted with their tensors.
 

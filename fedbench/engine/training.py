@@ -346,7 +346,7 @@ class CohortTraining:
             chunk.ids,
             schedule.sample_index[:, start:stop, : schedule.width(start, stop)],
             schedule.counts[:, start:stop],
-            random_key=self.setup.step_key,
+            random_key=self.setup.step_key,  # for augmentation and other random inputs
         )
         train_chunk(self.setup, chunk, loader, self.step)
         self._collect(index, chunk)

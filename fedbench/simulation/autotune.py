@@ -279,12 +279,12 @@ class Trial:
 
     def _time_steps(self, count: int) -> float:
         """Train the clients of this trial for ``count`` local steps, and return the mean seconds of a step."""
-        e, began = self.engine, now()
+        engine, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
-            cohort = Cohort(e, self.ids, round=0, mode="trial")  # a mode with random numbers of its own
-            cohort.train(e.model.init_row(), how=LocalTraining(steps=count, batch_size=_timed_batch_size(e)))
+            cohort = Cohort(engine, self.ids, round=0, mode="trial")  # a mode with random numbers of its own
+            cohort.train(engine.model.init_row(), how=LocalTraining(steps=count, batch_size=_timed_batch_size(engine)))
         if self.is_cuda:
-            torch.cuda.synchronize(e.device)
+            torch.cuda.synchronize(engine.device)
         return (now() - began) / count
 
     def run(self) -> None:

@@ -156,7 +156,7 @@ def task(cfg: DictConfig, arrays: Arrays) -> Task:
     Raises:
         ConfigError: The targets do not fit the task.
     """
-    built = component(cfg, "task").for_targets(arrays.task)
+    built = component(cfg, "task").for_targets(arrays.task)  # task=auto selects the task of the data set's targets
     built.check(arrays.targets, arrays.num_classes)
     return built
 

@@ -147,7 +147,7 @@ def attack_success(cohort: Cohort, rows: Any, predict: Any) -> dict[str, np.ndar
     Args:
         cohort: The clients.
         rows: Their model parameters: one row per client [K, ...], one row that all share [P], or a dict of these.
-        predict: The prediction function, as `Algorithm.predict`.  None: the forward pass of the model.
+        predict: The method's predict(model, rows [k, ...], inputs [k, b, ...]).  None: the forward pass of the model.
 
     Returns:
         The metric ATTACK_SUCCESS by name, [K]; {} if the attack has no trigger.
@@ -165,7 +165,7 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
     Args:
         cohort: The clients.
         rows: Their model parameters: one row per client [K, ...], one row that all share [P], or a dict of these.
-        predict: The prediction function, as `Algorithm.predict`.  None: the forward pass of the model.
+        predict: The method's predict(model, rows [k, ...], inputs [k, b, ...]).  None: the forward pass of the model.
         split: "train", "val" or "test".
 
     Returns:
@@ -201,7 +201,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.
     Args:
         cohort: The clients.
         rows: Their model parameters: one row per client [K, ...], one row that all share [P], or a dict of these.
-        predict: The prediction function of the method; None: the forward pass of the model.
+        predict: The method's predict(model, rows [k, ...], inputs [k, b, ...]).  None: the forward pass of the model.
         split: "train", "val" or "test".
 
     Returns:

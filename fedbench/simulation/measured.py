@@ -28,6 +28,7 @@ def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.
         ids: The clients to measure [K].
     """
     slices = evaluate.slices(engine, ids)  # so that the models of a slice fit in memory
+    # engine.rounds - 1: the last round
     cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
     with torch.no_grad():
         measured = [algorithm.measured(cohort) for cohort in cohorts]

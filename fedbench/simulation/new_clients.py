@@ -52,7 +52,7 @@ def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
         One row per new client [M, P], or one row [P] that all share.
     """
     engine_of_all, ids = _with_new_clients(engine)
-    new_clients = Cohort(engine_of_all, ids, engine.rounds - 1, "new clients")
+    new_clients = Cohort(engine_of_all, ids, engine.rounds - 1, "new clients")  # after the last round
     with torch.no_grad():
         return algorithm.initial_rows_for_new_clients(new_clients, _trained_clients(engine))
 

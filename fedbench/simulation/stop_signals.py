@@ -41,7 +41,7 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: Any) -> None:
-        """Record the first signal, and raise KeyboardInterrupt for a second one; `frame` is not used.
+        """Record the first signal, and raise KeyboardInterrupt for a second one; frame: the stack frame, unused.
 
         After a scheduler's advance warning (`signals.is_warning`), the next signal counts as the first.
         """

@@ -121,10 +121,10 @@ class MatrixLog:
         """
         if self.active and self.path.is_file():
             stored = read_npz(self.path)
-            for r, round in enumerate(stored.pop("rounds").tolist()):
+            for position, round in enumerate(stored.pop("rounds").tolist()):  # of the arrays' first axis
                 if round <= done and self._is_recorded(round):
                     # _record also computes the digest of the round; np.asarray: an entry may be a single number
-                    self._record(round, {name: np.asarray(values[r]) for name, values in stored.items()})
+                    self._record(round, {name: np.asarray(values[position]) for name, values in stored.items()})
         if self.active and digests is not None:
             expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}
             require(

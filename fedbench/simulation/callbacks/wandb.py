@@ -49,7 +49,10 @@ class Wandb(Callback):
         self.run: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Log how W&B is used, and connect to it in the mode "online"."""
+        """Log how W&B is used, and connect to it in the mode "online".
+
+        Nothing is `saved` in checkpoints: wandb_id.txt has the id of the run.
+        """
         self.run_dir, self.cfg = run.run_dir, run.cfg
         if self.mode_note:
             self.notice(self.mode_note)

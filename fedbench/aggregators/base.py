@@ -75,7 +75,8 @@ class Aggregator:
     def __init__(self, f: NonNegative = 0.1, pre: PreAggregation = "none", bucket_size: Count = 2):
         require(
             f < 0.5 or f == int(f),
-            f"aggregator.f={f} must be a whole number of clients, or a fraction of them below 0.5: change it",
+            f"aggregator.f={f} must be a whole number of clients, or a fraction of them below 0.5: set it "
+            "to 1 or 0.1, for example",
         )
         self.f, self.pre, self.bucket_size = f, pre, bucket_size
 
@@ -117,7 +118,7 @@ class Aggregator:
         require(
             wrong <= self.max_f(m),
             f"aggregator.f={self.f} assumes {wrong} wrong upload{'s' * (wrong != 1)}, but with {num_clients} clients a "
-            f"round{buckets} this rule allows at most {self.max_f(m)}: lower it, or raise clients_per_round",
+            f"round{buckets} this rule allows at most {self.max_f(m)}: lower aggregator.f, or raise clients_per_round",
         )
 
     def aggregate(self, rows: Tensor, weights: Tensor, center: Tensor | None, order: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def refuse_features_of_tokens(federation: Federation, name: str) -> None:
     require(
         len(task.output_shape(y, task.outputs(federation.num_classes))) != 3,
         f"algorithm={name} needs one vector of features per sample, and with task={task.kind} there is one per token: "
-        "choose another data set, or another algorithm",
+        "choose a data set with one target per sample, or algorithm=fedavg",
     )
 
 

@@ -22,7 +22,7 @@ def require_linear_head(model: FlatModel, name: str) -> None:
     is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
     require(
         isinstance(head, nn.Linear) or is_pixelwise,
-        f"algorithm={name} computes the outputs of the model's head itself, so the module named head must be a linear "
-        f"layer or a 1x1 convolution, but it is {'missing' if head is None else f'a {type(head).__name__}'}: "
+        f"algorithm={name} computes the head itself, so the module named head must be a linear layer or a 1x1 "
+        f"convolution, but it is {'missing' if head is None else f'a {type(head).__name__}'}: "
         "choose another model, or make its last layer a torch.nn.Linear named head",
     )

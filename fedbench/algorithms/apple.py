@@ -33,6 +33,7 @@ from fedbench.algorithms.base import (
     Step,
 )
 from fedbench.core.linalg import dot
+from fedbench.core.memory import size_text
 from fedbench.core.options import Count, NonNegative, Probability, require
 from fedbench.core.rows import free_memory
 from fedbench.engine.per_client import per_client
@@ -82,9 +83,9 @@ class APPLE(Algorithm):
         need = 4 * (versions * model.size + n * n)  # bytes of float32: the cores and d
         require(
             need <= have,
-            f"algorithm=apple stores all clients' cores: {versions:,} cores of {model.size:,} numbers for "
-            f"{n:,} clients take {need / 2**30:,.1f} GiB, but {federation.device} has {have / 2**30:,.1f} GiB free. "
-            "It is a cross-silo method: lower partition.num_clients"
+            f"algorithm=apple stores the core models of all clients: {versions:,} of {model.size:,} numbers for "
+            f"{n:,} clients take {size_text(need)}, but {federation.device} has {size_text(have)} free. "
+            "It is for few clients: lower partition.num_clients"
             + ("" if self.bandwidth is None else ", or set algorithm.bandwidth=null"),
         )
 

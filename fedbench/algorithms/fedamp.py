@@ -76,7 +76,7 @@ class FedAMP(Algorithm):
             return
         log.warning(
             "algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight X_ii of a "
-            "client's own model is negative; alpha_k <= %.3g excludes this",
+            "client's own model is negative; set algorithm.alpha_k to at most %.3g to exclude this",
             self.alpha_k,
             sigma,
             others,

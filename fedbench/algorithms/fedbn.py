@@ -41,7 +41,12 @@ class FedBN(Algorithm):
         self.personal = self.personal_columns(model)  # columns of the personal layers in a row
         self.shared = self.personal.rest(model.size)  # all other columns
         if not self.personal.size:
-            log.warning("the model has no such normalization layers, so algorithm=%s is FedAvg here", self._name)
+            log.warning(
+                "the model has no layers with the normalization algorithm.norms=%s, so algorithm=%s computes the same "
+                "as fedavg: choose a model with such layers",
+                self.norms,
+                self._name,
+            )
         w = model.init_row()
         self.w = self.shared.take(w).clone()  # [|w|]
         self.b = rows("b", default=self.personal.take(w))  # [N, |b|]; a row equals the default until it is set

@@ -24,6 +24,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
+from fedbench.core.memory import size_text
 from fedbench.core.options import NonNegative, Positive, require
 from fedbench.core.rows import free_memory
 
@@ -78,7 +79,7 @@ class FPFC(Algorithm):
         require(
             need <= free,
             f"algorithm=fpfc stores a vector for each pair of clients: {n * (n - 1) // 2:,} pairs of {p:,} numbers "
-            f"take {need / 2**30:,.1f} GiB, but {federation.device} has {free / 2**30:,.1f} GiB free. Lower "
+            f"take {size_text(need)}, but {federation.device} has {size_text(free)} free. Lower "
             "partition.num_clients, or choose a smaller model or an adapter",
         )
 

@@ -44,6 +44,7 @@ from fedbench.algorithms.base import (
     Optimizer,
     RowStore,
 )
+from fedbench.core.memory import size_text
 from fedbench.core.options import Count, NonNegative, NonNegativeInt, require
 from fedbench.core.rows import free_memory
 
@@ -150,8 +151,8 @@ class PFedNet(Algorithm):
         require(
             need <= have,
             f"algorithm=pfednet stores z of all clients at the server: {n:,} times {d:,} numbers and {M:,} edges take "
-            f"{need / 2**30:,.1f} GiB, but {federation.device} has {have / 2**30:,.1f} GiB free. Lower "
-            "partition.num_clients or algorithm.k, or choose fewer columns by algorithm.personal",
+            f"{size_text(need)}, but {federation.device} has {size_text(have)} free. Lower "
+            "partition.num_clients or algorithm.k, or make fewer parameters personal (algorithm.personal)",
         )
 
     def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:

@@ -46,9 +46,8 @@ class Scaffold(Algorithm):
         super().check_settings(num_clients, groups, optimizer)
         require(
             getattr(optimizer, "is_plain_sgd", False),
-            "algorithm=scaffold needs plain SGD, because its control variates are derived from theta - lr * gradient; "
-            "at least one option of the optimizer differs: set optimizer=sgd optimizer.momentum=0 "
-            "optimizer.weight_decay=0 optimizer.clip=null",
+            "algorithm=scaffold needs plain SGD, because its control variates are derived from theta - lr * gradient: "
+            "set optimizer=sgd optimizer.momentum=0 optimizer.weight_decay=0 optimizer.clip=null",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

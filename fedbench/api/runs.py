@@ -99,8 +99,12 @@ class Run:
         user_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []
         sim = export.open_run(self.path, [*dict.fromkeys([*user_classes, *named])], self._config_dir)
         exists = not isinstance(client, str) or client in (sim.split.names or ())
-        names = f"the names are {listed(sim.split.names)}" if sim.split.names else "the clients have no names"
-        require(exists, f"client must be the number or the name of a client, got {client!r}; {names}")
+        advice = (
+            f"name one of {listed(sim.split.names)}"
+            if sim.split.names
+            else "the clients have no names, so give a number"
+        )
+        require(exists, f"client must be the number or the name of a client, got {client!r}; {advice}")
         return export.client_module(sim, client, merged)
 
     def __repr__(self) -> str:

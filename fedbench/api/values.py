@@ -26,8 +26,8 @@ def split_overrides(texts: Sequence[str]) -> list[str]:
     flag = next((override for override in overrides if override.startswith("-")), None)
     require(
         flag is None,
-        f"{flag} is a flag of the command line: leave it out; for -m call fedbench.sweep, for --config-dir give "
-        "config_dir=",
+        f"{flag} is a flag of the command line, and Python functions take overrides only: leave it out; for -m call "
+        "fedbench.sweep, for --config-dir give config_dir=",
     )
     return overrides
 
@@ -92,7 +92,7 @@ def config_value(key: str, value: Any) -> Any:
         return config_value(key, value.tolist())
     raise ConfigError(
         f"{key} must be a number, text, None, a list, a dict or a class, got an object of type {type(value).__name__}: "
-        "convert it"
+        "convert it to one of these"
     )
 
 

@@ -47,7 +47,10 @@ def check_swept(override: Override) -> None:
     try:
         has_values = any(True for _ in override.sweep_iterator())
     except ValueError as error:  # range(0,9,0)
-        raise ConfigError(f"{override.input_line} is not a valid range: {error}") from error
+        raise ConfigError(
+            f"{override.input_line} is not a valid range ({error}): write range(start,stop) or range(start,stop,step) "
+            "with a step other than 0"
+        ) from error
     require(
         has_values,
         f"{override.input_line} has no values: give {override.key_or_group} at least one "
@@ -103,9 +106,11 @@ def unreadable(text: str, folders: list[Path]) -> str:
     if "=" not in text:
         owners = [group for group in GROUPS for name in group_options(group, folders) if name == text]
         meant = " or ".join(f"{'+' if group == 'experiment' else ''}{group}={text}" for group in owners)
-        return f"{text!r} is not of the form key=value" + (f": did you mean {meant}?" if meant else "")
+        return f"{text!r} is not of the form key=value: " + (
+            f"did you mean {meant}?" if meant else "write it as in seed=3"
+        )
     key, value = text.split("=", 1)
-    return f"cannot read {text!r}: put quotes around an unusual value, as in '{key}=\"{value}\"'"
+    return f"cannot read {text!r}: close its brackets and quotes, or quote the value, as in '{key}=\"{value}\"'"
 
 
 def leaves(override: Override) -> list[str]:

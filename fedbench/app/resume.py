@@ -90,12 +90,12 @@ def _check_repeated(
     classes, pickles = foreign(stored, config_dir), trusted(stored)
     for key, value in [*classes, *pickles]:
         reason = (
-            f"builds the class {value}, which is not in this installation's conf folder; if it is yours"
+            f"uses the class {value}, which is not part of fedbench and may run any code; if you trust it"
             if (key, value) in classes
             else f"trusts {value}, whose pickles may run code when they are read; if you know who wrote it"
         )
         is_repeated = value_by_key.get(key) == str(value)
-        require(is_repeated, f"resume={folder}: its config {reason}, add {key}={value_text(value)} to the command")
+        require(is_repeated, f"resume={folder}: its config.yaml {reason}, add {key}={value_text(value)} to the command")
 
 
 def record(folder: Path, overrides: list[str]) -> None:
@@ -127,9 +127,12 @@ def unchanged_hardware(folder: Path, values: Mapping[str, Any], overrides: list[
 
 def require_run(folder: Path) -> None:
     """Raise ConfigError unless the folder is a run folder."""
-    require(folder.is_dir(), f"resume={folder}: there is no such run folder")
+    require(folder.is_dir(), f"resume={folder}: there is no such run folder; give the folder of an earlier run")
     path = folder / "config.yaml"
-    require(path.is_file(), f"resume={folder}: this is not a run folder (it has no config.yaml)")
+    require(
+        path.is_file(),
+        f"resume={folder}: this is not a run folder, because it has no config.yaml; give the folder of an earlier run",
+    )
     check_files(folder)
 
 
@@ -138,7 +141,7 @@ def _read(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
     is_valid = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
-    require(is_valid, f"resume={folder}: its config.yaml was not saved by fedbench")
+    require(is_valid, f"resume={folder}: its config.yaml was not saved by fedbench; restore it, or start a new run")
     return stored  # type: ignore[return-value]
 
 
@@ -162,7 +165,9 @@ def _checked(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return check(OmegaConf.create(dict(stored)))
     except ConfigError as error:
-        raise ConfigError(f"resume={folder}: its config.yaml was not saved by fedbench: {error}") from error
+        raise ConfigError(
+            f"resume={folder}: its config.yaml was not saved by fedbench in this form: {error}"
+        ) from error
 
 
 def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, Any]:
@@ -216,7 +221,8 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
         # if the unknown key is an option that an earlier version had, the message says what replaces it
         refuse_removed(group, {"_target_": _target(stored, group), name: requested[unknown]})
         keys = [key for key in flat if not key.startswith("choices")]
-        raise ConfigError(f"{unknown} is not a key of this run:{nearest(unknown, keys)}")
+        advice = nearest(unknown, keys) or " remove it, because a resumed run cannot change"
+        raise ConfigError(f"{unknown} is not a key of this run:{advice}")
     values = [
         f"{key.removeprefix('choices.')}={show(flat[key])} (requested: {show(requested[key])})" for key in changed
     ]

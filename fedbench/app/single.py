@@ -65,7 +65,7 @@ def check_processes(full: DictConfig, arguments: list[str]) -> None:
     started, shares_run = under_torchrun(), bool(full.hardware.get("ddp"))
     require(
         started or not shares_run,
-        "hardware=ddp needs processes that torchrun starts: torchrun "
+        "hardware=ddp needs processes that torchrun starts: type torchrun "
         f"--nproc-per-node=<number> -m fedbench {shlex.join(arguments)}",
     )
     size = os.environ.get("WORLD_SIZE", "1")
@@ -190,7 +190,10 @@ def make_folder(folder: Path, fresh: bool) -> Path:
         if not fresh:
             folder.mkdir(exist_ok=True)
         run_folder = next(name for name in names if _is_made(name)) if fresh else folder
-        require(os.access(run_folder, os.W_OK), f"cannot write into {run_folder}; set output_dir (sweep_dir for -m)")
+        require(
+            os.access(run_folder, os.W_OK),
+            f"cannot write into {run_folder}: set output_dir, or sweep_dir with -m, to a folder that you may write to",
+        )
         check_files(run_folder)  # no output file's name may be that of a subfolder
     except OSError as error:
         why = error.strerror or str(error)

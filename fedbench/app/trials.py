@@ -96,6 +96,9 @@ class RunLauncher:
             try:
                 launcher.launch(different, initial_job_idx=self.started)
             except Exception as error:  # of the launcher: failures of runs are in their status files
-                raise ConfigError(f"the launcher stopped: {explain(error)}") from error
+                raise ConfigError(
+                    f"the launcher of the sweep stopped ({explain(error)}): repeat the command to go on, or add "
+                    "hydra/launcher=basic"
+                ) from error
         self.started += len(different)
         return [folders[tuple(run)] for run in runs]

@@ -97,7 +97,7 @@ class Backdoor(Attack):
         images = arrays.expanded().images
         require(
             images is not None,
-            "attack=backdoor puts its trigger into images, but the inputs of this data set are none: use a data set of "
+            "attack=backdoor puts its trigger into images, but this data set has no images: use a data set of "
             "images, or another attack such as attack=label_flip",
         )
         assert images is not None  # for type checkers

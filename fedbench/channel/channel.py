@@ -264,8 +264,8 @@ class Channel:
             if payload.value is not None and not payload.by_client:
                 return payload.value
         raise UnknownReference(
-            f"mean(..., updates={name!r}): the server did not broadcast a tensor of this name in this round "
-            f"({', '.join(map(repr, self._payloads)) or 'it sent nothing'}); use the name in cohort.broadcast"
+            f"cohort.mean(..., updates={name!r}): the server broadcast no tensor {name!r} in this round, only "
+            f"{', '.join(map(repr, self._payloads)) or 'nothing'}: name a tensor that you pass to cohort.broadcast"
         )
 
     def published(self, handle: str | None) -> Tensor | None:
@@ -302,9 +302,9 @@ class Channel:
                     return payload.of(context.ids)
         given = repr(handle) if isinstance(handle, str) else f"a {type(handle).__name__}"
         raise UnknownReference(
-            f"upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients received in "
-            f"this round ({', '.join(map(repr, self._payloads)) or 'they received none'}); use the name in "
-            "cohort.broadcast or cohort.download, or None for a difference"
+            f"cohort.upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients "
+            f"received in this round, which are {', '.join(map(repr, self._payloads)) or 'none'}. Use a name of "
+            f"cohort.broadcast or cohort.download, or None if {name} already is a difference"
         )
 
     def _truncated(self, context: RoundContext, value: Tensor) -> Tensor:
@@ -387,12 +387,13 @@ def _check_rows(call: str, context: RoundContext, tensors: dict[str, Tensor]) ->
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
             raise ValueError(
-                f"{call}({name}=...): expected a tensor [K, ...] with one row per client, got a {type(t).__name__}"
+                f"cohort.{call}({name}=...): expected a tensor [K, ...] with one row per client, got a "
+                f"{type(t).__name__}"
             )
         if len(t) != len(context):
             raise ValueError(
-                f"{call}({name}=...): the tensor has {len(t)} rows, and the cohort has {len(context)} clients; pass "
-                "one row per client, in the order of cohort.ids"
+                f"cohort.{call}({name}=...): the tensor has {len(t)} rows, and the cohort has {len(context)} clients; "
+                "pass one row per client, in the order of cohort.ids"
             )
 
 
@@ -406,9 +407,9 @@ def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) 
     """
     if unknown := set(named) - tensors.keys():
         raise ValueError(
-            f"{call}({', '.join(tensors)}): {' and '.join(sorted(unknown))} is not among these tensors, but another "
-            f"argument of {call}, such as relative_to or uncompressed, names it; remove the name there, or pass a "
-            "tensor of this name"
+            f"cohort.{call}({', '.join(f'{name}=...' for name in tensors)}) passes no tensor "
+            f"{' or '.join(sorted(unknown))}, but another argument, such as relative_to or uncompressed, names it: "
+            "remove the name there, or pass a tensor of this name"
         )
 
 
@@ -425,12 +426,12 @@ def _check_references(
     for name, t in tensors.items():
         if name in relative_to and name in previous:
             raise ValueError(
-                f"upload({name}=...): both relative_to and previous name {name!r}, but an upload has one reference; "
+                f"cohort.upload({name}=...): both relative_to and previous name {name!r}, but only one of them may; "
                 f"remove {name!r} from one of them"
             )
         if t.is_floating_point() and name not in relative_to and name not in previous:
             raise ValueError(
-                f"upload({name}=...) needs a reference, from which the difference is sent. Pass "
+                f"cohort.upload({name}=...) needs a reference, from which the difference is sent. Pass "
                 f'relative_to={{"{name}": "w"}} if clients trained {name} from the broadcast w, '
                 f'relative_to={{"{name}": None}} if {name} is already a difference, or previous={{"{name}": tensor}} '
                 f"with the last version that the server has (None if it has none)"

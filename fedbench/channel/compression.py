@@ -299,8 +299,8 @@ class Compression:
         if layout is None:
             if self.model.buffer_names:
                 raise RunError(
-                    f"compression: message {name!r} of {size:,} values is neither a row of the model nor one of its "
-                    "column groups, so it may include BatchNorm's running statistics, which must not be compressed. "
+                    f"compression: the message {name!r} of {size:,} values is neither a whole model nor a group of "
+                    "model.columns, so it may include BatchNorm's running statistics, which must not be compressed. "
                     "Use a model without them, for example with model.norm=group, or compression=none"
                 )
             layout = MessageLayout({}, size)  # all values are parameters, whose names and shapes are unknown

@@ -66,9 +66,9 @@ def _num_parameters(model: FlatModel, name: str, size: int) -> int:
     layout = model.message_layout(size)  # None: no row of the model and no column group has this size
     if layout is None and model.buffer_names:
         raise RunError(
-            f"server: the tensor {name!r} with {size:,} values, which the method averages, is neither a row of the "
-            "model nor one of its column groups. So it may include BatchNorm's running statistics, which a server rule "
-            "must not move. Use a model without them, for example with model.norm=group, or server=average"
+            f"server: the method averages {name!r} with {size:,} values, neither a whole model nor a group of "
+            "model.columns, so it may include BatchNorm's running statistics, which a server optimizer must not "
+            "change. Use a model without them, for example with model.norm=group, or server=average"
         )
     return size if layout is None else layout.parameters
 

@@ -50,7 +50,7 @@ def _compiled_solve() -> Callable[..., None]:
     try:
         import numba
     except ImportError:
-        log.info("compression=cer takes seconds for a million numbers without numba: pip install fedbench[fast]")
+        log.info("compression=cer takes seconds for a million numbers without numba: pip install 'fedbench-pfl[fast]'")
         return _solve
     return numba.njit(nogil=True)(_solve)
 

@@ -289,6 +289,6 @@ def _check(x: Tensor, message: Message) -> None:
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != message.size:
         shape: Any = tuple(x.shape)
         raise ValueError(
-            f"{message.name}: rows must be float32 [k, {message.size}], one per client, got {x.dtype} {shape}; convert "
-            "the argument x, or pass a message of this size"
+            f"the message {message.name} must be float32 [k, {message.size}], a row for each of k clients, got "
+            f"{x.dtype} {shape}; convert the argument x, or pass a message of this size"
         )

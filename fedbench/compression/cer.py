@@ -53,7 +53,7 @@ class CER(Compressor):
             (gamma is None) != (gamma_rel is None),
             f"compression.gamma={'null' if gamma is None else gamma} and "
             f"compression.gamma_rel={'null' if gamma_rel is None else gamma_rel} are two units of the same penalty: "
-            "give one of them, and null for the other",
+            "set exactly one of them to a number >= 0, and the other to null",
         )
         self.gamma, self.gamma_rel, self.solver, self.block = gamma, gamma_rel, solver, block
         self.has_values = send == "all"

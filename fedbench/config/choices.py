@@ -61,7 +61,11 @@ def _warn_of_old_name(old: str) -> None:
     Args:
         old: The dotted key that the user gave.
     """
-    log.warning("%s is now called %s; the old name is accepted for one release", old, new_name(old))
+    log.warning(
+        "%s is now called %s: use the new name, because the old one is accepted for one release only",
+        old,
+        new_name(old),
+    )
 
 
 def _record_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], folders: list[Path]) -> None:

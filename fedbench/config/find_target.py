@@ -54,7 +54,7 @@ def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any
     for name in names:
         member = getattr(member, name, None)
     if isinstance(member, ModuleType) or (member is None and names[0] in modules):
-        raise ConfigError(f"{key}={path} is a module: write {path}.Class")
+        raise ConfigError(f"{key}={path} is a module: add the name of a class in it, as in {path}.Class")
     if member is None:
         members = _defined_in(module) + modules
         hint = nearest(names[0], members) or f" it has {listed(members) or 'no classes'}"

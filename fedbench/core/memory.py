@@ -10,6 +10,12 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 << 30
 
 
+def size_text(num_bytes: float) -> str:
+    """Return a number of bytes as text in GiB, or in KiB if it is below 0.1 GiB."""
+    gib = num_bytes / 2**30
+    return f"{gib:,.1f} GiB" if gib >= 0.1 else f"{num_bytes / 2**10:,.1f} KiB"
+
+
 def scratch_folder() -> Path:
     """Return the folder for large temporary files.
 

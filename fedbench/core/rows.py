@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.core.memory import is_in_memory, physical_memory, scratch_folder
+from fedbench.core.memory import is_in_memory, physical_memory, scratch_folder, size_text
 from fedbench.core.options import require
 
 Ids = np.ndarray
@@ -180,14 +180,14 @@ class Rows:
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
             raise ValueError(
-                f"the checkpoint has rows {self.name!r} of type {rows.dtype} and shape {tuple(rows.shape)}, but the "
+                f"the checkpoint has the state {self.name!r} as {rows.dtype} of shape {tuple(rows.shape)}, but the "
                 f"method now needs {self.default.dtype} and {(len(ids), *self.default.shape)}: undo changes of the "
                 "method or the model"
             )
         numbers = ids.numpy()
         if len(np.unique(numbers)) < len(numbers) or ((numbers < 0) | (numbers >= self.num_clients)).any():
             raise ValueError(
-                f"the rows {self.name!r} of the checkpoint must belong to distinct clients from 0 to "
+                f"the state {self.name!r} of the checkpoint must belong to different clients from 0 to "
                 f"{self.num_clients - 1}, but belong to {numbers.tolist()[:12]}: restore an undamaged checkpoint"
             )
 
@@ -276,15 +276,15 @@ class RowStore:
             ConfigError: There is not enough memory and disk space.
         """
         if name in self.all:
-            raise ValueError(f"rows named {name!r} exist already: give each state of a method another name")
+            raise ValueError(f"rows({name!r}) is called twice in setup: give each state of a method a name of its own")
         total = self._max_rows(default, count) * default.numel() * default.element_size()
         location = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
         if location == "disk":
             free = self.left.setdefault("disk", disk_space())
             require(
                 total <= free,
-                f"the state {name!r} may need {total / 2**30:,.1f} GiB ({self._shape_text(default, count)}), but "
-                f"memory is full and the disk of {scratch_folder()} has {free / 2**30:,.1f} GiB left; lower "
+                f"the state {name!r} may need {size_text(total)} ({self._shape_text(default, count)}), but "
+                f"memory is full and the disk of {scratch_folder()} has {size_text(free)} left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
         self.left[location] -= total
@@ -366,8 +366,8 @@ class RowStore:
         state = {name: rows for name, rows in state.items() if name not in self._waiting}
         if unknown := state.keys() - self.all.keys():
             raise ValueError(
-                f"the checkpoint has rows {', '.join(sorted(unknown))}, which the method does not create: undo changes "
-                "of the method or its options"
+                f"the checkpoint has the state {', '.join(sorted(unknown))}, which the method does not create: undo "
+                "changes of the method or its options"
             )
         for name, rows in self.all.items():
             rows.load_state_dict(state[name])

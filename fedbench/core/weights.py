@@ -33,4 +33,4 @@ def read_weights(path: Path, device: torch.device | str = "cpu", mmap: bool = Fa
     except Exception as error:  # torch.load may raise any exception on a damaged file
         # its first sentence, of at most 160 characters
         reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0][:160]
-        raise ValueError(f"torch.load failed: {reason}; replace the file by an intact one") from error
+        raise ValueError(f"torch.load cannot read the file ({reason}): replace it by an intact one") from error

@@ -105,18 +105,17 @@ def common_window(ranges: Sequence[Range], name: str) -> Window:
     bright = [r for r in ranges if r.q01 > window[1] - margin]  # 99% of the pixels are nearly white
     narrow = max(dark, bright, key=len)  # pictures that use a small part of the window
     finding = (
-        f"{name}: {len(narrow):,} of {len(ranges):,} pictures of more than 8 bits keep at most {LEVELS // NARROW} of "
-        f"{LEVELS} grey levels if they are scaled by their common range {shown}"
+        f"{name}: scaled by the range {shown}, {len(narrow):,} of {len(ranges):,} pictures of more than 8 bits become "
+        f"nearly black or white, with at most {LEVELS // NARROW} of {LEVELS} grey levels"
     )
     if 2 * len(narrow) > len(ranges):
         q01, q99 = np.median([(r.q01, r.q99) for r in narrow], axis=0)
         raise ConfigError(
-            f"{finding}: set dataset.window=[low, high] to the pixel values that become black and white (most of these "
-            f"pictures have values from {q01:g} to {q99:g}), or to {shown} to keep this range.  If the data set has no "
-            "such option, save the pictures with 8 bits, or arrays as float32"
+            f"{finding}. Set dataset.window=[low, high] to the values of black and white, which are from {q01:g} to "
+            f"{q99:g} in most of these pictures, or to {shown}; without this option, save them with 8 bits"
         )
     if narrow:
-        log.warning("%s: dataset.window=[low, high] sets another range", finding)
+        log.warning("%s: set dataset.window=[low, high] for another range", finding)
     log.info(
         "%s: %s pictures have more than 8 bits, with values from %g to %g; %s becomes black to white "
         "(dataset.window sets another range)", name, f"{len(ranges):,}", low, high, shown

@@ -179,8 +179,8 @@ class Arrays:
         wrong = self.split[~np.isin(self.split, (TRAIN, VAL, TEST, EXTRA))]
         if len(wrong):
             raise ConfigError(
-                f"split must be 0 (train), 1 (val), 2 (test) or 3 (extra) for each sample, but one is {wrong[0]}: "
-                "correct it"
+                f"Arrays.split has {wrong[0]}, but each sample must have 0 (train), 1 (val), 2 (test) or 3 (extra): "
+                "replace the others by one of these"
             )
         for name, index in shared.items():
             count = len(self.parts()[name])
@@ -199,10 +199,11 @@ class Arrays:
         Raises:
             ConfigError: One of them is wrong.
         """
-        for name, values in self.parts().items():
+        for key, values in self.parts().items():
+            name = f"Arrays.inputs[{key!r}]" if isinstance(self.inputs, dict) else "Arrays.inputs"
             require(
                 0 not in values.shape,
-                f"{name} has shape {values.shape}, so that its samples hold no numbers: give each sample at least one",
+                f"{name} has shape {values.shape}, so that its samples have no numbers: give each sample at least one",
             )
             require(
                 values.dtype in (np.uint8, np.float32, np.int64),
@@ -279,7 +280,8 @@ class Arrays:
             require(
                 mask.dtype == bool and mask.shape == (self.num_domains, self.num_classes),
                 f"Arrays.class_mask has dtype {mask.dtype} and shape {mask.shape}, but must be bool with shape "
-                f"[{self.num_domains}, {self.num_classes}], the numbers of natural clients and classes: correct it",
+                f"[{self.num_domains}, {self.num_classes}], the numbers of natural clients and classes: "
+                "make it in this form",
             )
             require(
                 bool(mask.any(1).all()),

@@ -71,8 +71,8 @@ class Shard:
         others = ids[~self.owned[ids]]
         if len(others):
             raise RuntimeError(
-                f"this process has no samples of client {others[0]}, because hardware.samples=sharded: the computation "
-                "must be assigned to the process that owns the client"
+                f"this process has no samples of client {others[0]}, because hardware.samples=sharded: set "
+                "hardware.samples=replicated, or compute the client in the process that has its samples"
             )
 
 
@@ -94,7 +94,7 @@ def positions_in(stored: Tensor, index: Tensor) -> Tensor:
         positions.clamp_(max=max(len(stored) - 1, 0))
         if not torch.equal(stored[positions], index):
             raise RuntimeError(
-                "this process does not store a sample that it was asked for, because hardware.samples=sharded: the "
-                "computation must be assigned to the process that owns the client"
+                "this process does not store a sample that it was asked for, because hardware.samples=sharded: set "
+                "hardware.samples=replicated, or compute the client in the process that has its samples"
             )
     return positions

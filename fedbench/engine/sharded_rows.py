@@ -68,8 +68,8 @@ class ShardedRows(Rows):
         others = ids[(owners != self.ranks.rank) & (self.order[ids] >= 0)]
         if len(others):
             raise RuntimeError(
-                f"this process does not store the row of client {others[0]} in {self.name!r}, because "
-                "hardware.rows=sharded: read rows outside of Ranks.undistributed, in all processes together"
+                f"this process does not store the state {self.name!r} of client {others[0]}, because "
+                "hardware.rows=sharded: set hardware.rows=replicated, or read it outside of Ranks.undistributed"
             )
         return super().__getitem__(ids)
 

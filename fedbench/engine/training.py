@@ -89,7 +89,7 @@ def check_states(state: Mapping[str, Any]) -> None:
             )
         if name == "theta":
             raise ValueError(
-                "cohort.train(theta=...) passes theta as a state of clients, but it is the name of the trained rows: "
+                "cohort.train(theta=...) passes theta as a state of clients, but theta are the trained parameters: "
                 "give the state another name"
             )
         if not isinstance(value, Tensor):

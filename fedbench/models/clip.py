@@ -370,7 +370,10 @@ def _reason(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         return NO_WEIGHTS  # replaces PyTorch's advice to load it with weights_only=False
     first, *rest = str(error).splitlines() or [type(error).__name__]
-    return f"{first} {rest[0].strip()[:200]}" if first.endswith(":") and rest else first
+    if first.endswith(":") and rest:
+        second = rest[0].strip()
+        return f"{first} {second[:200].rpartition(' ')[0]} ..." if len(second) > 200 else f"{first} {second}"
+    return first
 
 
 def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> None:

@@ -66,8 +66,9 @@ class ClientRanks:
             candidates = self.model.columns_of(length)  # the sets of columns of which it may consist
             if len(candidates) > 1:
                 raise RunError(
-                    f"adapter.rank: a message of {length:,} numbers can be any of {len(candidates)} column groups, so "
-                    "that the columns above a client's rank are unknown; change model.columns, or use one rank"
+                    f"adapter.rank lists different ranks, but a message of {length:,} numbers fits {len(candidates)} "
+                    "groups of model.columns, so that the clients' parts of it are unknown: merge these groups, or use "
+                    "one rank"
                 )
             # needed: the smallest rank of a client that has a number
             self._needed_by_length[length] = candidates[0].take(self.needed) if candidates else None

@@ -130,7 +130,8 @@ def require_group(name: str, needed_by: str, groups: Iterable[str]) -> None:
     """
     if name not in groups:
         raise MissingColumns(
-            f"{needed_by} needs the column group {name!r}, which this model does not declare (it has "
-            f"{', '.join(groups) or 'none'}): add {name} with patterns of parameter names under model.columns",
+            f"{needed_by} needs the parameter group {name!r}, but model.columns has "
+            f"{', '.join(groups) or 'no groups'}: add names or patterns of its parameters, as in "
+            f"'model.columns={{{name}: [\"fc.*\"]}}'",
             name,
         )

@@ -58,8 +58,9 @@ def write(folder: Path, sources: list[str], about: Mapping[str, Any], config_dir
         runs, damaged = readable(find_runs(folders, config_dir))
         require(
             not damaged,
-            f"part {part} has damaged runs ({'; '.join(f'{path}: {why}' for path, why in damaged.items())}): remove "
-            "their folders, or run them again",
+            f"the part {part} of the page has damaged runs "
+            f"({'; '.join(f'{path}: {why}' for path, why in damaged.items())}): remove their folders, or run them "
+            "again",
         )
         if not has_metric:
             page.about["metric"] = scores.primary_metric(runs)

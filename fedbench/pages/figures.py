@@ -204,7 +204,8 @@ def heat(page: Page, spec: Mapping[str, Any]) -> Drawing:
         panel, row, column = (str(group.labels.get(label)) for label in labels)
         require(
             (panel, row, column) not in cells,
-            f"{page.folder}: several groups have {panel}, {row} and {column}: name further values under where",
+            f"{page.folder}: several groups of runs have {panel}, {row} and {column}: add values of other labels to "
+            "where in page.json",
         )
         # scores are columns of runs.csv; the page's metric is under the name of the round: last, best or best_val
         cells[panel, row, column] = page.scale * group.spread(spec.get("score", page.about["select"])).mean

@@ -264,7 +264,7 @@ def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fractio
     require(split in SPLITS, f"dataset.split={split!r} is unknown: set it to one of {', '.join(SPLITS)}")
     require(
         split == "published" or 0 < test_fraction < 1,
-        f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded), such as 0.25: correct it",
+        f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded): set it to 0.25, for example",
     )
     require(0 <= val_fraction < 1, f"dataset.val_fraction={val_fraction} must be in [0, 1): set it to 0 for none")
     for code, part in ((TEST, "test"), (TRAIN, "train")):
@@ -418,7 +418,11 @@ def _hold_out(
 def _advice(partition: Partition) -> str:
     """Return what the user can do about clients with too few samples, as the end of an error message."""
     if not hasattr(partition, "default_num_clients"):  # the number of clients is the user's choice alone
-        return "lower partition.num_clients or make the partition more even"
+        return "lower partition.num_clients, " + (
+            "or raise partition.alpha for more even sizes"
+            if hasattr(partition, "alpha")
+            else "or choose another partition"
+        )
     path = getattr(partition, "path", None)
     where = f" in partition.path={path}" if path is not None else ""
     return f"the partition determines the clients: give these clients more samples{where}, or leave them out"
@@ -474,15 +478,15 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
     times = np.bincount(assigned, minlength=num_samples)  # longer than num_samples if an index is too large
     require(
         len(times) == num_samples,
-        f"{partition_name} assigned sample {len(times) - 1:,}, but this data set has samples 0 to {num_samples - 1:,}: "
-        "assign only samples of the pools",
+        f"the partition {partition_name} assigned sample {len(times) - 1:,}, but this data set has samples 0 to "
+        f"{num_samples - 1:,}: return only indices of the argument pools",
     )
     repeated = np.flatnonzero(times > 1)
     if len(repeated):
         sample = int(repeated[0])
         raise ConfigError(
-            f"{partition_name} assigned {len(repeated):,} samples to more than one client or part, for example sample "
-            f"{sample} to {', '.join(_find_sample(split, sample))}: assign each sample at most once"
+            f"the partition {partition_name} assigned {len(repeated):,} samples to more than one client or part, for "
+            f"example sample {sample} to {', '.join(_find_sample(split, sample))}: assign each sample at most once"
         )
 
 

@@ -96,7 +96,7 @@ class ClassDisjoint:
         require(
             per_client >= 1 and (num_clients - 1) * per_client < num_classes,
             f"partition.num_clients={num_clients:,} is not possible with {num_classes} classes: with "
-            f"round(classes / clients) = {per_client} each, a client would have none; use another number of clients",
+            f"round(classes / clients) = {per_client} each, a client would have none; use a divisor of {num_classes}",
         )
         order = list(range(num_classes))
         random.Random(self.class_seed).shuffle(order)
@@ -121,6 +121,6 @@ def _require_shots(labels: np.ndarray, pool: np.ndarray, shots: int) -> None:
     if short:
         raise ConfigError(
             f"partition.shots={shots} is more than the training samples of {len(short):,} of {len(sizes):,} classes "
-            f"(the first is class {short[0][0]}, with {short[0][1]}): lower shots, or set partition.short_classes=keep "
-            "to use all samples of such classes"
+            f"(the first is class {short[0][0]}, with {short[0][1]}): lower partition.shots, or set "
+            "partition.short_classes=keep to use all samples of such classes"
         )

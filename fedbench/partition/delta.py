@@ -41,7 +41,7 @@ class Delta:
         require(
             are_pairs,
             f"partition.counts={counts} must have a pair of numbers >= 0, [negatives, positives], for each client: "
-            "correct it",
+            "list such pairs, as in [[30,10],[20,20]]",
         )
 
     def default_num_clients(self, num_domains: int) -> int:
@@ -77,7 +77,7 @@ class Delta:
         require(
             rows == num_clients,
             f"partition.num_clients={num_clients}, but partition.counts has {rows} rows: give one row per client, or "
-            "set num_clients to null",
+            "set partition.num_clients=null",
         )
         positive = (labels > 0).astype(np.int64)  # [n]: 0 negative, 1 positive
         require(
@@ -115,8 +115,8 @@ class Delta:
             for total, available, kind in zip(counts.sum(1), first_sizes, ("negatives", "positives")):
                 require(
                     total <= available,
-                    f"partition.counts asks for {total:,} {kind}, but the balanced pool has {available:,}: lower the "
-                    "counts",
+                    f"partition.counts asks for {total:,} {kind}, but only {available:,} remain after balancing the "
+                    "classes: lower the counts",
                 )
             return floor_counts(counts * (sizes / first_sizes)[:, None])
         # number of first clients with more negatives, and of last clients with fewer; 2 of 5 at each end as in pFedNet

@@ -112,10 +112,10 @@ class Dirichlet:
                 return shuffled, counts
             largest_minimum = max(largest_minimum, int(smallest[0]))
         raise ConfigError(
-            f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} "
-            f"gave every client min_size={self.min_size} samples (min_test={self.min_test}) in "
-            f"{tries:,} tries; the smallest client had at most {largest_minimum}: raise alpha, or lower "
-            "num_clients, min_size or min_test"
+            f"no Dirichlet partition with partition.alpha={self.alpha} for {num_clients:,} clients gave each of them "
+            f"partition.min_size={self.min_size} samples and partition.min_test={self.min_test} test samples in "
+            f"{tries:,} tries; the smallest client had at most {largest_minimum}. Raise partition.alpha, or lower the "
+            "number of clients, partition.min_size or partition.min_test"
         )
 
     def _try(

@@ -90,7 +90,8 @@ class Domain:
         require(
             num_clients == expected,
             f"partition.num_clients={num_clients:,}, but {num_sites:,} client sites with "
-            f"{self.clients_per_domain} client(s) each give {expected:,}: set num_clients to that or to null",
+            f"{self.clients_per_domain} client(s) each give {expected:,}: set partition.num_clients to that, or to "
+            "null",
         )
         if self.clients_per_domain == 1:
             return [Ragged.from_owners(pool, site[pool], num_clients) for pool in pools]

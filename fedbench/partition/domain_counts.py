@@ -27,7 +27,7 @@ class DomainCounts:
         require(
             is_table,
             f"partition.counts={counts} must have a row for each client with a count >= 0 for each client site: "
-            "correct it",
+            "make all rows equally long, as in [[30,0],[10,20]]",
         )
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
@@ -65,7 +65,7 @@ class DomainCounts:
         require(
             num_clients == rows,
             f"partition.num_clients={num_clients}, but partition.counts has {rows} rows: give one row per client, or "
-            "set num_clients to null",
+            "set partition.num_clients=null",
         )
         require(
             num_sites == columns,

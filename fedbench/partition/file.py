@@ -345,7 +345,8 @@ def _parse_parts(value: Mapping[str, Any]) -> Content:
             different = sorted(map(str, {*clients} ^ {*names}))  # clients that only one of the two parts has
             if different:
                 raise ConfigError(
-                    f"partition.path: client {different[0]} is not in all parts: give each client a list in each part"
+                    f"the file of partition.path has client {different[0]} not in all of its parts: give each client "
+                    "a list in each part"
                 )
             clients = {name: clients[name] for name in names}
         lists[part] = _parse(clients).lists[""]  # "": lists without parts

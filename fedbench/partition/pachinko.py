@@ -94,7 +94,11 @@ class Pachinko:
             f"{len(coarse)} values: correct the list",
         )
         are_indices = all(type(c) is int and c >= 0 for c in coarse)
-        require(are_indices, f"partition.coarse={coarse} must be a list of whole numbers >= 0: correct it")
+        require(
+            are_indices,
+            f"partition.coarse={coarse} must be a list of whole numbers >= 0: "
+            "give the superclass of each class, as in [0,0,1]",
+        )
         return np.array(coarse)
 
     def _draw_classes(

@@ -78,6 +78,7 @@ class Practical:
         )
         require(
             bool((shares > 0).all()) and shares.sum() <= 1 + 1e-9,  # 1e-9: rounding of the sum
-            f"partition.shares must be positive and sum to at most 1, but is {list(self.shares)}: correct it",
+            f"partition.shares={list(self.shares)} must be numbers > 0 with a sum of at most 1: lower them, or set it "
+            "to null for 1%, 10% and 80%",
         )
         return shares

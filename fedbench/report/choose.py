@@ -178,7 +178,8 @@ def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
                for value, seed, fold in expected if (value, seed, fold) not in run_of]  # fmt: skip
     require(
         not missing,
-        f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have the same seeds",
+        f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have the same seeds "
+        "and folds, so run it, or leave out the folders of this value",
     )
     columns = {"test": metric, "val": metric.replace("personal/", "val/", 1)}
     tables = {}  # by position of the value, and seed with fold: columns test and val, a row per client
@@ -217,7 +218,7 @@ def _check_comparable(runs: list[Run], key: str) -> None:
     require(  # one partition for each fold
         len(partitions) == len({fold for fold, _ in partitions}),
         f"--choose {key}: the runs have {len(partitions)} different partitions (partition_hash in summary.json), so "
-        "that their clients are not the same",
+        "that their clients are not the same: give folders of runs with one partition",
     )
 
 

@@ -61,7 +61,8 @@ def compare_methods(args: argparse.Namespace, table_format: str) -> tuple[list[T
     require(
         bool(differences),
         f"--compare {' '.join(args.compare)}: no setting has two runs with the same seed and a {metric} at the "
-        f"{options.select} round" + ("; set dataset.val_fraction" if options.select == "best_val" else ""),
+        f"{options.select} round: run the methods with the same seeds"
+        + (" and dataset.val_fraction=0.2" if options.select == "best_val" else ""),
     )
     ranks = ranks_of(settings, options) if len(settings) > 1 else pandas().DataFrame()
     names = {name: display_name(name, next(iter(groups.values()))) for name, groups in methods.items()}
@@ -98,7 +99,9 @@ def find_pairs(args: argparse.Namespace, methods: dict[str, dict[str, Group]]) -
     chosen = [find_method(text, methods) for text in args.compare]
     require(len(set(chosen)) == len(chosen), f"--compare {' '.join(args.compare)} names a method twice: leave one out")
     pairs = [*combinations(chosen, 2)] or [(chosen[0], other) for other in sorted(methods) if other != chosen[0]]
-    require(bool(pairs), f"--compare {chosen[0]}: there are no finished runs of another method to compare it with")
+    require(
+        bool(pairs), f"--compare {chosen[0]}: there are no finished runs of another method to compare it with: run one"
+    )
     return pairs
 
 

@@ -168,7 +168,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
         if any(size.isna().any() for size in sizes):  # a run without costs.csv: the line of its group is empty
             curve, sizes = curve.iloc[:0], [size.iloc[:0] for size in sizes]
         series.append(_series(group, name, np.mean(sizes, axis=0), curve, scores.scale_of(options.metric)))
-    require(any(any(line.x) for line in series), f"--against {key}: no run has sent anything")
+    require(any(any(line.x) for line in series), f"--against {key}: no run has sent anything: leave it out")
     ylabel = metric_axis_label(options.metric)
     return drawing.save(drawing.draw_axes(Drawing("lines", common, xlabel, ylabel, series, logarithmic=True)), path)
 

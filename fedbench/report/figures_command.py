@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     for path, reason in damaged.items():
         print(f"damaged, left out: {path}: {reason}", file=sys.stderr)
     runs = [run for run in intact if len(run.metrics)]
-    require(bool(runs), f"no run in {args.folders[0]} has been evaluated yet")
+    require(bool(runs), f"no run in {args.folders[0]} has been evaluated yet: wait for a run, or give another folder")
     metric = args.metric or scores.primary_metric(runs)
     scores.check_metric(metric, args.target, runs)
     if rounds is not None:

@@ -200,7 +200,10 @@ def draw_labels(run: Run, path: Path) -> Path:
         ConfigError: The run did not record them.
     """
     counts = label_counts(run)
-    require(counts is not None, f"{run.path} has no label counts in its partition.json")
+    require(
+        counts is not None,
+        f"{run.path} has no label counts in its partition.json, which runs on data without classes lack: leave it out",
+    )
     assert counts is not None
     figure, (left, right) = drawing.pyplot().subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     draw_stacked_bars(left, counts)
@@ -252,7 +255,10 @@ def change_in_a(run: Run) -> tuple[np.ndarray, np.ndarray]:
     recorded = matrices(run)["A"]  # [R, N, N]
     change = recorded[-1].astype(np.float64) - recorded[0]
     sizes = np.array(run.partition.get("train", []), np.float64)
-    require(len(sizes) >= len(change), f"{run.path} has no sizes of clients in its partition.json")
+    require(
+        len(sizes) >= len(change),
+        f"{run.path} has no sizes of clients in its partition.json: restore this file, or run it again",
+    )
     return change, sizes[: len(change)]  # new clients are the last ones
 
 
@@ -454,7 +460,9 @@ def draw_clients(axes: Any, run: Run, metric: str, round: float | None) -> None:
         ConfigError: clients.csv has no such round.
     """
     values = run.clients(metric)
-    require(round in values.index, f"{run.path / 'clients.csv'} has no {metric} at round {round}")
+    require(
+        round in values.index, f"{run.path / 'clients.csv'} has no {metric} at round {round}: choose another --metric"
+    )
     scale = scores.scale_of(metric)
     values = scale * values.loc[round]  # [N]
     clients, mean = values.index, values.mean()

@@ -182,7 +182,7 @@ def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> l
     require(
         bool(paths),
         f"no runs found in {' or '.join(map(str, folders))}: a run is a folder with a summary.json "
-        "(python -m fedbench makes one)",
+        "(python -m fedbench makes one); give folders that contain such folders",
     )
     conf = tuple(conf_dirs(config_dir)) if config_dir else None
     return [Run(path, conf) for path in sorted(paths)]
@@ -207,7 +207,7 @@ def damage_of(run: Run) -> str | None:
     try:
         _check_summary(run)
         for name in ("config.yaml", "metrics.csv", "costs.csv") if run.finished else ():
-            require((run.path / name).is_file(), f"{name} is missing")
+            require((run.path / name).is_file(), f"the file {name} is missing: restore it, or run it again")
         for name in ("choices", "paper"):
             value = run.config.get(name)
             require(isinstance(value, dict | None), f"config.yaml is damaged: {name} is {value!r}, not a mapping")
@@ -215,7 +215,10 @@ def damage_of(run: Run) -> str | None:
         require(all(isinstance(c, str | None) for c in choices), "config.yaml is damaged: a choice is not a name")
         require(isinstance(overrides_of(run), list), "overrides.yaml is damaged: it is not a list")
         done, rounds = rounds_of(run), run.summary.get("rounds")
-        require(not run.finished or rounds is None or done >= rounds, f"its tables end at round {done} of {rounds}")
+        require(
+            not run.finished or rounds is None or done >= rounds,
+            f"its tables end at round {done} of {rounds}: run it again",
+        )
     except (ConfigError, OSError) as error:
         return first_line(error).replace(f"{run.path}{os.sep}", "")
     return None
@@ -289,7 +292,7 @@ def read_table(path: Path, index: str | None = None) -> DataFrame:
         lines = text.split("\n")[:-1]
         width = lines[0].count(",")  # pandas fills short lines with NaN
         bad = next((i for i, line in enumerate(lines, 1) if line.count(",") != width and '"' not in line), None)
-        require(bad is None, f"line {bad} does not have {width + 1} cells")
+        require(bad is None, f"line {bad} does not have {width + 1} cells, as the first line has")
         exact = {"float_precision": "round_trip"} if pd.__version__ < "3.1" else {}  # the default since 3.1
         table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=["", "nan"], **exact)
         for name, dtype in table.dtypes.items():

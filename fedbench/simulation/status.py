@@ -95,11 +95,11 @@ def sentence_of(error: BaseException, folder: Path) -> str:
     if isinstance(error, PeerLost):
         return f"{error}; up to its last checkpoint the run is {how_to_resume(folder)}"
     if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
-        return f"{error}, or choose a model that has them: {', '.join(others)}"
+        return f"{error}, or choose a model that has this group: {', '.join(others)}"
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"the run did not finish, because its code called sys.exit({error.code!r})"
+        return f"the run did not finish, because its code called sys.exit({error.code!r}): remove this call"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         how = how_to_resume(folder)
         return f"the disk of {folder} is full ({error.strerror}): free some space; the run is {how}"

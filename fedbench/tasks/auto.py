@@ -30,7 +30,7 @@ class Auto:
             return task_class(**self.options)
         except TypeError as error:
             options = ", ".join(f"task.{name}" for name in self.options)
-            reason = str(error).replace("__init__()", task_class.__name__)  # "... got an unexpected keyword argument"
+            reason = str(error).replace(f"{task_class.__name__}.__init__()", "its class")
             raise ConfigError(
                 f"{options}: the targets of the data set select task={kind}, and {reason}; set only options that "
                 f"conf/task/{kind}.yaml lists"

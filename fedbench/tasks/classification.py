@@ -48,7 +48,7 @@ class Classification(Task):
         )
         require(
             isinstance(class_weights, str) or all(weight > 0 for weight in class_weights),
-            f"task.class_weights must be numbers > 0, got {class_weights}: replace the others, by 1 for no weight",
+            f"task.class_weights must be numbers > 0, got {class_weights}: replace those <= 0, for example by 1",
         )
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
@@ -215,11 +215,12 @@ def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
     require_two_classes(num_classes, kind)
     require(
         targets.dtype == np.int64,
-        f"the targets of {kind} have dtype {targets.dtype}, expected int64: convert them by targets.astype(np.int64)",
+        f"the targets of task={kind} have dtype {targets.dtype}, expected int64: convert them by "
+        "targets.astype(np.int64)",
     )
     require(
         targets.ndim == 1,
-        f"the targets of {kind} have shape {targets.shape}, expected 1 dimension, [samples]: store one label per "
+        f"the targets of task={kind} have shape {targets.shape}, expected 1 dimension, [samples]: store one label per "
         "sample, or choose the task of your targets",
     )
     require(

@@ -50,16 +50,16 @@ class Mixed(Task):
         fits = targets.ndim == 2 and targets.shape[1] >= 2 and targets.dtype == np.int64
         require(
             fits,
-            f"the targets of mixed have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 1 + L]: "
-            "store in column 0 the kind of each of the n samples, 0 (labels), 1 (open question) or 2 (closed "
+            f"the targets of task=mixed have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 1 + "
+            "L]: store in column 0 the kind of each of the n samples, 0 (labels), 1 (open question) or 2 (closed "
             "question), and behind it its L >= 1 labels or answers, -1 for none",
         )
         sample_kind, true = targets[:, 0], targets[:, 1:]
         unknown = np.setdiff1d(sample_kind, (LABELS, OPEN, CLOSED))
         require(
             not len(unknown),
-            f"column 0 of the targets of mixed contains {', '.join(map(str, unknown[:5]))}: store 0 (labels), 1 (open "
-            "question) or 2 (closed question)",
+            f"column 0 of the targets of task=mixed contains {', '.join(map(str, unknown[:5]))}: store 0 (labels), 1 "
+            "(open question) or 2 (closed question)",
         )
         low, high = int(true.min()), int(true.max())
         require(
@@ -70,8 +70,8 @@ class Mixed(Task):
         has_two_answers = (sample_kind > LABELS) & (true[:, 1:] != -1).any(1)  # [n]
         require(
             not has_two_answers.any(),
-            f"the targets of mixed have {np.count_nonzero(has_two_answers)} questions with several answers: store the "
-            "answer of a question in column 1, and -1 in all later columns",
+            f"the targets of task=mixed have {np.count_nonzero(has_two_answers)} questions with several answers: "
+            "store the answer of a question in column 1, and -1 in all later columns",
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:

@@ -56,7 +56,7 @@ class MultiLabel(Task):
         fits = targets.ndim == 2 and targets.shape[1] == num_classes and targets.dtype == np.float32
         require(
             fits,
-            f"the targets of multilabel have dtype {targets.dtype} and shape {targets.shape}, "
+            f"the targets of task=multilabel have dtype {targets.dtype} and shape {targets.shape}, "
             f"expected float32 [n, {num_classes}]: store 1 or 0 for each of the n samples and {num_classes} labels",
         )
 

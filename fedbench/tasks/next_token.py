@@ -40,7 +40,7 @@ class NextToken(Task):
         require_two_classes(num_classes, self.kind)
         require(
             targets.dtype == np.int64 and targets.ndim == 2,
-            f"the targets of {self.kind} have dtype {targets.dtype} and shape {targets.shape}, expected int64 "
+            f"the targets of task={self.kind} have dtype {targets.dtype} and shape {targets.shape}, expected int64 "
             "[samples, tokens]: store the next token of each position, and -1 for padding",
         )
         low, high = int(targets.min()), int(targets.max())

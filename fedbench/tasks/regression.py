@@ -49,7 +49,7 @@ class Regression(Task):
         shape = targets.shape[1:] or (1,)
         require(
             targets.dtype == np.float32 and shape == (num_classes,),
-            f"the targets of {self.kind} have dtype {targets.dtype} and shape {targets.shape}, expected float32 "
+            f"the targets of task={self.kind} have dtype {targets.dtype} and shape {targets.shape}, expected float32 "
             f"[n, {num_classes}]: store num_classes={num_classes} float32 numbers for each of the n samples",
         )
         num_bad = int((~np.isfinite(targets)).sum())

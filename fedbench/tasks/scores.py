@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError, listed, require
 
 
 class Direction(NamedTuple):
@@ -77,8 +77,8 @@ def direction(column: str) -> Direction:
     registered = DIRECTIONS.get(name.removesuffix(suffix))
     if registered is None:
         raise ConfigError(
-            f"whether higher or lower values of {column} are better is unknown: choose one of "
-            f"{', '.join(DIRECTIONS)}, or add the metric to the attribute higher_is_better of its task"
+            f"the metric {column} is unknown, so that fedbench cannot know whether higher is better: choose one of "
+            f"{listed(DIRECTIONS, most=30)}, or add it to higher_is_better of the class of its task"
         )
     return registered._replace(higher_is_better=False) if suffix == "_std" else registered
 

@@ -68,13 +68,13 @@ class Segmentation(Task):
         require_two_classes(num_classes, self.kind)
         require(
             targets.dtype in (np.uint8, np.int64),
-            f"the targets of {self.kind} have dtype {targets.dtype}, expected uint8 or int64: convert the masks by "
-            "targets.astype(np.int64)",
+            f"the targets of task={self.kind} have dtype {targets.dtype}, expected uint8 or int64: convert the masks "
+            "by targets.astype(np.int64)",
         )
         require(
             targets.ndim == 3,
-            f"the targets of {self.kind} have shape {targets.shape}, expected 3 dimensions, [samples, height, width]: "
-            "store one mask per sample, with the class of each pixel",
+            f"the targets of task={self.kind} have shape {targets.shape}, expected 3 dimensions, [samples, height, "
+            "width]: store one mask per sample, with the class of each pixel",
         )
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= num_classes:  # slow, so only if there are labels outside of the classes

@@ -62,8 +62,8 @@ class VQA(Task):
         fits = targets.ndim == 2 and targets.shape[1:] == (2,) and targets.dtype == np.int64
         require(
             fits,
-            f"the targets of vqa have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 2]: store "
-            "the answer of each of the n questions, and 1 if the question is closed, else 0",
+            f"the targets of task=vqa have dtype {targets.dtype} and shape {targets.shape}, expected int64 [n, 2]: "
+            "store the answer of each of the n questions, and 1 if the question is closed, else 0",
         )
         low, high = int(targets[:, 0].min()), int(targets[:, 0].max())
         require(
@@ -74,7 +74,7 @@ class VQA(Task):
         unknown = np.setdiff1d(targets[:, 1], (0, 1))
         require(
             not len(unknown),
-            f"column 1 of the targets of vqa contains {', '.join(map(str, unknown[:5]))}: store 1 for a closed "
+            f"column 1 of the targets of task=vqa contains {', '.join(map(str, unknown[:5]))}: store 1 for a closed "
             "question, else 0",
         )
 

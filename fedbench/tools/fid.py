@@ -121,7 +121,8 @@ def make_network(
     is_folder = choice != "" and Path(choice).is_dir()
     require(
         is_folder,
-        f"--network {choice} is neither inception nor random nor a run folder that exists: choose one of these three",
+        f"--network {choice} is neither inception nor random nor a folder that exists: set inception, random, or the "
+        "folder of a run",
     )
     return run_network(Path(choice), config_dir)
 

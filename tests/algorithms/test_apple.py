@@ -295,10 +295,10 @@ def test_apple_states_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six cores of 163 numbers take 4,056 bytes with D; six clients' versions and the newest ones seven times that."""
     monkeypatch.setattr("fedbench.algorithms.apple.free_memory", lambda device: 4_056)
     play(six_clients(), APPLE(), rounds=0)
-    with pytest.raises(ConfigError, match=r"42 cores of 163 numbers for 6 clients take .* GiB"):
+    with pytest.raises(ConfigError, match=r"42 of 163 numbers for 6 clients take .* KiB"):
         play(six_clients(), APPLE(bandwidth=2), rounds=0)
     monkeypatch.setattr("fedbench.algorithms.apple.free_memory", lambda device: 4_055)
-    with pytest.raises(ConfigError, match=r"6 cores of 163 numbers for 6 clients take"):
+    with pytest.raises(ConfigError, match=r"6 of 163 numbers for 6 clients take"):
         play(six_clients(), APPLE(), rounds=0)
 
 

@@ -233,7 +233,7 @@ def test_one_client_is_centralized_training(name: str, limit: type[Algorithm], o
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg_fedavg", "fedbabu", "fedrod"])
 def test_a_model_without_head_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"algorithm={name} needs the column group 'head'"):
+    with pytest.raises(ConfigError, match=f"algorithm={name} needs the parameter group 'head'"):
         play(engine(*ragged(), mlp()), method(name))
 
 
@@ -244,7 +244,7 @@ def test_a_refusal_names_the_option_and_not_the_class(name: str) -> None:
     option = type(a).__module__.rpartition(".")[2]
     assert option in METHODS and name.startswith(option)
     for group in a.requires:
-        with pytest.raises(ConfigError, match=f"algorithm={option} needs the column group '{group}'"):
+        with pytest.raises(ConfigError, match=f"algorithm={option} needs the parameter group '{group}'"):
             a.check_settings(None, [], SGD(lr=0.1))
 
 

@@ -94,7 +94,7 @@ def test_fedamp_warns_of_negative_weights(caplog: pytest.LogCaptureFixture) -> N
     play(six_clients(), HeurFedAMP(), rounds=0)
     assert not caplog.records
     play(six_clients(), FedAMP(alpha_k=0.3), rounds=0)
-    assert "5 other clients" in caplog.text and "alpha_k <= 0.2" in caplog.text
+    assert "5 other clients" in caplog.text and "at most 0.2" in caplog.text
 
 
 def test_fedamp_with_a_scale_of_its_own() -> None:

@@ -351,5 +351,5 @@ def test_wrong_options_are_one_sentence(option: str, said: str):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(ConfigError, match="algorithm=fedotp needs the column group 'prompt'"):
+    with pytest.raises(ConfigError, match="algorithm=fedotp needs the parameter group 'prompt'"):
         play(engine(*ragged(), mlp(), columns=HEAD), FedOTP(), rounds=0)

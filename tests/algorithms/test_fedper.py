@@ -83,5 +83,5 @@ def test_fedper_never_sampled_clients_have_the_first_head() -> None:
 
 def test_fedper_needs_a_head() -> None:
     arrays, split = ragged()
-    with pytest.raises(ConfigError, match=r"algorithm=fedper needs the column group 'head'"):
+    with pytest.raises(ConfigError, match=r"algorithm=fedper needs the parameter group 'head'"):
         play(engine(arrays, split, mlp()), FedPer())

@@ -81,7 +81,7 @@ def test_fine_tuning_of_a_part_and_at_the_end() -> None:
         and not FineTuned(FedAvg(), 2, None, "evaluation", "head").fine_tunes_after_training
     )
     assert FineTuned(FedBABU(), 2, None, "evaluation", "head").fine_tunes_after_training
-    with pytest.raises(ConfigError, match=r"finetune.part needs the column group 'neck'"):
+    with pytest.raises(ConfigError, match=r"finetune.part needs the parameter group 'neck'"):
         play(four_of_six(), FineTuned(FedAvg(), 1, None, "end", "neck"))
 
 

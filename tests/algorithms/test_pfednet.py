@@ -467,7 +467,7 @@ def test_what_figures_show() -> None:
         ({"edges": [[0, 6]]}, r"algorithm.edges contains \[0, 6\].*from 0 to 5"),
         ({"edges": [[1, 1]]}, r"algorithm.edges contains \[1, 1\]"),
         ({"edges": [[0, 1, 2]]}, r"algorithm.edges contains \[0, 1, 2\]"),
-        ({"personal": "tail"}, "algorithm=pfednet needs the column group 'tail'"),
+        ({"personal": "tail"}, "algorithm=pfednet needs the parameter group 'tail'"),
     ],
 )
 def test_options_that_do_not_fit(options: dict, sentence: str) -> None:

@@ -244,7 +244,7 @@ def test_classes_and_options_of_ones_own() -> None:
     assert isinstance(module, mine.Net) and module[1].out_features == 3 and not module.training
     kept = client_state(run.path, 2, ["model._target_=mine.Net"])
     assert all(torch.equal(module.state_dict()[name], value) for name, value in kept.items())
-    with pytest.raises(ConfigError, match=r"if it is yours, add model\._target_=mine\.Net"):
+    with pytest.raises(ConfigError, match=r"if you trust it, add model\._target_=mine\.Net"):
         fedbench.load(run.path).model(2)
     assert isinstance(fedbench.load(run.path).model(2, "model._target_=mine.Net"), mine.Net)
     with pytest.raises(ConfigError, match="client 20 is not among the 20 clients"):

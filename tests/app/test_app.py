@@ -360,7 +360,7 @@ def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*own, "algorithm.strength=x"]) == 2
     assert "algorithm.strength must be a number" in sentence(capsys)
     assert main(["resume=run"]) == 2
-    assert "builds the class group_method.Mine, which is not in this installation's conf folder" in sentence(capsys)
+    assert "uses the class group_method.Mine, which is not part of fedbench" in sentence(capsys)
     assert main(["--config-dir", "myconf", "resume=run"]) == 0
 
 
@@ -376,7 +376,7 @@ def test_an_own_class_is_named_in_what_goes_on(tmp_path: Path, capsys: pytest.Ca
     assert main(words) == 130  # it goes on, to be interrupted again
     assert main([*words, "rounds=60", "algorithm.strength=2"]) == 130
     assert main(["resume=run", "rounds=60"]) == 2  # the stored name alone builds nothing
-    assert "builds the class mymethod.Mine, which is not in this installation's conf folder" in capsys.readouterr().err
+    assert "uses the class mymethod.Mine, which is not part of fedbench" in capsys.readouterr().err
     cfg = load_config(Path("run/config.yaml"))
     assert cfg.choices.algorithm == "Mine"
     cfg.choices.algorithm = "pgfed"  # as it was once stored
@@ -533,7 +533,7 @@ def test_resume_builds_nothing_foreign(stopped: Path, where: str, capsys: pytest
     OmegaConf.update(cfg, f"{where}.x", [{"_target_": "os.system", "command": "true"}], force_add=True)
     OmegaConf.save(cfg, stopped / "config.yaml")
     assert main([f"resume={stopped}"]) == 2
-    assert "its config builds the class os.system" in sentence(capsys)
+    assert "its config.yaml uses the class os.system" in sentence(capsys)
 
 
 def test_a_schedule_of_the_total_forbids_growing(capsys: pytest.CaptureFixture[str]) -> None:

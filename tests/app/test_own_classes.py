@@ -102,7 +102,7 @@ def test_each_kind_is_taken_out_of_its_run(
     assert type(fedbench.load(name, options).model(0, *([] if options else [OWN]))).__name__ == "TiedNet"  # type: ignore
     assert "top.weight" in export.client_state(name, 0, [] if options else [OWN], config_dir=options)
     for refused in (lambda: fedbench.load(name).model(0), lambda: export.client_state(name, 0)):  # type: ignore
-        with pytest.raises(ConfigError, match=r"if it is yours, add model\._target_=own_net\.TiedNet to the command"):
+        with pytest.raises(ConfigError, match=r"if you trust it, add model\._target_=own_net\.TiedNet to the command"):
             refused()
 
 

@@ -143,9 +143,9 @@ def test_code_in_a_foreign_run_is_not_imported(
         stored_with(here / run, model___target_=target)
         capsys.readouterr()
         assert exported(run, "--client", "1") == 2
-        assert f"if it is yours, add model._target_={target} to the command" in capsys.readouterr().err
+        assert f"if you trust it, add model._target_={target} to the command" in capsys.readouterr().err
         assert main([f"resume={run}"]) == 2
-        assert f"if it is yours, add model._target_={target} to the command" in capsys.readouterr().err
+        assert f"if you trust it, add model._target_={target} to the command" in capsys.readouterr().err
         stored_with(here / run, model___target_="mine.Net", optimizer__inner=[{"_target_": target}])
         assert main([f"resume={run}", own]) == 2
         assert f"add optimizer.inner.0._target_={target} to the command" in capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_the_papers_own_iteration_with_its_threshold_mended() -> None:
 
 @pytest.mark.parametrize("options", [{"gamma": 1.0}, {"gamma_rel": None}])
 def test_one_gamma_is_wanted(options: Any) -> None:
-    with pytest.raises(ConfigError, match="give one of them, and null for the other"):
+    with pytest.raises(ConfigError, match="set exactly one of them to a number >= 0, and the other to null"):
         CER(**options)
 
 

@@ -96,7 +96,7 @@ def test_no_rows_and_no_numbers(name: str) -> None:
 
 def test_other_rows_are_refused() -> None:
     for x in (torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3), torch.zeros(2, 4)):
-        with pytest.raises(ValueError, match=r"theta: rows must be float32 \[k, 3\]"):
+        with pytest.raises(ValueError, match=r"the message theta must be float32 \[k, 3\]"):
             TopK(0.5)(x, draws(2), message(3, 2))
 
 

@@ -26,8 +26,9 @@ def test_old_names_are_accepted_with_one_sentence(caplog: pytest.LogCaptureFixtu
     assert old[0] == old[1] == compose(NEW) and "weights" not in old[0] and "memory" not in old[0].compression
     assert old[0].client_weights == "uniform" and old[0].compression.error_feedback is False
     assert caplog.messages == [
-        "weights is now called client_weights; the old name is accepted for one release",
-        "compression.memory is now called compression.error_feedback; the old name is accepted for one release",
+        "weights is now called client_weights: use the new name, because the old one is accepted for one release only",
+        "compression.memory is now called compression.error_feedback: use the new name, because the old one is "
+        "accepted for one release only",
     ]
 
 

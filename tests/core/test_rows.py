@@ -201,7 +201,7 @@ def test_what_a_round_made_is_there_again_after_a_resume() -> None:
     assert second.late == {"memory/up"} and second.state_dict().keys() == {"theta", "memory/up"}
     third = RowStore(50, CPU, 1 << 20, 0)
     third("theta", DEFAULT)
-    with pytest.raises(ValueError, match="the checkpoint has rows memory/up, which the method does not create"):
+    with pytest.raises(ValueError, match="the checkpoint has the state memory/up, which the method does not create"):
         third.load_state_dict(first.state_dict())
 
 
@@ -308,5 +308,5 @@ def test_a_name_is_given_once() -> None:
     """Two states of one name would share an entry in checkpoints."""
     store = RowStore(5, CPU, 1 << 20, 1 << 20)
     store("theta", DEFAULT)
-    with pytest.raises(ValueError, match="rows named 'theta' exist already"):
+    with pytest.raises(ValueError, match=r"rows\('theta'\) is called twice"):
         store("theta", DEFAULT)

@@ -201,8 +201,8 @@ def test_targets_of_several_numbers_are_divided_and_counted(kind: str, four: lis
 def test_samples_of_other_clients_are_an_error(two: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(two):
         assert found["training"] == (
-            f"this process has no samples of client {1 - rank}, because hardware.samples=sharded: the computation must "
-            "be assigned to the process that owns the client"
+            f"this process has no samples of client {1 - rank}, because hardware.samples=sharded: set "
+            "hardware.samples=replicated, or compute the client in the process that has its samples"
         )
         assert found["sample"].startswith("this process does not store a sample that it was asked for, because")
         assert found["refused"].startswith(

@@ -232,8 +232,8 @@ def test_a_process_of_four_stores_a_quarter_of_the_states(tmp_path_factory: pyte
             assert found[name] <= 0.35 * one[name], name
         assert found["read"].tolist() == [3, 1, 399]
         assert found["error"] == (
-            f"this process does not store the row of client {(rank + 1) % 4} in 'w', because hardware.rows=sharded: "
-            "read rows outside of Ranks.undistributed, in all processes together"
+            f"this process does not store the state 'w' of client {(rank + 1) % 4}, because hardware.rows=sharded: "
+            "set hardware.rows=replicated, or read it outside of Ranks.undistributed"
         )
 
 

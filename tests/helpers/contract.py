@@ -19,7 +19,7 @@ from fedbench.testing._suite import Report, Suite
 SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "and this model has none": [("algorithm", "executor_batch_statistics", ("fedpia",))],
     "gives every client two adapters": [("algorithm", "executor_batch_statistics", ("feddat",))],
-    "needs the column group 'prompt'": [
+    "needs the parameter group 'prompt'": [
         ("algorithm", "executor_batch_statistics", ("fedotp", "pfedmoap", "pfedprompt", "zero_shot"))
     ],
     "the method trains nothing": [

@@ -147,7 +147,7 @@ def test_a_method_keeps_its_contract(check: str, case: LanguageCase) -> None:
 
 
 REFUSED = re.compile(
-    r"needs (one class|the column group)|distills the classes of a sample|this model has none|a layer named"
+    r"needs (one class|the parameter group)|distills the classes of a sample|this model has none|a layer named"
 )
 
 

@@ -117,7 +117,7 @@ def test_groups_by_name_and_by_type() -> None:
     assert model.columns["none"].size == 0
     assert model.without("head").slices == [(0, 35), (47, 57)]
     assert model.group("head", "algorithm=x") is model.columns["head"]
-    with pytest.raises(ConfigError, match=r"algorithm=x needs the column group 'gate'.*base, head"):
+    with pytest.raises(ConfigError, match=r"algorithm=x needs the parameter group 'gate'.*base, head"):
         model.group("gate", "algorithm=x")
     for pattern in ("hed", "hed.*"):
         with pytest.raises(ConfigError, match=r"model.columns.head: the pattern 'hed.* matches no parameter"):
@@ -739,10 +739,8 @@ def test_global_random_state_does_not_change() -> None:
 
 def test_a_missing_column_group_names_the_models_that_have_it():
     model = FlatModel(nn.Linear(2, 3))
-    with pytest.raises(MissingColumns, match=r"x needs the column group 'prompt'") as missing:
+    with pytest.raises(MissingColumns, match=r"x needs the parameter group 'prompt'") as missing:
         model.group("prompt", "algorithm=x")
-    assert "choose a model that has them: clip_prompt" in sentence_of(missing.value, Path())
-    with pytest.raises(
-        ConfigError, match=r"declare \(it has none\): add nobody.s with patterns .* under model.columns$"
-    ):
+    assert "choose a model that has this group: clip_prompt" in sentence_of(missing.value, Path())
+    with pytest.raises(ConfigError, match=r"model.columns has no groups: add names or patterns .*nobody.s: "):
         model.group("nobody's", "algorithm=x")

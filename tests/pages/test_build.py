@@ -313,5 +313,5 @@ def test_heat_maps_show_a_score_by_three_labels(tmp_path: Path) -> None:
     cells = re.findall(r">(\d+|-)</text>", svg)
     assert {"25", "50", "75", "-"} <= set(cells) and cells.count("-") == 4
     page.about["figures"]["heat"]["panels"] = "method"
-    with pytest.raises(ConfigError, match="several groups have a, a and 0: name further values under where"):
+    with pytest.raises(ConfigError, match="several groups of runs have a, a and 0: add values"):
         make_drawing(page, "heat")

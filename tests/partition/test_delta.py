@@ -70,7 +70,7 @@ def test_the_larger_class_is_undersampled_at_random() -> None:
 
 
 def test_counts_beyond_the_balanced_pool_are_refused() -> None:
-    with pytest.raises(ConfigError, match="asks for 90 negatives, but the balanced pool has 30"):
+    with pytest.raises(ConfigError, match="asks for 90 negatives, but only 30 remain after balancing"):
         divided(table(90, 30), Delta(counts=[[60, 10], [30, 20]]), 2)
 
 

@@ -107,7 +107,7 @@ def test_parts_may_list_named_clients_in_any_order(tmp_path: Path) -> None:
     assert split.names == ("b", "a") and listed(split, "train") == [[0, 1], [2, 3]]
     assert listed(split, "test") == [[5], [4]]
     other = {"train": {"b": [0, 1], "a": [2, 3]}, "test": {"a": [4], "c": [5]}}
-    with pytest.raises(ConfigError, match="client b is not in all parts"):
+    with pytest.raises(ConfigError, match="client b not in all of its parts"):
         _ = File(str(written(tmp_path, "other.json", other))).content
     twice = {"7": [0, 1], "007": [2, 3]}
     with pytest.raises(ConfigError, match="'007' and '7' are equal numbers"):

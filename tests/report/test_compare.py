@@ -450,7 +450,10 @@ def test_a_method_with_another_option_in_each_setting_has_one_name(tmp_path, cap
         (["--compare", "pgfde"], "--compare pgfde: no finished run has this method; the runs have pgfed"),
         (["--compare", "pgfed", "PGFed"], "--compare pgfed PGFed names a method twice"),
         (["--compare", "pgfed", "--select", "best"], "chooses the round by test scores: choose last or best_val"),
-        (["--compare", "pgfed", "--select", "best_val"], "at the best_val round; set dataset.val_fraction"),
+        (
+            ["--compare", "pgfed", "--select", "best_val"],
+            "at the best_val round: run the methods with the same seeds and dataset.val_fraction",
+        ),
         (["--compare", "pgfed", "local", "--target", "0.5"], "--compare pgfed local cannot be combined with --target"),
         (["--compare", "pgfed", "--paper", "x"], "--compare pgfed cannot be combined with --paper"),
         (["--compare", "pgfed", "--choose", "algorithm.mu"], "cannot be combined with --compare"),

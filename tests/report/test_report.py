@@ -318,8 +318,8 @@ BEST = {"metric": "personal/accuracy", "round": "two", "values": {}}
         ("config.yaml", b"\xff\x00\x80", "config.yaml is damaged"),
         ("config.yaml", b"- 1", "config.yaml is damaged: it is not a mapping"),
         ("config.yaml", b"choices: [1]", "config.yaml is damaged: choices is [1], not a mapping"),
-        ("config.yaml", None, "config.yaml is missing"),
-        ("metrics.csv", None, "metrics.csv is missing"),
+        ("config.yaml", None, "the file config.yaml is missing"),
+        ("metrics.csv", None, "the file metrics.csv is missing"),
         ("metrics.csv", b"", "its tables end at round"),
         ("metrics.csv", b"round,personal/accuracy\n1,abc\n", "metrics.csv is damaged: Unable to parse string 'abc'"),
         ("metrics.csv", b"round,personal/accuracy\n1\n2,0.5\n", "metrics.csv is damaged: line 2 does not have 2 cells"),
@@ -392,7 +392,7 @@ def test_a_metric_without_a_direction_is_refused(sweep, capsys):
     for path in sweep.rglob("metrics.csv"):
         path.write_text(path.read_text().replace("personal/loss", "personal/lossless"))
     assert main([str(sweep), "--metric", "personal/lossless"]) == 2
-    assert "whether higher or lower values of personal/lossless are better is unknown" in capsys.readouterr().err
+    assert "the metric personal/lossless is unknown" in capsys.readouterr().err
 
 
 def test_figures_of_sound_runs_are_drawn(sweep, tmp_path, capsys):

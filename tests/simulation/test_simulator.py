@@ -436,11 +436,11 @@ def narrow_rows(state: dict[str, Any]) -> None:
         (lambda state: state.update(rows={}), "does not fit the run (it has no "),
         (
             lambda state: state["rows"].update(x=next(iter(state["rows"].values()))),
-            "the checkpoint has rows x, which the method does not create",
+            "the checkpoint has the state x, which the method does not create",
         ),
         (lambda state: state.update(record="[1"), "does not fit the run (Expecting"),
-        (foreign_ids, "must belong to distinct clients from 0 to 5"),
-        (repeated_ids, "must belong to distinct clients from 0 to 5"),
+        (foreign_ids, "must belong to different clients from 0 to 5"),
+        (repeated_ids, "must belong to different clients from 0 to 5"),
         (narrow_rows, "the method now needs torch.float32"),
     ],
 )
@@ -485,7 +485,7 @@ def test_a_loss_that_is_not_finite_ends_in_a_sentence(tmp_path: Path) -> None:
     [
         ("clients_per_round=7", r"clients_per_round=7 must be at most the number of training clients, 6"),
         ("model=fedavg_cnn", r"model=fedavg_cnn needs images of at least 16x16, but the data set gives \(1, 8, 8\)"),
-        ("finetune.epochs=1 finetune.part=neck", r"finetune.part needs the column group 'neck'.*base, head"),
+        ("finetune.epochs=1 finetune.part=neck", r"finetune.part needs the parameter group 'neck'.*base, head"),
         ("hardware.device=cuda:99", r"hardware.device=cuda:99"),
         ("algorithm=scaffold", r"algorithm=scaffold needs plain SGD"),
     ],

@@ -243,7 +243,7 @@ def test_every_metric_has_a_direction():
     assert direction("val/label_iou_majority_worst") == direction("auc") == (True, True)
     assert direction("personal/accuracy_std") == (False, True)
     for name in ("personal/lossless", "loss_of_sleep"):
-        with pytest.raises(ConfigError, match=f"whether higher or lower values of {name} are better is unknown"):
+        with pytest.raises(ConfigError, match=f"the metric {name} is unknown"):
             direction(name)
         with pytest.raises(ConfigError, match=name):
             summarize_clients({name: np.ones(3)}, np.ones(3))

@@ -313,7 +313,7 @@ def test_a_task_of_ones_own_declares_its_scores() -> None:
         ),
         (lambda: Segmentation().check(np.full((2, 3, 3), 7), 4), "labels span 7 to 7, expected 0 to 3"),
         (lambda: Regression(loss="l3"), "task.loss=l3 is not a loss of regression: set mse, mae or huber"),  # type: ignore
-        (lambda: Regression().check(np.zeros(3), 1), "targets of regression have dtype float64"),
+        (lambda: Regression().check(np.zeros(3), 1), "targets of task=regression have dtype float64"),
         (lambda: Regression().check(np.array([np.nan], np.float32), 1), "targets must be finite"),
     ],
 )

@@ -99,7 +99,14 @@ def check_labels_occur(arrays: Arrays, name: str) -> Arrays:
     )
     require(labels[0] == 0, f"{name}: labels start at {labels[0]} ({shown}), and class 0 does not occur: {advice}")
     if len(labels) < classes:
-        log.warning("%s: only %s of %s classes occur (%s)", name, len(labels), classes, shown)
+        log.warning(
+            "%s: only %s of %s classes occur (%s): if this is not intended, %s",
+            name,
+            len(labels),
+            classes,
+            shown,
+            advice,
+        )
     return arrays
 
 
@@ -385,7 +392,7 @@ def _as_split(split: np.ndarray | None, n: int, name: str) -> np.ndarray:
     wrong = split[~np.isin(codes, (TRAIN, VAL, TEST))]
     if len(wrong):
         raise ConfigError(
-            f"{name}: split contains {wrong[0]}, but must contain 0 (train), 1 (val) and 2 (test), or these names: "
-            "correct it"
+            f"{name}: the array split contains {wrong[0]}, but may contain only 0 (train), 1 (val) and 2 (test), or "
+            "these names: replace the others by one of them"
         )
     return codes.astype(np.int8)

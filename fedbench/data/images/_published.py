@@ -132,7 +132,11 @@ class Published:
                 source,
             )
             log.warning(
-                "%s: %s classes of %s have other names: %s", source, len(unknown), self.name, ", ".join(unknown)
+                "%s: %s classes have names that %s does not have, so check that it is the right data set: %s",
+                source,
+                len(unknown),
+                self.name,
+                ", ".join(unknown),
             )
         if arrays.task == "classification":
             labels = np.unique(arrays.targets)

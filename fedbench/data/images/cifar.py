@@ -29,7 +29,7 @@ from PIL import Image
 from fedbench.core.options import ConfigError, require
 from fedbench.data._files import DAMAGE, cached, download, fingerprint, log, read_npz, store
 from fedbench.data._images import fill, half_per_channel, resize
-from fedbench.data._pickled import read_plain
+from fedbench.data._pickled import NotPlainError, read_plain
 from fedbench.data.arrays.npz import from_layout, resized
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.images._published import DownloadedImages, Published
@@ -125,8 +125,12 @@ class CIFAR10(DownloadedImages):
             is_python = self.python_names_file in contents
             return self._from_python(contents) if is_python else self._from_binary(contents)
         except Exception as error:  # a damaged pickle may raise any exception
+            is_refused = isinstance(error, NotPlainError)  # its text is what the pickle asks for
+            reason = (
+                f"its pickle asks for {error}, which may run code" if is_refused else f"{type(error).__name__}: {error}"
+            )
             raise ConfigError(
-                f"{source} is damaged or not {self.name} as published ({error!r}): delete it to download it again, or "
+                f"{source} is damaged or not {self.name} as published ({reason}): delete it to download it again, or "
                 "replace it by the published one"
             ) from error
 

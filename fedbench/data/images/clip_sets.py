@@ -227,7 +227,9 @@ class PictureSet:
         """Raise ConfigError if a picture is listed twice, or if a class has no training or no test pictures."""
         twice = [file for file, count in Counter(listing.files).items() if count > 1]
         if twice:
-            raise ConfigError(f"{self.name}: the split lists {twice[0]} twice: remove one entry from it")
+            raise ConfigError(
+                f"{self._find_split_file() or self.name} lists the picture {twice[0]} twice: remove one of the entries"
+            )
         for part in ("train", "test"):
             counts = np.bincount(listing.labels[listing.split == PARTS[part]], minlength=len(listing.names))
             absent = [listing.names[c] for c in np.flatnonzero(counts == 0)]

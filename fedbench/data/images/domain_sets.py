@@ -99,7 +99,10 @@ class DomainSet:
             std=CLIP_STD,
         )
         if self.label_pairing == "official_bug":
-            log.warning("dataset.label_pairing=official_bug: images, labels and class names do not match")
+            log.warning(
+                "dataset.label_pairing=official_bug: images, labels and class names do not match, as in the released "
+                "code; set dataset.label_pairing=correct to have them match"
+            )
             wrong = np.random.default_rng(self.seed).permutation(len(names))  # the order of the names
             arrays.class_names = [names[i] for i in wrong]
             arrays.fit = images_from_top(domain, split, order)

@@ -61,8 +61,8 @@ class MedMNIST(DownloadedImages):
         if file.is_file():
             require(
                 not self.verify or md5_of(file) in md5_by_side.values(),
-                f"{file} is not the published {self.flag}.npz (its md5 is not {info['MD5']}, nor that of a larger "
-                "size): delete it to download it again, or use it as it is with dataset.verify=false",
+                f"{file} is not the published {self.flag}.npz (its md5 is neither {info['MD5']} nor that of a version "
+                "with larger images): delete it to download it again, or use it as it is with dataset.verify=false",
             )
         elif self.path is None:
             url = info["url"] if self.mirror is None else f"{self.mirror.rstrip('/')}/{self.flag}.npz"

@@ -127,7 +127,7 @@ def question_arrays(
     require(
         not empty,
         f"{source}: there are no training questions of {', '.join(empty)}: add some to the files, or remove these "
-        "clients from the options",
+        "names from dataset.sets or dataset.clients",
     )
     without_classes = [name for name, index in zip(silos, answers) if not index]
     require(

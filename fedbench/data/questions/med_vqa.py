@@ -50,10 +50,15 @@ class MedVQA(QuestionOptions):
             unknown = [name for name in names if name not in READERS]
             require(
                 not unknown,
-                f"dataset.{key} names {', '.join(unknown)}, but must name only {', '.join(READERS)}: correct it",
+                f"dataset.{key} names {', '.join(unknown)}, but must name only {', '.join(READERS)}: "
+                "remove or correct the others",
             )
         is_valid = 0 < len(self.sets) == len(set(self.sets))
-        require(is_valid, f"dataset.sets={self.sets} must name at least one data set, and each once: correct it")
+        require(
+            is_valid,
+            f"dataset.sets={self.sets} must name at least one data set, and each once: list some of "
+            f"{', '.join(READERS)}",
+        )
 
     def load(self) -> Arrays:
         """Return the questions of all data sets in the order of ``sets``.  Each data set is a natural client."""

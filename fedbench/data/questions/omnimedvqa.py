@@ -56,7 +56,11 @@ class OmniMedVQA(QuestionOptions):
 
     def __post_init__(self) -> None:
         is_valid = 0 < len(self.clients) == len(set(self.clients))
-        require(is_valid, f"dataset.clients={self.clients} must name at least one client, and each once: correct it")
+        require(
+            is_valid,
+            f"dataset.clients={self.clients} must name at least one client, and each once: list different names, "
+            "as in [ct,mr]",
+        )
         assigned = {*self.modalities.values(), *(self.sets or {}).values()}
         empty = [client for client in self.clients if client not in assigned]
         require(

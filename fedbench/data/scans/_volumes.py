@@ -186,7 +186,9 @@ def read_nifti(path: Path) -> Nifti:
     try:
         image: Any = nibabel.as_closest_canonical(_checked(path, nibabel.load(path)))
         return Nifti(np.asarray(image.dataobj, np.float32), np.asarray(image.affine))
-    except (*DAMAGE, MemoryError, ImageFileError, HeaderDataError, OrientationError) as error:
+    except MemoryError as error:
+        raise ConfigError(f"{path} does not fit in memory ({error}): use a smaller scan, or more memory") from error
+    except (*DAMAGE, ImageFileError, HeaderDataError, OrientationError) as error:
         raise ConfigError(f"{path} cannot be read as a NIfTI file ({error}): replace the file") from error
 
 

@@ -47,7 +47,8 @@ class TextCsv:
         self.delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
         require(
             len(self.delimiter) == 1,
-            f"dataset.delimiter={self.delimiter!r} must be one character, or \\t for a tab: correct it",
+            f"dataset.delimiter={self.delimiter!r} is not one character: set it to a comma, a semicolon, or \\t for a "
+            "tab",
         )
         self.roles = {**ROLES, **(self.columns or {})}
         unknown = sorted(set(self.roles) - set(ROLES))

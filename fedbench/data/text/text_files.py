@@ -157,7 +157,7 @@ class TextFiles:
         if len(prompt) > self.length:
             log.warning(
                 "%s: a prompt of client %s has %d tokens, so that no response fits into dataset.length=%d: it is "
-                "left out", SOURCE, document.client, len(prompt), self.length,
+                "left out; raise dataset.length to keep it", SOURCE, document.client, len(prompt), self.length,
             )  # fmt: skip
             return cut([], self.length)
         return cut(tokens[: self.length + 1], self.length, ignored=len(prompt))
@@ -261,7 +261,7 @@ def _value(values: dict[str, Any], key: str, option: str, where: str, kinds: tup
     expected = " or ".join({"str": "a text", "int": "an integer"}[kind.__name__] for kind in kinds)
     require(
         isinstance(value, kinds) and not isinstance(value, bool),
-        f"{where}: the value of {key!r} is {json.dumps(value)[:40]}, expected {expected}: correct it, or set {option} "
+        f"{where}: the value of {key!r} is {json.dumps(value)[:40]}, expected {expected}: replace it, or set {option} "
         "to another key",
     )
     return value

@@ -53,7 +53,7 @@ def test_features_and_other_tasks(tmp_path: Path) -> None:
         ({"X": IMAGES.astype(np.uint16), "y": LABELS}, r"is uint16 .*: write uint8"),
         (
             {"X": np.zeros((12, 0), np.float32), "y": LABELS},
-            r"has shape \(12, 0\), so that its samples hold no numbers",
+            r"has shape \(12, 0\), so that its samples have no numbers",
         ),
         ({"X": IMAGES, "y": LABELS[1:]}, "X has 12 rows, y has 11 rows"),
         ({"X": np.full((12, 2), np.inf, np.float32), "y": LABELS}, "not finite"),

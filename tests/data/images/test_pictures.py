@@ -141,7 +141,7 @@ def test_a_range_that_most_pictures_do_not_use_is_refused(tmp_path: Path, caplog
     hot[0, 0] = 65_535
     Image.fromarray(hot).save(tmp_path / "set" / "ill" / "hot.png")
     with pytest.raises(
-        ConfigError, match=r"13 of 13 pictures .* at most 16 of 256 grey levels .*set dataset\.window=\[low, "
+        ConfigError, match=r"13 of 13 pictures .* at most 16 of 256 grey levels.*Set dataset\.window=\["
     ):
         ImageFolder(str(tmp_path), str(tmp_path / "set"), SIDE).load()
     assert len(ImageFolder(str(tmp_path), str(tmp_path / "set"), SIDE, window=[0, 65_536]).load()) == 13

@@ -260,7 +260,7 @@ GOOD = {"client": "A", "text": "x"}
             {},
             r"line 2 has no key 'text', only client, Text: add it, or set dataset.text",
         ),
-        ([{"client": "A", "text": 3}], {}, r"line 1: the value of 'text' is 3, expected a text: correct it"),
+        ([{"client": "A", "text": 3}], {}, r"line 1: the value of 'text' is 3, expected a text: replace it"),
         ([{"client": 0.5, "text": "x"}], {}, r"the value of 'client' is 0.5, expected a text or an integer"),
         (
             [{"client": "A", "q": "x"}],

@@ -62,7 +62,7 @@ def test_characters_without_a_tokenizer(tmp_path: Path) -> None:
         (TABLE.replace("test", "exam"), {"columns": COLUMNS}, "part is 'exam', expected train, val or test"),
         (TABLE, {"columns": COLUMNS, "classes": ["good"]}, "has labels that are not in dataset.classes: bad"),
         (TABLE, {"columns": COLUMNS, "classes": ["good", "good"]}, "dataset.classes must be distinct"),
-        (TABLE, {"columns": COLUMNS, "delimiter": "::"}, "dataset.delimiter='::' must be one character"),
+        (TABLE, {"columns": COLUMNS, "delimiter": "::"}, "dataset.delimiter='::' is not one character"),
         (TABLE.replace("bad", "good"), {"columns": COLUMNS}, "needs at least 2 classes"),
         (TABLE, {"columns": COLUMNS, "tokenizer": "gone"}, "dataset.tokenizer=gone does not exist"),
     ],

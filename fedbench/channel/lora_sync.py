@@ -276,7 +276,7 @@ class Backbone:
         self._applied: Tensor | None = None  # the store of `change` when the weights were set
 
     def restore(self) -> None:
-        """Set the frozen weights to those of the state, if a checkpoint or a better round was loaded."""
+        """Set the frozen weights to those of the state, if the state was loaded from a checkpoint or a better round."""
         if self._applied is not self.change.store:
             self._set_weights()
 
@@ -376,7 +376,7 @@ def het(factors: Factors) -> Combined:
 
 
 def fedex(factors: Factors) -> Combined:
-    """Return the means of the factors, and the mean product minus their product, for the frozen weight."""
+    """Return the means of the factors, and what is added to the frozen weight: the mean product minus theirs."""
     A, B = factors.means(factors.weights)
     return Combined(A, B, factors.mean_product - B.double() @ A.double())
 

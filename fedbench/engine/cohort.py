@@ -116,7 +116,7 @@ class Cohort:
 
     @property
     def mode(self) -> Mode:
-        """What the cohort is used for.  Only "round" may change the state of clients."""
+        """What it is used for: "round", "evaluation", "trial" or "new clients".  Only a round may change states."""
         return self.context.mode
 
     @property

@@ -75,7 +75,7 @@ class DividedTensor(Tensor):
             RuntimeError: It is called within Ranks.undistributed, and another process has some of the rows.
         """
         if self._whole is None:
-            if self._derived is not None:
+            if self._derived is not None:  # this is a view of another divided tensor
                 parent, view = self._derived
                 self._whole = view(parent.whole())
             else:
@@ -139,7 +139,7 @@ def local_rows(values: Tensor, owners: np.ndarray, ranks: Ranks) -> Tensor:
 def _row_by_row(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a function of numbers, which broadcasts its arguments, for the local rows.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     if any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented
@@ -154,7 +154,7 @@ def _row_by_row(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _copied(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a copy of the local rows, perhaps with another type.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x = args[0]
     if not isinstance(x, DividedTensor):
@@ -169,7 +169,7 @@ def _copied(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _columns_or_rows(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Select columns of the local rows, x[..., columns], or rows by their positions, x[positions].
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x, index = args
     if not isinstance(x, DividedTensor):
@@ -190,7 +190,7 @@ def _columns_or_rows(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _assign(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Replace columns of the local rows, x[..., columns] = values, or rows by their positions, x[positions] = values.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x, index, values = args
     if not isinstance(x, DividedTensor):
@@ -215,7 +215,7 @@ def _assign(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _joined(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Join tensors along another axis than that of rows: torch.cat or torch.stack.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     tensors, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
     divided_args = [value for value in tensors if isinstance(value, DividedTensor)]
@@ -230,7 +230,7 @@ def _joined(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _reduced(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Reduce each local row, or sum over all rows by an all_reduce.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x = args[0]
     position = 2 if func.__name__ == "norm" else 1  # of the argument dim
@@ -248,7 +248,7 @@ def _reduced(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether all numbers of all rows are True, or any of them; with an axis, for each local row.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x = args[0]
     if len(args) > 1 or kwargs:
@@ -256,6 +256,7 @@ def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(x, DividedTensor) or not x.ranks.is_distributed:
         return NotImplemented
     wants_all = func.__name__ == "all"
+    # a rank sets the bit that decides: for `any` if one of its numbers is True, for `all` if one is False
     bits = x.ranks.synchronize("flag", int(bool(x.local.any()) if not wants_all else not bool(x.local.all())))
     return torch.tensor(bool(bits) != wants_all, device=x.device)
 
@@ -263,7 +264,7 @@ def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether two tensors have the same shape and equal numbers.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     a, b = args
     x = a if isinstance(a, DividedTensor) else b
@@ -278,7 +279,7 @@ def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _product(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute weights @ rows by an all_reduce, or rows @ matrix for the local rows.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     a, b = args
     if isinstance(a, DividedTensor) and a.dim() > 1:
@@ -294,7 +295,7 @@ def _product(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _reshaped(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Change the shape of each local row: x.reshape(K, ...), x.view(K, ...) or x.expand(K, ...).
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x, *shape = args
     if not isinstance(x, DividedTensor) or kwargs:
@@ -316,7 +317,7 @@ def _reshaped(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _expanded_as(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Expand a tensor that is not divided to the shape of a divided one.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x, other = args
     return NotImplemented if isinstance(x, DividedTensor) else x.expand(other.shape)
@@ -325,7 +326,7 @@ def _expanded_as(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _along_columns(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a function of local rows that changes an axis behind that of rows, which is its first argument.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("start_dim", 0))
     x = args[0]
@@ -340,7 +341,7 @@ def _along_columns(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _detached(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return a view of the local rows without their history of gradients.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     return _view(args[0], func) if isinstance(args[0], DividedTensor) else NotImplemented
 
@@ -348,7 +349,7 @@ def _detached(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _empty(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return a new tensor, not divided, which needs only the type, device or shape of x.
 
-    The result is NotImplemented if all rows are needed.
+    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
     """
     x = args[0]
     if not isinstance(x, DividedTensor):

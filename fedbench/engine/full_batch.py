@@ -77,7 +77,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
 
     positions_by_rank = _run_chunks(engine, context, compute_chunk, engine.federation.splits[split], drop_last)
     ranks = engine.executor.ranks
-    if ranks.is_distributed and engine.rows.is_sharded:
+    if ranks.is_distributed and engine.rows.is_sharded:  # gradients stay with the processes that own the clients
         ranks.exchange(positions_by_rank, {"loss": losses})
         mine = torch.from_numpy(np.sort(positions_by_rank[ranks.rank])).to(context.device)
         return divided(gradients[mine], context.ids, ranks), losses

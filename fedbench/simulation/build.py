@@ -277,7 +277,7 @@ def poison(cfg: DictConfig, arrays: Arrays, split: Split) -> Poisoned:
 
 
 def with_triggered(federation: Federation, poisoned: Poisoned) -> Federation:
-    """Return a federation, to whose splits the test samples with the trigger of a backdoor are added, if any."""
+    """Add the test samples with the trigger of a backdoor, if any, to the splits in place; return the federation."""
     if poisoned.triggered is not None:
         federation.splits[TRIGGERED] = poisoned.triggered
     return federation

@@ -46,11 +46,11 @@ class EarlyStopping:
         return evaluations_since_best >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {"state": the best state ({} for None), "record": stopped_at as JSON}, for the checkpoint."""
+        """Return the best state as "state" ({} for None), and the round of the early stop as "record", in JSON."""
         return {"state": self.best_state or {}, "record": json.dumps({"stopped_at": self.stopped_at})}
 
     def load_state_dict(self, stored: dict[str, Any]) -> None:
-        """Restore the best state and stopped_at from the result of `state_dict`."""
+        """Restore the best state, and the round of the early stop, from the result of `state_dict`."""
         self.best_state = stored["state"] or None
         self.stopped_at = json.loads(stored["record"])["stopped_at"]
 

@@ -152,7 +152,7 @@ def test_every_command_of_the_pages_runs(folder: Path) -> None:
     }
 
     def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-        cwd = ROOT if {"pytest", "scripts/benchmark.py"} & set(words) else folder
+        cwd = ROOT if {"pytest", "scripts/audit_privacy.py", "scripts/benchmark.py"} & set(words) else folder
         return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900, check=False)
 
     for of in (  # whose pictures the pages draw

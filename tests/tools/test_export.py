@@ -124,7 +124,7 @@ def test_classes_of_ones_own_need_no_second_naming(tmp_path: Path) -> None:
     assert done.returncode == 0 and (here / "client1.pt").exists(), done.stderr
     for flags, asked in (([], own[1]), ([own[1]], own[0])):
         done = python("fedbench", "export", str(here / "run"), "--client", "1", *flags, within=there, also=str(here))
-        assert done.returncode == 2 and f"if you trust it, say {asked}" in done.stderr
+        assert done.returncode == 2 and f"if you trust it, add {asked}" in done.stderr
     where = ["--config-dir", "options"]
     done = python("fedbench", "model=narrow", *RUN, *where, within=there, also=str(here))
     assert done.returncode == 0, done.stderr

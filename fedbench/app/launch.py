@@ -220,7 +220,11 @@ def parse_command(argv: list[str]) -> Command:
     args = parser.parse_intermixed_args(argv)
     for name in UNSUPPORTED:  # flags of Hydra
         value = getattr(args, name[2:].replace("-", "_"))
-        require(value is None, f"{name} is not supported: add your own configuration files by --config-dir")
+        require(
+            value is None,
+            f"{name} is not supported: leave it out, or give the folder of your own configuration files by "
+            "--config-dir",
+        )
     # the flags that Hydra's own commands take
     flags = [argument for argument in argv if argument not in ("--quiet", "-q", JSON_FLAG, DRY_RUN)]
     for text in args.overrides:

@@ -76,7 +76,8 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as YAML ({reason}): correct this line") from error
     require(
         isinstance(table, dict) and isinstance(table.get("rows"), dict),
-        f"{path} is not a table: it needs the key rows, a mapping from the name of each row to its keys",
+        f"{path} is not a table: it needs the key rows, with a line such as 'fedavg: {{algorithm: fedavg}}' for each "
+        "row",
     )
     unknown = [key for key in table if key not in KEYS]
     require(

@@ -259,7 +259,7 @@ class _Builder:
             NotPlainError: The shape is invalid, or does not fit the number of objects.
         """
         if not _is_shape(shape) or math.prod(shape) != len(content):
-            raise NotPlainError(f"an array of objects of shape {shape!r}")
+            raise NotPlainError(f"object arrays of shape {shape!r}")
         values = self.build(content)
         for size in reversed(shape[1:]):  # group the list by the last axis, then by the one before it, ...
             values = [values[i : i + size] for i in range(0, len(values), size)] if size else []
@@ -282,9 +282,9 @@ class _Builder:
         if isinstance(content, str):  # bytes of Python 2
             content = content.encode("latin1")
         if not isinstance(content, bytes | bytearray):
-            raise NotPlainError(f"an array from a {type(content).__name__}")
+            raise NotPlainError(f"arrays from a {type(content).__name__}")
         if not _is_shape(shape):
-            raise NotPlainError(f"an array of shape {shape!r}")
+            raise NotPlainError(f"arrays of shape {shape!r}")
         self._count(len(content))  # limits the memory that all values together need
         return np.frombuffer(content, _dtype(dtype)).reshape(shape, order="F" if order == "F" else "C").copy()
 
@@ -297,7 +297,7 @@ def _is_shape(shape: Any) -> bool:
 def _code(dtype: Any) -> str:
     """Return the type code in a pickle's record of a dtype, such as "f8"; raise NotPlainError for another value."""
     if not (isinstance(dtype, _Call) and dtype.name == DTYPE and dtype.args and isinstance(dtype.args[0], str)):
-        raise NotPlainError("an array without a dtype")
+        raise NotPlainError("arrays without a dtype")
     return dtype.args[0].removeprefix("|")
 
 

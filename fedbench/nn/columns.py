@@ -57,8 +57,8 @@ class Columns:
         """
         if len(self.slices) > 1:
             raise ValueError(
-                f"a set of {len(self.slices)} slices {self.slices} cannot be a view of rows, only a set of one slice: "
-                "use Columns.take to read these columns and Columns.put to replace them"
+                f"these columns are {len(self.slices)} slices {self.slices}, and only one slice can be a view of a "
+                "tensor: read them by Columns.take(rows), and replace them by Columns.put"
             )
         start, stop = self.slices[0] if self.slices else (0, 0)
         return rows[..., start:stop]

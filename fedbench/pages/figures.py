@@ -99,7 +99,9 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     metric, x_key = spec.get("metric", page.about["metric"]), spec.get("over", "round")
     scale = 1 if "loss" in metric else page.scale  # page.scale: 100 for a metric in percent, else 1
     require(
-        x_key in X_AXES, f"{page.folder}: over in a figure of kind curves must be one of {listed(X_AXES)}, got {x_key}"
+        x_key in X_AXES,
+        f"{page.folder / 'page.json'}: the key over of a figure of kind curves must be one of {listed(X_AXES)}, got "
+        f"{x_key}",
     )
     groups = [(group, _rounds(page, group, metric)) for group in groups_of(page, spec.get("part"), spec.get("where"))]
     groups = [(group, rounds) for group, rounds in groups if rounds]

@@ -68,7 +68,9 @@ def test_a_pickle_is_trusted_by_the_command_alone(
     assert main([*SMALL, *words, "rounds=1", "hydra.run.dir=run"]) == 0
     Path("lists.pkl").write_bytes(pickle.dumps([Evil(), *lists]))
     capsys.readouterr()
-    asked = "its config.yaml trusts lists.pkl, whose pickles may run code when they are read; if you know who wrote it, "
+    asked = (
+        "its config.yaml trusts lists.pkl, whose pickles may run code when they are read; if you know who wrote it, "
+    )
     asked += "add partition.trust=lists.pkl to the command"
     assert main(["resume=run", "rounds=2"]) == 2
     assert asked in capsys.readouterr().err

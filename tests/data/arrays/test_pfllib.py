@@ -153,7 +153,7 @@ SCALAR = np.float64(0).__reduce__()[0]  # type: ignore[misc]
         (Built(np.ndarray, ((1,), np.dtype("O"), bytes(8))), "numpy.ndarray of 3 arguments"),
         (Built(*EMPTY, (1, (1,), np.dtype("O"), False, bytes(8))), "a dtype O8"),
         (Built(*EMPTY, (1, (1,), hidden(), False, bytes(8))), "a dtype V8"),
-        (Built(*EMPTY, (1, (-1,), np.dtype("f8"), False, b"")), r"an array of shape \(-1,\)"),
+        (Built(*EMPTY, (1, (-1,), np.dtype("f8"), False, b"")), r"arrays of shape \(-1,\)"),
         (Built(codecs.encode, ("x", "rot13")), "_codecs.encode to rot13"),
         (Built(SCALAR, (hidden(), bytes(8))), "a dtype V8"),
         (Built(SCALAR, (np.dtype("O"), bytes(8))), "a dtype O8"),

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["NAMES", "BatchNorm", "MoveListener", "TorchDispatchMode", "fused_sgd", "has_hooks"]
+__all__ = ["NAMES", "BatchNorm", "MoveListener", "TorchDispatchMode", "fused_sgd", "has_hooks", "tensor_without_memory"]
 NAMES = (
     "torch._fused_sgd_",
+    "torch.Tensor._make_wrapper_subclass",
     "torch.nn.modules.batchnorm._BatchNorm",
     "torch.nn.Module._apply",
     "torch.nn.Module()._forward_hooks",
@@ -26,6 +27,17 @@ BatchNorm: Any = nn.modules.batchnorm._BatchNorm  # the base class of BatchNorm1
 
 # the kernel of torch.optim.SGD(fused=True), which reads and writes each number once; None if this version lacks it
 fused_sgd: Any = getattr(torch, "_fused_sgd_", None)
+
+
+def tensor_without_memory(cls: type, shape: tuple[int, ...], like: Tensor) -> Any:
+    """Return a tensor of a subclass that has a shape, and the type and device of another tensor, but no memory.
+
+    Args:
+        cls: The subclass of Tensor.  It handles all operations by __torch_function__.
+        shape: The shape.
+        like: The other tensor.
+    """
+    return Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.core.private_torch import tensor_without_memory
 from fedbench.engine.ranks import Ranks
 
 # What is known of a tensor without its numbers.
@@ -51,9 +52,7 @@ class DividedTensor(Tensor):
 
     def __new__(cls, local: Tensor, owners: np.ndarray, ranks: Ranks, derived: Any = None) -> DividedTensor:
         """Create the tensor.  It has the shape and the type of all rows, and the memory of none."""
-        out = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, (len(owners), *local.shape[1:]), dtype=local.dtype, device=local.device
-        )
+        out = tensor_without_memory(cls, (len(owners), *local.shape[1:]), like=local)
         out.local, out.owners, out.ranks = local, owners, ranks
         out._derived, out._whole = derived, None
         return out

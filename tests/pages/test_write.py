@@ -118,7 +118,7 @@ def test_a_page_says_over_how_many_clients_a_mean_is(tmp_path, capsys) -> None:
 def test_a_damaged_run_is_no_part_of_a_page(sweep, tmp_path, capsys) -> None:
     next(iter(sweep.glob("pgfed-1*"))).joinpath("metrics.csv").write_text("round,personal/accuracy\n1\n")
     assert main(["write", str(tmp_path / "mine"), str(sweep)]) == 2
-    assert "part main has damaged runs (" in capsys.readouterr().err and not (tmp_path / "mine").exists()
+    assert "part main of the page has damaged runs (" in capsys.readouterr().err and not (tmp_path / "mine").exists()
 
 
 def test_a_row_is_a_run(sweep, tmp_path) -> None:

@@ -388,7 +388,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         (["dataset._target_={}.Empty"], "dataset.* is not a data source, because it has no method load"),
         (["model._target_={}.Empty"], r"model.* is not a torch\.nn\.Module"),
         (["algorithm=scaffold", "optimizer.momentum=0.9"], "algorithm=scaffold needs plain SGD"),
-        (["algorithm=pfedmoap"], "pfedmoap needs the parameter group 'prompt', but model.columns has no groups"),
+        (["algorithm=pfedmoap"], "pfedmoap needs the parameter group 'prompt', but model.columns has base, head"),
         (["finetune.epochs=1", "finetune.part=tail"], "finetune.part needs the parameter group 'tail'"),
         (["algorithm.mu=[1,2]"], "algorithm.mu lists 2 values, and there are 20 training clients"),
         (["optimizer.momentum=0", "optimizer.nesterov=true"], "optimizer.nesterov=true needs"),

@@ -15,7 +15,14 @@ import pytest
 from fedbench.core.lock import is_held
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = ["algorithm=fedavg,pgfed", "seed=0", "hardware.threads=1", "tracking=disabled", "checkpoint.every=1"]
+SWEEP = [
+    "algorithm=fedavg,pgfed",
+    "seed=0",
+    "hardware.threads=1",
+    "hardware.executor=loop",
+    "tracking=disabled",
+    "checkpoint.every=1",
+]
 RAY = ["hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.remote.num_cpus=1"]
 TABLES = ("metrics.csv", "clients.csv")
 pytestmark = pytest.mark.slow

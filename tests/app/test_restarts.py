@@ -14,7 +14,15 @@ import pytest
 from fedbench.core.files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = ["algorithm=pgfed", "seed=0", "rounds=150", "hardware.threads=1", "tracking=disabled", "checkpoint.every=0"]
+WORDS = [
+    "algorithm=pgfed",
+    "seed=0",
+    "rounds=150",
+    "hardware.threads=1",
+    "hardware.executor=loop",
+    "tracking=disabled",
+    "checkpoint.every=0",
+]
 
 
 def workers(sweep: Path) -> list[int]:

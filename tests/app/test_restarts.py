@@ -50,7 +50,7 @@ def test_a_cell_at_its_time_limit_goes_on(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     logs = "".join(path.read_text() for path in tmp_path.glob("s/.submitit/*/*_log.out"))
-    assert "Requeued job" in logs and "resuming after round" in logs
+    assert "Requeued job" in logs and "resuming after round" in (cell / "run.log").read_text()
     assert read_json(cell / "status.json")["status"] == "finished"
     subprocess.run([*command, *WORDS, "hydra.run.dir=whole"], cwd=tmp_path, env=env, capture_output=True, check=True)
     for name in ("metrics.csv", "clients.csv"):

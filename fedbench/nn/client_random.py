@@ -137,10 +137,13 @@ def _dot_product_attention(
     """Compute scaled_dot_product_attention, by elementary operations if it has dropout or is vmapped.
 
     Queries are [..., L, d], keys and values [..., S, d].  A Boolean mask [..., L, S] is true where attention
-    is allowed.  mode has the random numbers of the client, and func is the replaced function, which also computes all
-    calls with enable_gqa (fewer heads of keys than of queries).
+    is allowed.  mode has the random numbers of the client, and func is the replaced function, which also computes
+    calls with enable_gqa (fewer heads of keys than of queries) and without dropout.
     """
-    if enable_gqa or (dropout_p == 0 and not mode.vmapped):
+    if enable_gqa and dropout_p > 0:  # each head of the keys serves several heads of queries
+        group = query.shape[-3] // key.shape[-3]
+        key, value = (tensor.repeat_interleave(group, dim=-3) for tensor in (key, value))
+    elif enable_gqa or (dropout_p == 0 and not mode.vmapped):
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
         shape = query.shape[-2], key.shape[-2]

@@ -307,6 +307,18 @@ def test_scaled_dot_product_attention_equals_torch(how: dict) -> None:
     assert not torch.allclose(dropped, expected)
 
 
+def test_dropout_of_grouped_heads_is_drawn_from_the_clients_key() -> None:
+    """Four heads of queries share two heads of keys."""
+    q, (k, v) = torch.randn(5, 4, 4, 3), torch.randn(2, 5, 2, 4, 3)
+
+    def attend(p: float) -> Tensor:
+        with ClientRandom(torch.tensor(1), False):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=p, enable_gqa=True)
+
+    close(attend(1e-9), F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    assert torch.equal(attend(0.5), attend(0.5)) and not torch.equal(attend(0.5), attend(1e-9))
+
+
 @pytest.mark.parametrize("more", [{}, {"bidirectional": True}, {"bias": False}], ids=str)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_with_dropout_equal_torch(kind: type[nn.RNNBase], more: dict) -> None:

@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether every client has B real samples, so that no batch is padded."""
+        """Whether each of the k clients has B real samples, so that no batch is padded."""
         return bool((self.counts == self.weight.shape[1]).all())
 
     @property
@@ -184,7 +184,7 @@ class BatchLoader:
         )
 
     def _load(self, t: int) -> None:
-        """Load the inputs and targets of a block of steps, t and following ones, into `x` and `y`."""
+        """Replace `x` and `y` by the inputs and targets of the block of steps that begins with step t (`_block`)."""
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
         # index: the samples of all steps  [T, k, B]
@@ -231,7 +231,7 @@ class BatchLoader:
 
         # next: first step of the next block, and a function that waits for its inputs
         def block_samples(first: int) -> np.ndarray:
-            """Return the indices of the samples of the block that begins with a step.  # [steps, num_active, B]"""
+            """Return sample indices, padding included, of the block from step `first` on.  # [steps, active, B]"""
             stop, num_active = self._block(first)
             return self.host_index[first:stop, :num_active]
 

@@ -47,14 +47,14 @@ class Cohort:
     """Some clients in one round, with which a method sends, trains and aggregates; `engine` is shared by all cohorts.
 
     Args:
-        engine: What all cohorts of a run share.
+        engine: The run's engine, with model, task, data, optimizer, executor, client states and options.
         ids: The clients, ascending, on the host.  # [K]
         round: Index of the round, from 0.
         mode: "round", "evaluation", "trial" or "new clients".  Only "round" may change the state of clients.
         dropped: Number of clients that dropped out after their download.
 
     Attributes:
-        engine: What all cohorts of a run share.
+        engine: The run's engine.
         federation: The clients' data.
         model: The model whose parameters are rows.
         context: The clients and the round.
@@ -131,7 +131,7 @@ class Cohort:
 
     @property
     def num_steps(self) -> np.ndarray:
-        """Number of local steps that each client makes in this round with the run's options (local.*).  # [K]"""
+        """Number of local steps of each client in this round by the options local.*; 0 without samples.  # [K] int64"""
         return local_work.num_steps(self.engine, self.context)
 
     @property
@@ -150,12 +150,12 @@ class Cohort:
         return int(self.num_steps.max(initial=0))
 
     def step_record(self) -> Tensor:
-        """Return zeros [K, T] to pass to `train` as a state, into which `s.record` writes one value per local step."""
+        """Return float32 zeros [K, T], a state for `train` into which `s.record` writes one value per local step."""
         return torch.zeros(len(self), self.max_local_steps, device=self.device)
 
     @property
     def client_weights(self) -> np.ndarray:
-        """Weight of each client in the server's mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K]"""
+        """Weight of each client in the server's mean, [K] float64, not normalized: n_i, or 1 if all are equal."""
         return self.context.client_weights
 
     @property

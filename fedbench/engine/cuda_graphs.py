@@ -325,7 +325,12 @@ class GraphedGradients(DirectGradients):
 
 
 def _shapes(batch: Batch) -> tuple:
-    """Return the shapes of a batch's tensors and the memory addresses of its inputs, as part of a graph's key."""
+    """Return what must be equal in two batches of the same graph, as part of the graph's key.
+
+    Returns:
+        (name, shape, memory address) of each input, and then the shapes of the weights, targets and class mask (None
+        without a class mask).
+    """
     x = tuple((name, values.shape, values.data_ptr()) for name, values in wrap_inputs(batch.x).items())
     mask_shape = None if batch.class_mask is None else batch.class_mask.shape
     return (*x, batch.weight.shape, batch.y.shape, mask_shape)

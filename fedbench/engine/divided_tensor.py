@@ -51,7 +51,10 @@ class DividedTensor(Tensor):
     _whole: Tensor | None
 
     def __new__(cls, local: Tensor, owners: np.ndarray, ranks: Ranks, derived: Any = None) -> DividedTensor:
-        """Create the tensor.  It has the shape and the type of all rows, and the memory of none."""
+        """Create the tensor [K, ...] from this process's rows `local`; K is the length of `owners`.
+
+        It has the shape, type and device of all rows, but no memory of its own.  The arguments are those of the class.
+        """
         out = tensor_without_memory(cls, (len(owners), *local.shape[1:]), like=local)
         out.local, out.owners, out.ranks = local, owners, ranks
         out._derived, out._whole = derived, None
@@ -110,7 +113,10 @@ class DividedTensor(Tensor):
 
 
 def divided(local: Tensor, ids: np.ndarray, ranks: Ranks) -> DividedTensor:
-    """Return the rows of clients ids [K], of which `local` [k, ...] are those of this process's clients."""
+    """Return the rows of the clients ids [K] as a tensor [K, ...] that the processes `ranks` divide.
+
+    `local` [k, ...] are the rows of those clients that this process owns, in the order of ids.
+    """
     return DividedTensor(local, ranks.owner(ids), ranks)
 
 
@@ -386,7 +392,7 @@ OPERATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 # -- helpers ---------------------------------------------------------------------------------------------
 def _like(x: DividedTensor, local: Tensor) -> DividedTensor:
-    """Return a tensor that is divided as x, given its local rows [k, ...]."""
+    """Return a tensor [K, ...] divided among processes as x is; `local` [k, ...] are its rows in this process."""
     return DividedTensor(local, x.owners, x.ranks)
 
 
@@ -416,7 +422,7 @@ def _selected(value: Any, x: DividedTensor, dim: int) -> Any:
 
 
 def _none_of(selected: list[Any]) -> bool:
-    """Return whether an argument is None."""
+    """Return whether any of these results of `_selected` is None: an argument that needs all rows."""
     return any(value is None for value in selected)
 
 
@@ -472,17 +478,17 @@ def _index(positions: np.ndarray, like: Tensor) -> Tensor:
 
 
 def _simplified(values: Any) -> Any:
-    """Replace divided tensors of which all rows are here by these, in arguments of a function."""
+    """Return arguments in which each divided tensor of which all rows are here is replaced by these rows [K, ...]."""
     return _mapped(values, lambda x: x.whole() if x.is_whole else x)
 
 
 def _all_rows(values: Any) -> Any:
-    """Replace divided tensors by all their rows, in arguments of a function."""
+    """Return arguments in which each divided tensor is replaced by all its rows [K, ...], after exchanges if needed."""
     return _mapped(values, DividedTensor.whole)
 
 
 def _mapped(values: Any, replace: Callable[[DividedTensor], Any]) -> Any:
-    """Return nested tuples, lists and dicts in which each divided tensor is replaced."""
+    """Return nested tuples, lists and dicts in which each divided tensor x is replaced by `replace(x)`."""
     if isinstance(values, DividedTensor):
         return replace(values)
     if type(values) in (tuple, list):

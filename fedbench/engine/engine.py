@@ -1,4 +1,4 @@
-"""The engine: what all cohorts of a run share."""
+"""The engine: model, task, data, optimizer, executor, client states and options of a run, for all cohorts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedbench.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What all cohorts of a run share.  Its fields do not change; states of clients are in `rows`.
+    """Model, data, optimizer, executor and options of a run.  Fields do not change; states of clients are in `rows`.
 
     Attributes:
         federation: The clients that take part in the rounds, with their data.

@@ -261,7 +261,7 @@ class Federation:
 
     @property
     def label_counts(self) -> np.ndarray:
-        """Number of training samples (or pixels) of each client and class; 0 if the task has no classes.  # [N, C]"""
+        """Number of training samples (or pixels) of each client and class, [N, C] int64; 0 if there are no classes."""
         return self.counts("train")
 
     def counts(self, split: str) -> np.ndarray:
@@ -288,7 +288,7 @@ class Federation:
 
     @property
     def class_totals(self) -> np.ndarray | None:
-        """Number of training samples (or pixels) of each class; None if a target is not a single class.  # [C]"""
+        """Number of training samples (or pixels) of each class, [C] int64; None if a target is not a single class."""
         if self.stored_targets is not None:  # this process has no longer all targets, and counted them before
             return self.known_totals
         index = torch.from_numpy(self.splits["train"].indices).to(self.device)
@@ -364,7 +364,7 @@ class Federation:
         flat_index = index.reshape(-1)
 
         def entries_of(values: Any, entries: Tensor) -> Tensor:
-            """Return the entries at some positions of an input, in the shape of the index.  # [*index.shape, ...]"""
+            """Return the rows of an input, values [m, ...], at the positions entries [b].  # [*index.shape, ...]"""
             return values.index_select(0, entries).view(*index.shape, *values.shape[1:])
 
         if self.on_host:  # inputs stay in host memory or in files
@@ -466,7 +466,7 @@ class Federation:
         return run_in_background(lambda: self.fetch(index))
 
     def largest_tokens(self) -> dict[str, int]:
-        """Return the largest index of a token in each input of type int64, by the name of the input."""
+        """Return a dict from input name to largest token index, for int64 inputs that are not empty; {} if none is."""
         largest = {}
         for name, x in self.named_inputs().items():
             if x.dtype == torch.int64 and math.prod(x.shape):
@@ -553,7 +553,16 @@ def _augment(options: dict | None, arrays: Arrays) -> Augment | None:
 
 
 def _client_domains(arrays: Arrays, split: Split) -> np.ndarray | None:
-    """Return the domain of each client, that of its first training sample; None if the data has no domains.  # [N]"""
+    """Return the domain of each client, an index: that of its first training sample.
+
+    Args:
+        arrays: The data set, with the domain of each sample, or None.
+        split: Its partition over the clients.
+
+    Returns:
+        The domains, [N] int64; None if the data set has none.  A client without training samples gets the domain of
+        the next entry in the list of all training samples: the next client's first sample, or else the last sample.
+    """
     if arrays.domain is None:
         return None
     first = split.train.indices[np.minimum(split.train.offsets[:-1], len(split.train.indices) - 1)]

@@ -39,11 +39,12 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
     """Return the gradient and the mean loss over all samples of each client's split.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the model, the loss, the samples of all splits, and the processes and threads that compute.
         context: The clients and the round.
         rows: One row for all clients [P], or one for each [K, P].
         split: Name of the split, such as "train".
-        drop_last: Whether to omit the samples after the last full local batch.
+        drop_last: Whether to omit the samples after the last full batch of local.batch_size samples.  A client with
+            fewer samples than that keeps all.
 
     Returns:
         The gradient [K, P] and the mean loss [K].
@@ -89,7 +90,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
     """Compute the gradient on a block, in evaluation mode.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the model and the task, with its loss.
         rows: The rows.  # [k, P]
         block: The block.
         out: Receives the gradient.  Columns without a gradient, such as running statistics, must be 0.  # [k, P]
@@ -119,7 +120,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
     """Return the mean loss over all samples of each client's split.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the model, the loss, the samples of all splits, and the processes and threads that compute.
         context: The clients and the round.
         rows: One row for all clients [P], or one for each [K, P].
         split: Name of the split, such as "train".
@@ -156,7 +157,7 @@ def map_samples(
     """Apply a function to samples of each client.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the model, the inputs and targets of the samples, and the processes and threads that compute.
         context: The clients and the round.
         rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
         fn: The function.
@@ -245,7 +246,7 @@ def _map_samples_with_shared_row(
     """Do `map_samples` for one row of all clients, whose samples then form large batches.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the model, the inputs and targets of the samples, and the processes and threads that compute.
         context: The clients and the round.
         row: The row.  # [P]
         fn: The function.
@@ -298,7 +299,7 @@ def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key
     """Return at most limit samples of each client of the cohort, and none of other clients.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the samples of all splits, and the seed.
         context: The clients and the round.
         split: Name of the split to sample from, such as "train".
         limit: Maximum number of samples of a client.
@@ -325,7 +326,7 @@ def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: flo
     """Return a fraction of the samples of each client of the cohort, and none of other clients.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the samples of all splits, and the seed.
         context: The clients and the round.
         split: Name of the split to sample from, such as "train".
         fraction: Fraction of the samples, rounded down, but at least one sample.
@@ -351,11 +352,12 @@ def _run_chunks(
     """Call a function for each chunk of this rank's clients.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the processes and threads that compute, the inputs and targets, and the batch sizes.
         context: The clients and the round.
         compute_chunk: Gets the positions [k] of the chunk's clients in the cohort, and their blocks of samples.
         samples: The samples of all N clients.
-        drop_last: Whether to omit the samples after the last full local batch.
+        drop_last: Whether to omit the samples after the last full batch of local.batch_size samples.  A client with
+            fewer samples than that keeps all.
 
     Returns:
         For each rank, the positions of its clients in the cohort.
@@ -372,7 +374,7 @@ def _run_chunks(
         index = torch.from_numpy(positions).to(context.device)
         compute_chunk(index, _blocks(engine, context, samples, positions, sizes[positions]))
 
-    with ranks.undistributed():
+    with ranks.undistributed():  # these are this rank's clients only: nothing is divided again, or exchanged
         engine.executor.run(job, len(my_positions))
     return positions_by_rank
 
@@ -383,7 +385,7 @@ def _blocks(
     """Yield blocks of samples.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the inputs and targets of the samples, and the block size eval.batch_size.
         context: The clients and the round.
         samples: The samples of all N clients.
         positions: Positions of the clients in the cohort.  # [k]

@@ -48,7 +48,7 @@ class DifferentiatedParameters(NamedTuple):
 
     @classmethod
     def of(cls, model: FlatModel, columns: Columns) -> DifferentiatedParameters:
-        """Return which parameters of a model need a gradient so that these trained columns of rows get one."""
+        """Return the parameters of a model that have at least one of these columns of rows, and so need a gradient."""
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)
         size = sum(stop - start for name, (start, stop) in model.spans.items() if name in names)

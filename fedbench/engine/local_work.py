@@ -21,7 +21,7 @@ def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
     With system.fewest_epochs, the number of each client is a uniform whole number, drawn anew in every round.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has local.epochs, one number for all N clients or one for each, system.fewest_epochs and the seed.
         context: The clients and the round.
 
     Returns:
@@ -39,7 +39,7 @@ def batch_size_of(engine: Engine, context: RoundContext) -> int | np.ndarray:
     """Return local.batch_size: one number for all clients, or one for each.  # [K]
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has local.batch_size, one number for all N clients or one for each.
         context: The clients and the round.
     """
     return engine.batch_size[context.ids] if isinstance(engine.batch_size, np.ndarray) else engine.batch_size
@@ -51,7 +51,7 @@ def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
     Only in a round are there slow clients.  In evaluations and trials, all clients complete all steps.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the fraction of each of the N clients, or None if the run has no slow clients.
         context: The clients and the round.
 
     Returns:
@@ -66,7 +66,7 @@ def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
     """Return the number of local steps of each client in a round with the run's options (local.*, system.*).
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the options local.* and system.*, and the fractions of slow clients.
         context: The clients and the round.
 
     Returns:
@@ -87,7 +87,7 @@ def first_rate(engine: Engine, context: RoundContext, optimizer: Optimizer) -> R
     """Return the learning rate of the first local step of a round.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the number of rounds and the options local.*, on which the schedule may depend.
         context: The clients and the round.
         optimizer: The optimizer.
 

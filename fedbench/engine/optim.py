@@ -44,7 +44,7 @@ class ParameterIndex:
         self._within: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     def within(self, columns: Columns) -> Tensor:
-        """Return the indices, from 0 to S - 1, of the parameters that have at least one of these columns.  # int64"""
+        """Return the indices, 0 to S - 1, of parameters with at least one of these columns, ascending.  # [s] int64"""
         key = tuple(columns.slices)
         if key not in self._within:
             indices = [i for i, (start, stop) in enumerate(self._spans) if columns.overlaps(start, stop)]
@@ -355,7 +355,7 @@ class SGD(Optimizer):
 
 
 def _can_use_fused_kernel(*rows: Tensor) -> bool:
-    """Return whether PyTorch's fused SGD kernel supports tensors: parameters, gradient and momentum of equal shape."""
+    """Return whether PyTorch's fused SGD kernel supports all `rows`: parameters, gradient, momentum, of equal shape."""
     fits = rows[0].numel() < 2**31  # the kernel has 32-bit indices
     has_kernel = fused_sgd is not None and rows[0].device.type in ("cpu", "cuda")
     return has_kernel and fits and all(r.is_contiguous() for r in rows)

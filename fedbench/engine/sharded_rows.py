@@ -142,7 +142,12 @@ class ShardedRowStore(RowStore):
         self.ranks = ranks
 
     def _is_divided(self, default: Tensor, count: int | None) -> bool:
-        """Return whether the rows of a state are divided, given the initial row and the number of rows (None: N)."""
+        """Return whether processes divide a state: if it has a row per client, and a row has more than SMALL bytes.
+
+        Args:
+            default: The initial row.
+            count: The number of rows.  None: N, one per client.
+        """
         return count is None and default.numel() * default.element_size() > SMALL
 
     def _max_rows(self, default: Tensor, count: int | None) -> int:
@@ -156,7 +161,7 @@ class ShardedRowStore(RowStore):
         return ShardedRows(self.ranks, name, self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:
-        """Return one line per state, as `RowStore.plan` does, with the bytes that a gather of its rows exchanges."""
+        """Return the lines of `RowStore.plan`, one per state, with the MiB that a gather exchanges if it is divided."""
         lines = []
         for line, rows in zip(super().plan(), self.all.values()):
             size = self.most * rows.row_bytes / 2**20  # most: the number of rows that the run can write

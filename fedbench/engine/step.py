@@ -45,7 +45,7 @@ class TrainingSetup:
     """What all chunks of one training share.
 
     Attributes:
-        engine: What all cohorts of the run share.
+        engine: The run's engine, with model, task, data, executor and client states.
         optimizer: The optimizer of this training.
         columns: The columns that learn.
         loss: Replaces the task's loss, if not None.
@@ -170,7 +170,7 @@ class Step:
         lr: The learning rate: one, or one for each client [k, 1].
         num_steps: Local steps of each client in this training, on the host.  # [k]
         columns: The columns that learn.
-        engine: What all cohorts of the run share.
+        engine: The run's engine, with model, task, data, executor and client states.
         model: The model whose parameters are rows.
         task: The loss and the metrics.
     """

@@ -127,7 +127,7 @@ class BatchSchedule:
         """Assign the clients to ranks, and sample the batches of this rank's clients.
 
         Args:
-            engine: What all cohorts of the run share.
+            engine: Has the samples, the options local.*, the seed, and the processes that train.
             context: The clients and the round.
             how: The settings of the training.
 
@@ -160,12 +160,12 @@ class BatchSchedule:
         )
 
     def width(self, start: int, stop: int) -> int:
-        """Return the number of samples, padding included, in batches of the clients at positions[start:stop]."""
+        """Return B, the samples per client in the batches of positions[start:stop], padding included; at least 1."""
         return int(self.counts[:, start:stop].max(initial=1)) if self.batch_sizes_differ else self.sample_index.shape[2]
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
-    """Return the samples of all N clients that a training uses: the split `how.split`, or these samples themselves."""
+    """Return the samples of all N clients to train on: those of the split named how.split, or how.split itself."""
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 
@@ -173,7 +173,7 @@ def _schedule_options(engine: Engine, context: RoundContext, how: LocalTraining)
     """Return the arguments of `rng.lengths` for a training: the run's, unless `how` has others.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the samples, and the options local.* and system.*, which `how` may replace.
         context: The clients and the round.
         how: The settings of the training.
 
@@ -201,7 +201,7 @@ def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.n
     It is the sum over the local steps of the learning rate times the effect of momentum (`Optimizer.reach`).
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the optimizer, the number of rounds, the samples and local.*, which `how` may replace.
         context: The clients and the round.
         how: The settings of the training.
 
@@ -229,7 +229,7 @@ class CohortTraining:
     Call `run`, `exchange`, `save_buffers` and `result`, in this order.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the model, data, optimizer, executor and client states of the run.
         context: The clients and the round.
         start: The rows to start from: one for all clients [P], or one for each [K, P].
         state: The named states.  # [K, ...] each
@@ -436,7 +436,7 @@ def _privacy_clip(engine: Engine, context: RoundContext, how: LocalTraining) -> 
     """Return what privacy clips in each local step.
 
     Args:
-        engine: What all cohorts of the run share.
+        engine: Has the local privacy of the run, or None, and the model.
         context: The clients and the round.
         how: The settings of the training.
 

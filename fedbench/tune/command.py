@@ -406,7 +406,11 @@ def best_trial(search: Search, plan: Plan) -> Trial | None:
 
 
 def ledger(plan: Plan) -> list[dict[str, Any]]:
-    """Return the trials of all searches as rows of trials.csv: a dict per trial from column (`COLUMNS`) to value."""
+    """Return the rows of trials.csv: one dict from column (`COLUMNS`) to value for each trial of each search.
+
+    A failed trial has a row with score NaN and state "failed".  A trial that did not reach the last round has state
+    "stopped", and the round and score that it reached; 0 and NaN if it has not run yet.
+    """
     return [
         {
             **search.chosen,  # algorithm, dataset, partition and model

@@ -160,5 +160,5 @@ def by_turn(turn: Tensor, score: Tensor) -> Tensor:
 
 
 def itself(cohort: Cohort) -> Tensor:
-    """Return a mask that is True where column j is the cohort's client i itself, for all N clients j.  # [K, N] bool"""
+    """Return a mask: the row of each client of the cohort is True in its own column among N clients.  # [K, N] bool"""
     return cohort.index[:, None] == torch.arange(cohort.num_clients, device=cohort.device)

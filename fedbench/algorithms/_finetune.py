@@ -37,7 +37,7 @@ class Wrapper(Algorithm):
 
 
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `Wrapper` that calls the method of the same name of the wrapped method, `inner`."""
+    """Return a function for `Wrapper` that passes its arguments to the function named as `method` of `self.inner`."""
 
     @functools.wraps(method)
     def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:

@@ -144,7 +144,10 @@ class Network:
         return Z.index_select(0, self.i) - Z.index_select(0, self.j)
 
     def sums(self, W: Tensor) -> Tensor:
-        """Return B' W: for each client, the sum of the rows of W [M, d] over its edges, with their signs.  # [N, d]"""
+        """Return B' W: for each client, the sum of the rows of W [M, d] of edges (client, j) minus that of (j, client).
+
+        0 for a client without edges.  # [N, d]
+        """
         if W.is_cuda:  # on a GPU a matrix product is faster
             return self.B.T.to(W) @ W
         # edges of client 0, then 1, ...; their signs in B; where each client's edges begin

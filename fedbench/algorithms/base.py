@@ -262,7 +262,10 @@ class Algorithm:
         return {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute.  It is state of the server, so that a tensor that processes divide is exchanged."""
+        """Set the attribute `name` to `value`, a part of the server's state.
+
+        Of a tensor whose rows are divided over processes, every process first gets all rows.
+        """
         super().__setattr__(name, value.whole() if isinstance(value, DividedTensor) else value)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class Ditto(FedAvg):
         self.lam, self.personal_epochs = per_client(lam), personal_epochs
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, and one personal model v_i per client with the same initial values."""
+        """Create the state: the server model w, and personal models v_i; all have the same initial values."""
         super().setup(federation, model, rows)
         self.v = rows("v", default=self.w)
 

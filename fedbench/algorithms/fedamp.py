@@ -116,7 +116,7 @@ class FedAMP(Algorithm):
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, previous=previous).w
 
     def alpha(self, round: int) -> float:
-        """Return the server's step size alpha_k in a round (0 is the first), which decays every decay_every rounds."""
+        """Return the server's step size in a round (0 is the first): alpha_k times decay^(round // decay_every)."""
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
@@ -146,7 +146,7 @@ class FedAMP(Algorithm):
         return u
 
     def peers(self) -> np.ndarray:
-        """Return the ids of the clients whose models are mixed, which are all that have uploaded so far.  # [M] int"""
+        """Return the ids of the clients whose models are mixed: all that have uploaded so far, ascending.  # [M] int"""
         return self.w.touched()
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
@@ -157,14 +157,16 @@ class FedAMP(Algorithm):
         """Return the weights X_ij of the other clients' models, which fall with the distance of the models.
 
         Args:
-            distances: Squared distances ||w_i - w_j||^2 of K clients i and M clients j.  # [K, M]
+            distances: Squared distances ||w_i - w_j||^2 of the cohort's K clients i and of all M clients j that have
+                uploaded so far, i perhaps among them.  # [K, M]
             is_other: Whether j != i.  # [K, M] bool
             alpha: Step size alpha_k of the server in this round.
 
         Returns:
-            X_ij, and 0 where j = i; scaled down to a sum of `cap` over j where it is larger.  # [K, M]
+            X_ij, and 0 where j = i: `cloud` adds the own weight X_ii, 1 minus the sum over j.  Where this sum is larger
+            than `cap`, X_ij are scaled down to it; cap=None does not limit it.  # [K, M]
         """
-        # sigma: scale of the squared distances; "auto": their median in this round
+        # sigma: scale of the squared distances; "auto": their median in this round, without the zeros of j = i
         sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)
         X = torch.where(is_other, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
@@ -178,6 +180,9 @@ class FedAMP(Algorithm):
 
 
 def median_distance(distances: Tensor) -> float:
-    """Return the median of the positive distances; 1.0 if none is positive, because no scale then matters."""
+    """Return the median of the positive ones of distances [K, M]; 1.0 if none is positive, as no scale then matters.
+
+    The distance of a client to itself is 0 and does not count.
+    """
     positive = distances[distances > 0]
     return float(positive.median()) if len(positive) else 1.0

@@ -136,7 +136,10 @@ class FedAS(Algorithm):
         return self.base.put(theta, self.base.take(aligned))  # replaces the base of theta_i
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return each client's class means mu_c of features and class counts, for its model in theta [K, P]."""
+        """Return the counts [K, C] and mean features [K, C, F] of each client's training samples, by class.
+
+        theta [K, P] are the clients' models.  The mean of a class without samples is 0.
+        """
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def trace(self, cohort: Cohort, theta: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class FedAvg(Algorithm):
         self.deploy = deploy
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, from which all clients start."""
+        """Create the state: the server model w, and with deploy="local" the clients' models theta, at first w."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
 

@@ -129,11 +129,17 @@ class FedCP(Algorithm):
         return cohort.train(start, loss=loss, columns=trained, how=LocalTraining(uploaded=trained), v=v).theta
 
     def contexts(self, cohort: Cohort, rows: Tensor) -> Tensor:
-        """Return the unit vectors that condition the policy, from the clients' heads in rows [K, P].  # [K, F]"""
+        """Return the unit vectors that condition the policy: the sum over classes of the weights of each client's head.
+
+        rows [K, P] are the models with these heads.  # [K, F]
+        """
         return context(cohort.model, rows)
 
     def noise(self, s: Step, z: Tensor) -> Tensor:
-        """Return standard Gumbel noise for the two shares of every feature in z [k, B, F].  # [k, B, 2, F]"""
+        """Return new standard Gumbel noise for both shares, global and personal, of each feature in z [k, B, F].
+
+        # [k, B, 2, F]
+        """
         u = s.rng.uniform(z.shape[1], 2, z.shape[2]).clamp_min(2**-25)  # > 0, so that its logarithm is finite
         return -(-u.log()).log()
 
@@ -154,7 +160,7 @@ class FedCP(Algorithm):
         return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], name="head_g")
 
     def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
-        """Join shared columns w [|w|], global head g [|head|] and each client's head to full rows.  # [K, P]"""
+        """Join shared columns w [|w|], global head g [|head|] and each client's own head h_i to full rows.  # [K, P]"""
         rows = w.new_empty(len(cohort), cohort.model.size)
         return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
 

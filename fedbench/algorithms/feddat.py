@@ -147,7 +147,10 @@ class FedDAT(Algorithm):
         """
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-            """Return half the task's loss plus half the distillation loss from `teacher` of each sample.  # [k, B]"""
+            """Return half the task's loss plus half the distillation loss from `teacher` of each sample.  # [k, B]
+
+            rows [k, P] are the models.  The detached logits are stored in `outputs`, if it is not None.
+            """
             z = s.forward(rows, batch)  # [k, B, C, ...]
             if outputs is not None:
                 outputs["student"] = z.detach()
@@ -166,7 +169,10 @@ class FedDAT(Algorithm):
         return self.rows(cohort, A0, A2)
 
     def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
-        """Return the model of all new clients: A1 in both bottlenecks, and the initial head.  # [P]"""
+        """Return the model of all new clients: A1 in both bottlenecks, and the initial values in other columns.  # [P]
+
+        `cohorts`, the training clients, is not used.
+        """
         return self.second.put(self.first.put(self.initial, self.A1), self.A1)
 
 

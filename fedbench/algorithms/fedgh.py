@@ -47,7 +47,10 @@ class FedGH(Algorithm):
         self.head_lr = head_lr
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Raise ConfigError for head_lr=None with one learning rate per client: the server's head needs one rate."""
+        """Check as `Algorithm.check_settings`; also raise ConfigError for head_lr=None if optimizer.lr is a list.
+
+        The list has one learning rate per client, but the server's head needs one rate.
+        """
         super().check_settings(num_clients, groups, optimizer)
         require(
             self.head_lr is not None or not isinstance(optimizer.lr, list),
@@ -88,7 +91,10 @@ class FedGH(Algorithm):
         self.h = self.train_head(cohort, up.means[has_prototype][order], classes[has_prototype][order])
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return class counts and class means of the features of all training samples, for models theta [K, P]."""
+        """Return the counts [K, C] and mean features [K, C, F] of each client's training samples, by class.
+
+        theta [K, P] are the clients' models.  The mean of a class without samples is 0.
+        """
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def train_head(self, cohort: Cohort, means: Tensor, classes: Tensor) -> Tensor:
@@ -114,7 +120,7 @@ class FedGH(Algorithm):
         return h
 
     def order(self, cohort: Cohort) -> Tensor:
-        """Return a random number for each client and class, by which the server sorts the class means.  # [K, C]"""
+        """Return a random number in [0, 1) by client and class; the server sorts the class means by them.  # [K, C]"""
         return cohort.random("class means").uniform(self.num_classes)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

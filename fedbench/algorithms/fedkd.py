@@ -176,7 +176,7 @@ class FedKD(Algorithm):
         return c + self.mean(divergence + 2 * error.square().mean(2), batch) / c
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
-        """Return each client's mean of values [k, B] over the samples of its batch, without padding.  # [k]"""
+        """Return each client's weighted mean of values [k, B] by batch.weight, which is 0 for padding.  # [k]"""
         return (values * batch.weight).sum(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -59,7 +59,10 @@ class FedLC(FedAvg):
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss of each sample, with the client's shift subtracted from its logits.  # [k, B]"""
+        """Return the task's loss of each sample under theta [k, P], with the client's shift subtracted from its logits.
+
+        Classes that the client does not have are left out.  # [k, B]
+        """
         logits = s.forward(theta, batch)  # [k, B, C, ...]
         shift = s.state.shift.view(len(logits), 1, -1, *[1] * (logits.dim() - 3))  # [k, 1, C, ...]
         return s.task_loss(logits - shift, dataclasses.replace(batch, class_mask=s.state.present))

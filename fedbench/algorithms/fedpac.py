@@ -164,7 +164,10 @@ class FedPAC(Algorithm):
         return cohort.train(theta, loss=loss, columns=self.base, how=LocalTraining(uploaded=self.base)).theta
 
     def statistics(self, cohort: Cohort, theta: Tensor) -> ClassStatistics:
-        """Return class counts and class means of the features of all training samples, for models theta [K, P]."""
+        """Return the counts [K, C] and mean features [K, C, F] of each client's training samples, by class.
+
+        theta [K, P] are the clients' models.  The mean of a class without samples is 0.
+        """
         return class_statistics(*features_of_samples(cohort, theta), self.num_classes)
 
     def variance_and_means(self, cohort: Cohort, statistics: ClassStatistics) -> tuple[Tensor, Tensor]:

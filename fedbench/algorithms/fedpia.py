@@ -250,7 +250,10 @@ class FedPIA(Algorithm):
         ]
 
     def _is_computed_once(self, model: FlatModel, bottleneck: alignment.Bottleneck) -> bool:
-        """Return whether a layer's output is the same for all samples, as in a text tower of class names."""
+        """Return whether the bottleneck's output is the same for all samples, as in a text tower of class names.
+
+        These are the layers whose name matches a pattern in the module's attribute `computed_once`, if it has one.
+        """
         return any(fnmatch.fnmatch(bottleneck.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
     def _mean_over_tokens(self, output: Tensor) -> Tensor:
@@ -377,7 +380,10 @@ class FedPIA(Algorithm):
         return torch.where(took_part, personal, with_G)
 
     def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
-        """Return the model of all new clients: the server's adapter G with the initial head.  # [P]"""
+        """Return the model of all new clients: the server's adapter G, and the initial values in other columns.  # [P]
+
+        Second bottlenecks, if there are any, equal the first.  `cohorts`, the training clients, is not used.
+        """
         return self.in_both(self.shared.put(self.initial, self.G))
 
     def _note(self, cohort: Cohort, **values: Tensor) -> None:

@@ -76,7 +76,7 @@ class FedSLD(FedAvg):
         return cohort.all_clients().broadcast(prior=prior, uncompressed=["prior"]).prior if is_first_round else prior
 
     def upload_counts(self, clients: Cohort) -> Tensor:
-        """Let the clients upload their label counts; negative values, from privacy noise, become 0.  # [N, C]"""
+        """Return the label counts that all N clients upload; negative ones, from privacy noise, become 0.  # [N, C]"""
         counts = torch.from_numpy(self.true_counts).to(self.w)
         # None: the counts are sent as they are, because the server has no version
         up = clients.upload(counts=counts, previous={"counts": None}, uncompressed=["counts"])

@@ -177,11 +177,11 @@ class FPFC(Algorithm):
 
     @property
     def one_s(self) -> bool:
-        """Whether all pairs have the same factor s, so `delta` stores one vector per client instead of per pair."""
+        """Whether `delta` has one vector per client, not per pair, because all pairs have the same factor s."""
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """Return the vectors delta of all M pairs of clients, computed from D [N, p] if only D is stored.  # [M, p]"""
+        """Return the vectors delta of all M pairs; with a vector per client, their differences.  # [M, p]"""
         if not self.one_s:  # pairs have different factors s, and delta is stored for each pair
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])
@@ -276,7 +276,10 @@ class FPFC(Algorithm):
         return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of new clients without samples: the mean of all last uploads.  # [P]"""
+        """Return the model of new clients without samples: the unweighted mean of all N clients' last uploads.  # [P]
+
+        Running statistics have their initial values.  `cohorts`, the training clients, is not used.
+        """
         return self.columns.put(self.personal.default, self.W.mean(0))
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:

@@ -94,7 +94,10 @@ class IFCA(Algorithm):
         return theta[self.nearest(cohort, theta)]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of new clients without samples: the mean of the cluster models.  # [P]"""
+        """Return the model of new clients without samples: the unweighted mean of all M cluster models.  # [P]
+
+        `cohorts`, the training clients, is not used.
+        """
         return self.theta.mean(0)
 
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:

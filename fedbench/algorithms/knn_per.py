@@ -139,13 +139,16 @@ class KNNPer(FedAvg):
         return p_knn, model.head(rows["theta"], z).float().softmax(2)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the log of the mixed probabilities lam p_knn + (1 - lam) softmax, as logits.  # [k, b, C]"""
+        """Return the log of lam p_knn + (1 - lam) softmax(logits) as logits, for inputs [k, b, ...].  # [k, b, C]
+
+        rows is the output of `personalized` for k clients: models, stored features and labels, and lam.
+        """
         p_knn, p = self.probabilities(model, rows, inputs)
         return torch.lerp(p, p_knn, rows["lam"][:, None]).clamp_min(torch.finfo(p.dtype).tiny).log()
 
 
 def features(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-    """Return the features of b inputs of each client under rows, as float32 vectors.  # [k, b, F]"""
+    """Return the features of inputs [k, b, ...] under models rows [k, P], as float32 vectors.  # [k, b, F]"""
     return model.features(rows, inputs).flatten(2).float()
 
 

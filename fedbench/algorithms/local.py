@@ -39,5 +39,8 @@ class Local(Algorithm):
         return self.theta[cohort.ids]
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of all new clients: the initial one, as there is no common model.  # [P]"""
+        """Return the model of all new clients: the untrained initial model, as there is no common trained one.  # [P]
+
+        `cohorts`, the training clients, is not used.
+        """
         return self.theta.default

@@ -108,7 +108,10 @@ class PerFedAvg(Algorithm):
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
 
     def adaptation_rate(self, cohort: Cohort) -> Any:
-        """Return the size alpha of the step that adapts w: one number, or one per client [K, 1]."""
+        """Return the size of the step that adapts w: the option alpha, or the learning rate if it is None.
+
+        One number, or one per client [K, 1].
+        """
         return cohort.rate() if self.alpha is None else cohort.value(self.alpha)
 
     def global_row(self) -> Tensor:

@@ -417,7 +417,9 @@ class PFedMoAP(Algorithm):
         return self.w
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return {"experts": the mean weight of each expert} on the cohort's test images (Fig. 6).  # [K, E]"""
+        """Return {"experts": the mean weight of each expert on each client's test images} (Fig. 6).  # [K, E]
+
+        The client's prompt comes first; nan for clients without a gate or without images."""
         return {"experts": self.contributions(cohort)}
 
     def contributions(self, cohort: Cohort) -> Tensor:
@@ -434,7 +436,10 @@ class PFedMoAP(Algorithm):
         """
 
         def weights(model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
-            """Return the weight of each expert for each image, the client's prompt first.  # [k, B, E]"""
+            """Return the weight of each expert for each image of inputs, under rows as returned by `personalized`.
+
+            The client's prompt comes first, then the other experts, sorted from the largest weight.  # [k, B, E]
+            """
             named = model.named(rows["theta"])
             image, text = self.clip.image(inputs), self.clip.text(self.clip.context(named))
             _, by_expert = self.mix(named, image, text, rows["experts"], rows["count"])  # [k, B, E]
@@ -447,7 +452,7 @@ class PFedMoAP(Algorithm):
 
 
 def uses_gate(count: Tensor) -> Tensor:
-    """Return True for clients that mix experts, whose count of experts is not NO_GATE.  # [K, 1] bool"""
+    """Return for each client whether it mixes experts: its count [K, 1] of experts is not NO_GATE.  # [K, 1] bool"""
     return count != NO_GATE
 
 

@@ -135,7 +135,7 @@ class PFedNet(Algorithm):
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError for sketch="label_hist" without classes, or too little free memory for the z-step."""
+        """Raise ConfigError for sketch="label_hist" without a class per sample, or too little memory for the z-step."""
         super().check(federation, model, optimizer)
         require(
             self.sketch != "label_hist" or federation.task.single_label,
@@ -366,9 +366,10 @@ class PFedNet(Algorithm):
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of all new clients if sketches do not tell which clients are near: x and the mean z_i.
+        """Return the model of all new clients without sketches, which would tell what clients are near.  # [P]
 
-        # [P]
+        It has the shared parameters x, the unweighted mean of all N clients' z_i from the last z-step, and initial
+        running statistics.  `cohorts`, the training clients, is not used.
         """
         return self.row_of_new_client(self.Z.mean(0))
 

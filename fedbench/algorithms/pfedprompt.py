@@ -54,15 +54,17 @@ class PFedPrompt(Algorithm):
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def training_features(self, cohort: Cohort) -> dict[str, Any]:
-        """Return the features, labels and indices of each client's training samples, padded.
+        """Return the features, labels and numbers of each client's training samples, padded.
+
+        A sample's number is its index in the data set.
 
         Returns:
-            keys [K, n, D], labels [K, n], and number [K, n], the samples' indices in the data set, -1 for padding.
+            A dict of keys [K, n, D], the features; labels [K, n]; and number [K, n], -1 for padding.  n is the largest
+            number of training samples of a client.
         """
         train, targets = cohort.federation.splits["train"], cohort.federation.targets
-        # positions of the samples in the data set
-        indices = [torch.from_numpy(train[i]) for i in cohort.ids]  # [n_i] each
-        number = pad_sequence(indices, batch_first=True, padding_value=-1).to(cohort.device)  # [K, n]
+        numbers = [torch.from_numpy(train[i]) for i in cohort.ids]  # [n_i] each
+        number = pad_sequence(numbers, batch_first=True, padding_value=-1).to(cohort.device)  # [K, n]
         keys = cohort.forward(self.w, image_features, split="train")  # [n_i, D] each
         labels = targets[number.clamp_min(0)]  # of padding: any label, which `predict` ignores
         return {"keys": pad_sequence(keys, batch_first=True), "labels": labels, "number": number}

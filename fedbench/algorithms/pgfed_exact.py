@@ -42,7 +42,10 @@ class PGFedExact(FedAvg):
         self.mu = per_client(mu)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the federation is small, and has at least two clients with the same classes."""
+        """Raise ConfigError unless the federation is small, and has at least two clients with the same classes.
+
+        Small: at most LIMIT training samples of all clients times clients per round.
+        """
         super().check(federation, model, optimizer)
         # samples that every local step of a round passes
         work = int(federation.num_samples.sum()) * federation.cohort_size

@@ -66,7 +66,7 @@ class SuPerFed(Algorithm):
             federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def local_models(self, cohort: Cohort) -> Tensor:
-        """Return the personal model w_l of each client; one that has not trained it yet draws it now.  # [K, P]"""
+        """Return the personal model w_l of each client; random initial values of one without training yet.  # [K, P]"""
         wl, is_new = self.wl[cohort.ids], ~self.wl.has(cohort.ids)
         if bool(is_new.any()):
             wl[is_new] = cohort.model.init_rows(cohort.ids[is_new.cpu().numpy()], "superfed")

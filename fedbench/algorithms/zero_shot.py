@@ -29,7 +29,10 @@ class ZeroShot(Algorithm):
         self.template = template
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Compute the text features of all classes from the template, a sentence with {} for the class name."""
+        """Compute the text features of all classes from the option template, a sentence with {} for the class name.
+
+        "dataset" is the sentence of the data set, and None is "a photo of a {}.".
+        """
         clip: Any = model.module  # a CLIP model
         template = clip.template if self.template == "dataset" else self.template or "a photo of a {}."
         self.w, self.text = model.init_row(), clip.templated(template)

@@ -40,7 +40,10 @@ class ALIE(Attack):
         self.needs_honest = knows == "all"
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the mean minus z standard deviations of the known changes, unweighted, for each attacker.  # [f, p]"""
+        """Return for each attacker the mean minus z standard deviations of the changes that attackers know, unweighted.
+
+        The option knows selects these changes; z=None is `largest_z`.  # [f, p]
+        """
         uploads, f = o.uploads_known_by(self.knows), len(o.truthful)
         z = largest_z(len(o.honest) + f, f) if self.z is None else self.z
         # correction=0: divided by the number of uploads

@@ -105,7 +105,7 @@ class Poisoned:
 
     @property
     def used(self) -> Split:
-        """The split, in which the triggered samples are test samples too: all samples that a model may read."""
+        """The split with the triggered samples added to their clients' test samples; `split` itself without any."""
         if self.triggered is None:
             return self.split
         test = self.split.test
@@ -205,5 +205,5 @@ class Attack:
 
 
 def repeat(row: Tensor, o: Observed) -> Tensor:
-    """Return the same upload [p] for each attacker.  # [f, p]"""
+    """Return the upload row [p] once for each of the f attackers of o.  # [f, p]"""
     return row.expand(len(o.truthful), -1)

@@ -35,5 +35,7 @@ class IPM(Attack):
         self.needs_honest = knows == "all"
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the unweighted mean of the known changes, times -epsilon, for each attacker.  # [f, p]"""
+        """Return for each attacker -epsilon times the mean of the changes that attackers know, unweighted.  # [f, p]
+
+        The option knows selects these changes."""
         return repeat(-self.epsilon * o.uploads_known_by(self.knows).mean(0), o)

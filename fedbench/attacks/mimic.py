@@ -50,7 +50,10 @@ class Mimic(Attack):
         )
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the mimicked client's upload for each attacker; honest ones if it does not take part.  # [f, p]"""
+        """Return the mimicked client's upload for each attacker; if it takes no part, what each would honestly upload.
+
+        # [f, p]
+        """
         client = self._choice(o) if self.client is None else self.client
         return repeat(o.honest[list(o.honest_ids).index(client)], o) if client in o.honest_ids else o.truthful
 

@@ -207,16 +207,16 @@ def build_head(kind: Literal["linear", "mlp"], width: int, num_classes: int) -> 
 def interpolate_positions(
     position: Tensor, grid: tuple[int, int], mode: Literal["bilinear", "bicubic"] = "bilinear"
 ) -> Tensor:
-    """Interpolate position embeddings of a square grid to another grid.
+    """Interpolate position embeddings of a square grid of patches to another grid.
 
     Args:
-        position: Embeddings of the class token and the patches, [1 + n * n, width].
-        grid: Number of patches, vertically and horizontally.
+        position: Embeddings of the class token and m patches, of an n x n grid if m = n * n.  # [1 + m, width]
+        grid: Number (rows, cols) of patches, vertically and horizontally.
         mode: "bilinear" with aligned corners, as in ViLT, or "bicubic" without aligned corners, as in ALBEF.
 
     Returns:
-        Embeddings of the class token and the patches of the grid; unchanged if the grid is the same, or if the given
-        patches are no square grid.  # [1 + rows * cols, width]
+        Embeddings of the class token and the patches of the grid, [1 + rows * cols, width].  `position` itself if the
+        grid is the same, or if m is no square number; in this case m may differ from rows * cols.
     """
     class_token, patches = position[:1], position[1:]
     side = round(len(patches) ** 0.5)

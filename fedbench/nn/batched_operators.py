@@ -375,7 +375,8 @@ def _embedding(layer: Any, name: str, params: Params, x: Tensor, batched: bool, 
     """Compute nn.Embedding: int64 tokens x [k, B, ...] -> vectors [k, B, ..., E], without k if not batched.
 
     params has the parameters of all layers by name: [k, ...] each, or [...] if not batched, or if the name is in
-    context.frozen, because all clients share it.  layer itself is unused.
+    context.frozen, because all clients share it.  layer itself is unused: layers with padding_idx, max_norm or other
+    special options (`has_default_options`) are not computed by this operator.
     """
     weight = params[f"{name}.weight"]
     if not batched or f"{name}.weight" in context.frozen:

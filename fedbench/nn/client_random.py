@@ -406,9 +406,21 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Compute F.embedding with a dense gradient.  Arguments from input on are those of F.embedding; sparse is unused.
+    """Compute F.embedding with a dense gradient, also in torch.vmap.
 
-    torch.vmap ignores padding_idx, so that it is implemented here: vectors of this token have no gradient.
+    Args:
+        mode: The client's random numbers; mode.vmapped: whether torch.vmap computes several clients.
+        func: F.embedding.
+        input: Tokens.  # [...] int64
+        weight: Vectors of all tokens.  # [tokens, E]
+        padding_idx: Token whose vector gets no gradient, or None.  torch.vmap ignores it, so it is implemented here.
+        max_norm: Largest norm of vectors, or None: any.  In torch.vmap it raises ConfigError.
+        norm_type: The p of this norm.
+        scale_grad_by_freq: As in F.embedding.  In torch.vmap True raises ConfigError.
+        sparse: Unused, as gradients are always dense.
+
+    Returns:
+        The vectors.  # [..., E]
     """
     if not mode.vmapped:
         return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse=False)

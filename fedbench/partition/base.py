@@ -416,7 +416,10 @@ def _hold_out(
 
 
 def _advice(partition: Partition) -> str:
-    """Return what the user can do about clients with too few samples, as the end of an error message."""
+    """Return what the user can do about clients with too few samples, as the end of an error message.
+
+    It depends on whether the partition itself determines the clients, and on whether it has the option alpha or path.
+    """
     if not hasattr(partition, "default_num_clients"):  # the number of clients is the user's choice alone
         return "lower partition.num_clients, " + (
             "or raise partition.alpha for more even sizes"
@@ -491,6 +494,6 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
 
 
 def _find_sample(split: Split, sample: int) -> list[str]:
-    """Return all clients and parts that contain a sample (an index), as texts such as "client 3 (train)"."""
+    """Return all clients and parts that contain a sample (an index), such as ["client 3 (train)"]; [] if none."""
     parts = {"train": split.train, "val": split.val, "test": split.test}
     return [f"client {i} ({part})" for part, lists in parts.items() for i in lists.owners()[lists.indices == sample]]

@@ -45,7 +45,10 @@ class Delta:
         )
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return the number of clients if partition.num_clients is null: one per row of ``counts``, 5 without it."""
+        """Return the number of clients if partition.num_clients is null: the rows of ``counts``, or 5 if it is None.
+
+        `num_domains` is not used.
+        """
         return 5 if self.counts is None else len(self.counts)
 
     def assign(

@@ -32,7 +32,10 @@ class DomainCounts:
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return the number of clients if partition.num_clients is null: one for each row of the table ``counts``."""
+        """Return the number of clients if partition.num_clients is null: the rows of the option ``counts``.
+
+        `num_domains` is not used.
+        """
         return self.counts.shape[1]
 
     def assign(

@@ -69,7 +69,7 @@ class File:
         self.trust = trust
 
     def default_num_clients(self, num_domains: int) -> int:
-        """Return the number of clients if partition.num_clients is null: that of the clients in the file."""
+        """Return the number of clients in the file, for partition.num_clients=null.  `num_domains` is not used."""
         return len(next(iter(self.content.lists.values())))
 
     def predefined_split(self, arrays: Arrays) -> Split | None:
@@ -123,7 +123,7 @@ class File:
         return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the clients in the order of their samples; None if the file has no names."""
+        """Return the name in the file of client 0, 1 and so on; None if it has no names.  `arrays` is not used."""
         return self.content.names
 
     @cached_property
@@ -250,13 +250,16 @@ def _read_pickle(path: Path) -> Content:
 
 
 def _read_trusted_pickle(path: Path) -> Content:
-    """Return the samples of the clients in a pickle that may run code, a file that partition.trust names."""
+    """Return the clients' sample indices and names in a pickle that may run code, a file that partition.trust names."""
     with path.open("rb") as file:
         return _parse(pickle.load(file))
 
 
 def _read_npy(path: Path) -> Content:
-    """Return the samples of the clients in a .npy file: an array [n] of the client of each sample, -1 for none."""
+    """Return the clients' sample indices, without names and parts, from a .npy file.
+
+    It has an array [n] with the client of each sample, -1 for none.
+    """
     client = _indices(np.load(path, allow_pickle=False))  # [n]
     return Content({"": _group_by_client(np.flatnonzero(client >= 0), client[client >= 0])}, None)
 
@@ -299,7 +302,7 @@ def _group_by_client(samples: np.ndarray, client: np.ndarray, num_clients: int =
 
 
 def _sorted_names(names: Mapping[str, Any] | Sequence[str]) -> list[Any]:
-    """Return the names of clients, sorted as numbers if all are whole numbers, else in the order of the file."""
+    """Return names (a list, or the keys of a dict), sorted as numbers if all are digits, else in the given order."""
     listed = list(names)
     return sorted(listed, key=int) if all(str(name).isdecimal() for name in listed) else listed
 

@@ -56,14 +56,14 @@ class MissingChannel:
 
 
 def missing_channel(lack: str | None, channels: Sequence[str], clients: int | None) -> MissingChannel | None:
-    """Return the function for `Arrays.fit` that sets a missing channel to 0; None if no channel is missing.
+    """Return the function for `Arrays.fit` that sets a channel to 0 for some clients; None if none is missing.
 
-    The arguments are the options dataset.lack and dataset.lack_clients.
+    Each channel of the images is one modality of a scan, such as FLAIR.
 
     Args:
-        lack: The name of the channel.  None: no channel is missing.
-        channels: The names of all channels.
-        clients: The number of clients that lack it.  None: all.
+        lack: The modality whose channel is missing, the option dataset.lack.  None: no channel is missing.
+        channels: The modalities of all channels, in their order.
+        clients: The option dataset.lack_clients: clients 0 to clients - 1 lack the channel.  None: all clients.
     """
     if lack is None:
         return None

@@ -264,7 +264,7 @@ class Composer:
 
 
 def _circular_defaults(folders: list[Path]) -> str:
-    """Return an error message with the files of the user that include themselves by their defaults."""
+    """Return an error message with the files in folders[-1], the user's folder, that include themselves by defaults."""
     names = [path.relative_to(folders[-1]).with_suffix("").as_posix() for path in folders[-1].rglob("*.yaml")]
     circular = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
     return f"files in {folders[-1]} include themselves by their defaults: {circular}"

@@ -70,7 +70,7 @@ def plan_of(folder: Path, name: str, config: Mapping[str, Any]) -> Planned:
 
 
 def _finished_rounds(folder: Path) -> tuple[int, float | None]:
-    """Return the number of rounds in a run's costs.csv, and the mean seconds of a round, or None without a round."""
+    """Return (last round in a run's costs.csv, mean seconds of a round); (0, None) without a round or the file."""
     last, seconds = 0, []
     with suppress(OSError), (folder / "costs.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

@@ -141,7 +141,7 @@ def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tu
 
 
 def of_every_option(group: str) -> dict[str, str]:
-    """Return a dict from key to description, for the keys that all options of a group have."""
+    """Return a dict from key to description, for the keys that all options of a group have; {} if there are none."""
     from fedbench.config.run_keys import KEYS
 
     shared = KEYS.get(group)
@@ -165,7 +165,7 @@ def _key_line(entry: str, meaning: str, width: int) -> str:
 
 
 def header(text: str) -> list[str]:
-    """Return the comment lines above the first key of a YAML file's text: name, reference and remarks."""
+    """Return the comment lines, without #, above the first key of a YAML file's text: name, reference, remarks."""
     lines = [line for line in text.splitlines() if line.strip()]
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return [line.removeprefix("#").strip() for line in lines[:end]]

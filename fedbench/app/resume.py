@@ -126,7 +126,7 @@ def unchanged_hardware(folder: Path, values: Mapping[str, Any], overrides: list[
 
 
 def require_run(folder: Path) -> None:
-    """Raise ConfigError unless the folder is a run folder."""
+    """Raise ConfigError unless the folder has a config.yaml, and no subfolder with the name of an output file."""
     require(folder.is_dir(), f"resume={folder}: there is no such run folder; give the folder of an earlier run")
     path = folder / "config.yaml"
     require(
@@ -137,7 +137,7 @@ def require_run(folder: Path) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's config.yaml; raise ConfigError if fedbench did not write it."""
+    """Return the content of a run's config.yaml; raise ConfigError if it lacks choices or rounds, which runs save."""
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
     is_valid = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
@@ -234,6 +234,6 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
 
 
 def _check_checkpoint(folder: Path, finished: bool) -> None:
-    """Raise ConfigError if an unfinished run has no checkpoint to resume from."""
+    """Raise ConfigError if a run has no checkpoint to resume from, unless it is finished."""
     has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
     require(has_checkpoint or finished, f"resume={folder}: it has no {CHECKPOINTS[0]}; start the run again")

@@ -57,7 +57,7 @@ class Swept(NamedTuple):
 
     @property
     def folders(self) -> list[Path]:
-        """The run folders of the sweep."""
+        """The run folders of the sweep, in the order of `rows`."""
         return [self.folder / row["run"] for row in self.rows]
 
 
@@ -190,7 +190,7 @@ def dry_run(composer: Composer, overrides: list[str]) -> int:
 
 
 def _with_number(full: DictConfig, number: int) -> DictConfig:
-    """Set the number of a run in Hydra's node of its configuration, as the launcher will, and return it."""
+    """Set hydra.job.num and hydra.job.id to a run's number, in place, as launchers do; return the configuration."""
     with open_dict(full.hydra.job):
         full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
     return full

@@ -108,7 +108,7 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _scores(run_folder: Path) -> dict[str, str]:
-    """Return a dict from column of the table to score as text, for a finished run; missing scores are left out."""
+    """Return a dict from column to score as text, from summary.json of a run; scores that are missing are left out."""
     summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)
     value_by_column = {

@@ -139,7 +139,7 @@ def least_noise_multiplier(s: Setting, target: float, rounds: int) -> float:
     """
 
     def holds(z: float) -> bool:
-        """Return whether the epsilon of all rounds is at most the target."""
+        """Return whether all rounds with the noise multiplier z spend an epsilon of at most the target."""
         return epsilon(replace(s, noise_multiplier=z), rounds) <= target
 
     high, factor = 1.0, 2.0

@@ -100,7 +100,16 @@ def finite_rows(uploads: Tensor) -> Tensor:
 
 
 def _group_weights(weights: Tensor, groups: Tensor | None) -> Tensor:
-    """Return the weights [K] of clients, or with groups [M, K] their weights in each group [M, K], with sum 1 or 0."""
+    """Return the weights of the clients in a mean, or in the mean of each group.
+
+    Args:
+        weights: The weights of the clients in a mean.  # [K]
+        groups: Whether each client is a member of each of M groups, [M, K]; None for a single mean.
+
+    Returns:
+        Without groups, `weights` unchanged [K].  Else the weights in each group [M, K], which sum to 1 in each row, or
+        to 0 for a group without clients.
+    """
     if groups is None:
         return weights
     members = groups.to(weights) * weights  # weight of each client in each group, else 0  [M, K]

@@ -59,7 +59,7 @@ class Attackers:
         )
 
         def combined(rows: Tensor) -> Tensor:
-            """Return the server's aggregate if the attackers upload these rows [f, p].  # [p]"""
+            """Return the server's aggregate if the f attackers of the cohort upload the changes rows [f, p].  # [p]"""
             return self._aggregate(context, change.index_copy(0, of_attackers, rows))
 
         path = f"{name}/{call}" if call else name  # of the attack's state and random numbers for this upload
@@ -77,7 +77,15 @@ class Attackers:
         return value.index_copy(0, of_attackers, wrong.to(value).view(-1, *value.shape[1:]))
 
     def _aggregate(self, context: RoundContext, change: Tensor) -> Tensor:
-        """Return the run's aggregate of the changes [K, p], with the clients' weights and the center 0.  # [p]"""
+        """Return the aggregate of the clients' changes by the run's aggregation rule, or their mean without a rule.
+
+        Args:
+            context: The clients, with their weights.
+            change: The changes.  A rule that needs a reference gets the change 0.  # [K, p]
+
+        Returns:
+            The aggregate.  # [p]
+        """
         rows = change.float()  # as the weights
         if self.aggregator is None:
             return aggregate.mean(context, rows).to(change)
@@ -86,5 +94,5 @@ class Attackers:
         return combined.to(change)
 
     def are_honest(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether each of some clients [K] is honest.  # [K] bool"""
+        """Return whether each of the clients ids [K] is honest, which means no attacker.  # [K] bool"""
         return ~np.isin(ids, self.ids)

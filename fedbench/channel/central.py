@@ -116,7 +116,7 @@ class CentralPrivacy:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier z of one release: of the sum, and with adaptive clipping of the count, together."""
+        """The noise multiplier z of a release: of the sum, and of the count if clipping is adaptive; 0: no noise."""
         return self.setting.noise_multiplier
 
     def _sum_multiplier(self) -> float:
@@ -138,12 +138,12 @@ class CentralPrivacy:
         return (z**-2 - (2 * self.count_noise) ** -2) ** -0.5
 
     def clip(self, release: int = 0) -> float:
-        """Return the clipping norm C of a release of the round; releases are counted from 0."""
+        """Return the current clipping norm C of a release, given its index among the releases of a round, from 0."""
         return float(self.clips[np.array([release])][0, 0])
 
     # -- sampling ----------------------------------------------------------------------------------------
     def draw_poisson(self, seed: int, round: int) -> np.ndarray:
-        """Return the clients of a round, each with probability q, ascending; there may be none.  # [K] int64"""
+        """Return a round's clients, each with probability q, ascending, maybe none; keyed by (seed, round).  # [K]"""
         uniform = rng.bits(rng.key(seed, "poisson cohort", round), np.arange(self.num_clients)) / 2.0**64
         return np.flatnonzero(uniform < self.expected / self.num_clients)
 
@@ -251,7 +251,7 @@ class CentralPrivacy:
         )
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """Return the values for summary.json after a number of finished rounds."""
+        """Return the entries of summary.json after `rounds` finished rounds: epsilon_spent, delta, clip and so on."""
         return {
             "mode": "central",
             "epsilon_spent": self.epsilon(rounds),

@@ -314,7 +314,13 @@ class Compression:
         return message
 
     def _residuals(self, path: str, context: RoundContext, size: int) -> Rows:
-        """Return the row store of the residuals of an upload, [N, n]: what earlier uploads of each client omitted."""
+        """Return the row store [N, n] of an upload's residuals: what a client's earlier uploads omitted, first 0.
+
+        Args:
+            path: The path of the upload's states, such as "up/theta".
+            context: Its device is that of the residuals.
+            size: Number of values of a client's upload, n.
+        """
         return self._row_store(f"{path}/memory", torch.zeros(size, device=context.device))
 
     def _row_store(self, path: str, default: Tensor, count: int | None = None) -> Rows:
@@ -365,7 +371,7 @@ def _state_path(direction: str, name: str, call: int) -> str:
 
 
 def num_bytes(t: Tensor) -> int:
-    """Return the number of bytes of an uncompressed tensor."""
+    """Return the number of bytes of a tensor's values, which is its size as an uncompressed message."""
     return t.numel() * t.element_size()
 
 

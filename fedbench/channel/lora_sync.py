@@ -71,7 +71,7 @@ class Factors(NamedTuple):
         return weighted.transpose(0, 1).flatten(1) @ self.A.double().flatten(0, 1)  # [out, K R] [K R, in]
 
     def means(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means of A [R, in] and B [out, R] over the K clients, with weights [K]; R is the largest rank."""
+        """Return (mean A [R, in], mean B [out, R]) over the K clients with weights [K]; R is the largest rank."""
         return torch.einsum("k,kri->ri", weights, self.A), torch.einsum("k,kor->or", weights, self.B)
 
 
@@ -218,7 +218,16 @@ class LoraSync:
         return Columns((start, stop) for name, (start, stop, _) in spans.items() if _is_factor(name, factor))
 
     def _count(self, ids: np.ndarray, length: int, columns: Columns) -> Tensor:
-        """Return how many of some columns of a message of this length each client has, given its rank.  # [K]"""
+        """Return how many of some columns of a message each client has.
+
+        Args:
+            ids: The clients.  # [K]
+            length: Number of columns of the message.
+            columns: The columns to count.
+
+        Returns:
+            The numbers, which depend on the clients' LoRA ranks; all columns if ranks are equal.  # [K] int64
+        """
         has = None if self.client_ranks is None else self.client_ranks.has(ids, length)
         return torch.full((len(ids),), columns.size) if has is None else columns.take(has).sum(1).cpu()
 
@@ -238,12 +247,12 @@ class LoraSync:
         return self.personal.put(rows, self._personal_B[ids])
 
     def keep_personal(self, ids: np.ndarray, rows: Tensor) -> None:
-        """Store the clients' personal factors of their trained rows [K, P], if the rule has any."""
+        """Store the personal factors in the trained rows [K, P] of the clients ids [K]; nothing if none is personal."""
         if self.personal is not None and self._personal_B is not None:
             self._personal_B[ids] = self.personal.take(rows)
 
     def without_personal(self, value: Tensor) -> Tensor:
-        """Return an upload [K, n] with 0 in place of factors that stay with the client."""
+        """Return an upload [K, n] with 0 in place of personal factors; any other tensor, or without them, unchanged."""
         factors = (
             self._factors_in(value.shape[-1], "B") if self.personal is not None and value.dim() == 2 else Columns([])
         )
@@ -336,23 +345,23 @@ def _frozen_weight(layer: torch.nn.Module) -> Tensor:
 
 
 def _is_factor(name: str, factor: str) -> bool:
-    """Return whether a parameter is a factor A or B, of which `factor` names one or both."""
+    """Return whether the parameter `name` is a LoRA factor that `factor` names: "A", "B", or "AB" for both."""
     return any(f".lora_{letter}." in name for letter in factor)
 
 
 def factor_spans(model: FlatModel, factor: str) -> list[tuple[int, int]]:
-    """Return the (start, stop) columns in a row of all factors "A" or "B"."""
+    """Return (start, stop) in a row [P] of each LoRA factor of a model, in its order; factor: "A", "B" or "AB"."""
     return [span for name, span in model.spans.items() if _is_factor(name, factor)]
 
 
 # -- rules -----------------------------------------------------------------------------------------------
 def flora(factors: Factors) -> Combined:
-    """Return a new A and B = 0, and the mean product, which is added to the frozen weight."""
+    """Return a newly drawn A, B = 0, and the mean of the clients' products B A, which is added to the frozen weight."""
     return Combined(factors.new_A(), torch.zeros_like(factors.B[0]), factors.mean_product)
 
 
 def flex(factors: Factors) -> Combined:
-    """Return the factors of the best approximation of rank R of the mean product, by its singular values."""
+    """Return A and B whose product is the best approximation of rank R to the mean product; nothing is added."""
     rank = factors.A.shape[1]
     # in double precision on the host, so that resumed runs and all processes have equal bytes
     U, S, Vh = torch.linalg.svd(factors.mean_product.cpu(), full_matrices=False)
@@ -376,7 +385,7 @@ def het(factors: Factors) -> Combined:
 
 
 def fedex(factors: Factors) -> Combined:
-    """Return the means of the factors, and what is added to the frozen weight: the mean product minus theirs."""
+    """Return the mean A, the mean B, and the mean of the products B A minus mean B mean A, for the frozen weight."""
     A, B = factors.means(factors.weights)
     return Combined(A, B, factors.mean_product - B.double() @ A.double())
 

@@ -45,7 +45,7 @@ class Sealed:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Refuse a torch function of which an argument is sealed."""
+        """Raise RunError, with the name of the sealed upload, for any torch function that gets one as an argument."""
         values = [*args, *(kwargs or {}).values()]
         values += [item for value in values if isinstance(value, list | tuple) for item in value]
         name = next(value._name for value in values if isinstance(value, Sealed))
@@ -53,7 +53,7 @@ class Sealed:
 
 
 def _refusing(operator: str) -> Any:
-    """Return a method that refuses an operator such as "add"."""
+    """Return the method for an operator such as "add", which raises RunError with the names of upload and operator."""
 
     def method(self: Sealed, *args: Any) -> NoReturn:
         refuse(self._name, f"applies the operator {operator!r} to it")
@@ -66,7 +66,7 @@ for _name in _OPERATORS:
 
 
 def opened(sealed: Sealed) -> tuple[Tensor, str, RoundContext, Tensor | None]:
-    """Return rows [K, ...], name, context and center [...] of a sealed upload, for a private release only."""
+    """Return (rows [K, ...], name, context, center [...] or None) of a sealed upload, for private releases only."""
     content = vars(sealed)
     return content["_rows"], content["_name"], content["_context"], content["_center"]
 

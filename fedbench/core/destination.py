@@ -71,7 +71,7 @@ def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> N
 
 
 def _check_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError if this process has no permission to write into an existing file or folder."""
+    """Raise ConfigError, naming the flag, if this process may not write into the existing file or folder `path`."""
     require(os.access(path, os.W_OK), f"{flag}: {path} is not writable (permission denied); name another path")
 
 

@@ -15,7 +15,7 @@ DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, OSErro
 
 
 def typed_path(text: str) -> Path:
-    """Return the path of a command-line argument with ``~`` expanded, which shells do not do in ``--out=~/file``."""
+    """Return a path given on the command line with ``~`` expanded, which shells do not do in ``--out=~/file``."""
     return Path(text).expanduser()
 
 

@@ -67,5 +67,5 @@ def output_on_stderr() -> Iterator[None]:
 
 
 def _from_numpy(value: Any) -> Any:
-    """Return a NumPy array or scalar as lists or a number of Python."""
+    """Return a NumPy array as nested lists, and a NumPy scalar as a number.  AttributeError for other values."""
     return value.tolist()

@@ -70,7 +70,7 @@ class Rows:
         return self.default.numel() * self.default.element_size()
 
     def _allocate(self, capacity: int) -> Tensor:
-        """Return an uninitialized store for ``capacity`` rows, on the device, in host memory or in a file on disk."""
+        """Return an uninitialized store [capacity, ...], in `location`: on the device, in host memory or on disk."""
         shape = (capacity, *self.default.shape)
         if self.location == "disk" and capacity and self.default.numel():
             return mapped_tensor(scratch_folder(), self.name, shape, self.default.dtype)
@@ -108,7 +108,7 @@ class Rows:
         return torch.index_select(self.store, 0, index, out=self._pinned(len(index))).to(self.device)
 
     def _pinned(self, count: int) -> Tensor:
-        """Return page-locked host memory for a number of rows, uninitialized.  Each call reuses it.  # [count, ...]"""
+        """Return uninitialized page-locked host memory [count, ...] for rows, which all calls of this state share."""
         if self.staging is None or len(self.staging) < count:
             self.staging = torch.empty((count, *self.default.shape), dtype=self.default.dtype, pin_memory=True)
         return self.staging[:count]
@@ -172,11 +172,11 @@ class Rows:
             self[ids[start : start + block_rows]] = state["rows"][start : start + block_rows]
 
     def _count_stored(self, ids: Ids) -> int:
-        """Return the number of rows in the store when the rows of the clients ids [k] are written."""
+        """Return how many of the rows of the clients ids [k] this process stores: here all, k."""
         return len(ids)
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
-        """Raise ValueError unless the clients ids [k] and rows [k, ...] of a checkpoint fit this matrix."""
+        """Raise ValueError unless ids [k] of a checkpoint are different clients, and rows [k, ...] fit this matrix."""
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
             raise ValueError(

@@ -331,7 +331,7 @@ def client_names(run: Run) -> list[str]:
 
 
 def _unknown_client(groups: list[Group], name: str, options: Options) -> str:
-    """Return the error message if no run has scores of the client: the client or only its metric is missing."""
+    """Return the error message for --client `name` without scores: no such client, or no options.metric of it."""
     runs = [group.runs[0] for group in groups]
     if any(client_index(run, name) is not None for run in runs):
         return (

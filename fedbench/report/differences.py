@@ -85,7 +85,7 @@ def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
 
 
 def differences_for_readers(table: Table) -> Table:
-    """Return the table of differences for people: the columns better, equal and worse are joined as "5 / 0 / 3"."""
+    """Return the table for people: better, equal, worse as one column, "5 / 0 / 3"; without redundant columns."""
     counts = ("better", "equal", "worse")
     rows = []
     for row in table.rows:
@@ -211,7 +211,11 @@ def _run_notes(setting: Setting, method: str, against: str, names: dict[str, str
 
 
 def _client_notes(difference: Difference) -> list[str]:
-    """Return lines about clients without a score, and about clients that are not the same for all seeds."""
+    """Return the notes of a comparison about scores of single clients; [] if none applies.
+
+    There are four: no scores, so that p is over seeds alone; partitions that differ between seeds; clients without a
+    score; and means over different clients, because some have a score with one of the two methods only.
+    """
     if not difference.clients.size:
         return ["p is over seeds alone, because there are no scores of single clients"]
     lines = []

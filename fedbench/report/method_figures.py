@@ -39,7 +39,7 @@ class Regression:
 
 
 def regression(x: np.ndarray, y: np.ndarray) -> Regression:
-    """Return the least-squares line through the points x [n], y [n], and their correlation."""
+    """Return slope, intercept and correlation of the least-squares line of y [n] over x [n]; NaN if undefined."""
     dx, dy = x - x.mean(), y - y.mean()
     xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)  # sums of squares and of products
     slope = xy / xx if xx else float("nan")

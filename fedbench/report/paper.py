@@ -354,7 +354,7 @@ def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:
 
 
 def varying_keys(cells: list[Cell]) -> list[str]:
-    """Return those of setting, dataset, clients and metric whose values differ among cells."""
+    """Return which of "setting", "dataset", "clients" and "metric", in this order, differ among cells; [] if none."""
     return [key for key in KEYS if len({cell.row[key] for cell in cells}) > 1]
 
 

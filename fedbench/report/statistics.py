@@ -84,7 +84,7 @@ def signed_rank_p(differences: np.ndarray) -> np.ndarray:
 
 
 def smallest_p(seeds: int) -> float:
-    """Return the smallest two-sided p-value that the signed-rank test can have with this number of seeds."""
+    """Return the smallest two-sided p-value that a sign-flip test over so many seeds can have, 2 / 2^seeds."""
     return 2 / 2**seeds
 
 
@@ -122,7 +122,7 @@ def standardized_mean(differences: np.ndarray) -> float:
 
 
 def signs(differences: np.ndarray) -> np.ndarray:
-    """Return the sign of each difference: 1, -1, NaN, or 0 if it is 0 after rounding to 12 decimal places."""
+    """Return the sign of each difference, same shape: 1, -1, 0 (also if 0 to 12 decimal places), or NaN for NaN."""
     return np.sign(np.round(differences, DECIMALS))
 
 

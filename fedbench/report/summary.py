@@ -271,10 +271,11 @@ def sort_key(value: Any) -> tuple[bool, float, str]:
 
 
 def common_facts(groups: list[Group]) -> str:
-    """Return what the first runs of all groups have in common of data set, partition, model, clients, cohort, rounds.
+    """Return what the groups have in common, by the first run of each: data set, partition, model, clients and so on.
 
     Returns:
-        A text such as "mnist, dirichlet partition, 20 clients, 5 a round, 100 rounds".
+        A text such as "mnist, dirichlet partition, 20 clients, 5 a round, 100 rounds".  Facts that differ between the
+        groups, or that a run does not record, are left out; "" if all are.
     """
     formats = {"dataset": "{}", "partition": "{} partition", "model": "{}", "num_clients": "{} clients",
              "cohort": "{} a round", "rounds": "{} rounds"}  # fmt: skip

@@ -226,7 +226,7 @@ def as_object(tables: list[Table]) -> dict[str, Any]:
 
 
 def _table_object(table: Table) -> dict[str, Any]:
-    """Return a table for JSON as a dict with the keys name, title, columns and rows."""
+    """Return a table for JSON: a dict of name, title, columns (list of {key, title}) and rows (dicts by column)."""
 
     def cell(value: Any) -> Any:
         if isinstance(value, Spread):

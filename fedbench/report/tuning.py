@@ -257,7 +257,7 @@ def validation_score(run: Run, metric: str, select: str, until: int | None = Non
 
 
 def _edges(study: Study, chosen: Trial) -> list[str]:
-    """Return a text for each chosen number that is the smallest or largest of the values that were tried."""
+    """Return "key=value (largest)" or "(smallest)" for each chosen number at an end of the tried ones; else []."""
     texts = []
     for key, value in chosen.options.items():
         tried = {trial.options[key] for trial in study.trials if _is_number(trial.options[key])}
@@ -306,7 +306,13 @@ def _table(choices: list[Choice], metric: str, select: str) -> Table:
 
 
 def _row(choice: Choice, metric: str) -> dict[str, Any]:
-    """Return a row of the table as a dict from column to value.  Test scores are read here, after the choice."""
+    """Return a row of the table of choices, as a dict from column to value.
+
+    Args:
+        choice: The chosen trial of a method in a setting.
+        metric: The metric of its test scores, which are read only here, after the choice.  Without test seeds they are
+            Spreads of count 0.
+    """
     runs = [choice.trial.runs[key] for key in choice.tested]
     test = {
         name: over_seeds(scores.value_at(run, metric, scores.selected_round(run, metric, name)) for run in runs)

@@ -198,7 +198,9 @@ class Wandb(Callback):
 
 
 def _settings(mode: str, supported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run in W&B: short waits, no output, no recording of the console.
+    """Return the settings of a run in W&B: short waits, no output, and no record of the console.
+
+    Offline, the load of the machine is not recorded either.
 
     Args:
         mode: "online" or "offline".
@@ -209,6 +211,7 @@ def _settings(mode: str, supported: Mapping[str, Any]) -> dict[str, Any]:
         "finish_timeout": SECONDS_TO_UPLOAD,
         "silent": True,
         "console": "off",
-        "x_disable_stats": mode == "offline",  # the load while reading tables is not that of the run
+        # offline, the record is made from the tables after the run, so the load of the machine is not that of the run
+        "x_disable_stats": mode == "offline",
     }
     return {name: value for name, value in settings.items() if name in supported}

@@ -116,7 +116,7 @@ class Bottleneck(Adapter):
 
 
 def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequential:
-    """Return an nn.Sequential of three modules with the names "down", "act" and "up" instead of numbers."""
+    """Return an nn.Sequential that applies down, act and up in turn, under these names instead of numbers."""
     network = nn.Sequential()
     for name, layer in (("down", down), ("act", act), ("up", up)):
         network.add_module(name, layer)
@@ -185,7 +185,7 @@ class Behind(Added):
         return hidden_units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return `scale` times the output of the bottleneck for the layer's output y.  # [..., out]"""
+        """Return `scale` times the output of the bottleneck for the layer's output y; x is not used.  # [..., out]"""
         return self.scale * self.change(y)
 
     def change(self, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class Alongside(Behind):
     """y + scale U s(D x)."""
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return `scale` times the output of the bottleneck for the layer's input x.  # [..., out]"""
+        """Return `scale` times the output of the bottleneck for the layer's input x; y is not used.  # [..., out]"""
         return self.scale * self.change(x)
 
 

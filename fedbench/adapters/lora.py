@@ -173,7 +173,7 @@ class _WithProduct(nn.Module):
 
 
 def cut_to_rank(model: nn.Module, rank: int) -> None:
-    """Remove the rows of all A and the columns of all B from position `rank` on, in place."""
+    """Keep only the first `rank` rows of A and columns of B in all LoRA layers of a model, in place."""
     for layer in model.modules():
         if isinstance(layer, _WithProduct):
             layer.lora_A.weight = nn.Parameter(layer.lora_A.weight[:rank].detach().clone())  # type: ignore[index]

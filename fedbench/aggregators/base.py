@@ -92,11 +92,11 @@ class Aggregator:
         raise NotImplementedError
 
     def max_f(self, m: int) -> int:
-        """Return the largest number of wrong rows that the rule allows among m rows.  Subclasses may override it."""
+        """Return the largest number of wrong rows that the rule allows among m rows.  The default is less than half."""
         return max((m - 1) // 2, 0)
 
     def num_wrong(self, n: int) -> int:
-        """Return the assumed number of wrong uploads among n: the option f, or the fraction f of n, rounded up."""
+        """Return the assumed number of wrong uploads among n: the option f; if it is below 1, f times n, rounded up."""
         return math.ceil(self.f * n - 1e-9) if self.f < 1 else int(self.f)  # 0.1 * 30 is more than 3
 
     def check(self, num_clients: int) -> None:

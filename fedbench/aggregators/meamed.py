@@ -17,7 +17,10 @@ class MeaMed(Aggregator):
     uses_weights = False
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the mean of the n - f values nearest to the median, in each coordinate of the rows.  # [p]"""
+        """Return in each coordinate the unweighted mean of the n - f values nearest to the median.  # [p]
+
+        With f = 0, return the weighted mean of the rows.
+        """
         if u.f == 0:
             return u.mean
         return torch.cat([_mean_around_median(values, len(u.rows) - u.f) for values in sorted_columns(u.rows)])

@@ -34,7 +34,10 @@ class MultiKrum(Krum):
         self.m = m
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the mean of the rows with the lowest scores; their number is the option m, or n - f.  # [p]"""
+        """Return the unweighted mean of the rows with the lowest scores: the option m of them, at most n.  # [p]
+
+        With m=None, they are n - f.
+        """
         n = len(u.rows)
         m = min(self.m or n - u.f, n)
         selected = self.scores(u).argsort(stable=True)[:m]  # [m]

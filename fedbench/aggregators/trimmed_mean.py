@@ -16,7 +16,10 @@ class TrimmedMean(Aggregator):
     """The mean of each coordinate without its f smallest and its f largest values."""
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return each coordinate's weighted mean over the rows, without the f smallest and f largest values.  # [p]"""
+        """Return each coordinate's weighted mean over the rows, without the f smallest and f largest values.  # [p]
+
+        The weights of the remaining values are divided by their sum.
+        """
         if u.f == 0:
             return u.mean
         inner = slice(u.f, len(u.rows) - u.f)  # of each coordinate's m sorted values, without f at both ends

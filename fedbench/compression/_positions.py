@@ -16,7 +16,7 @@ from fedbench.compression._stream import Reader, Writer
 
 
 def num_selected(share: float, size: int) -> int:
-    """Return how many of `size` values are selected: ceil(share * size), and at least 1."""
+    """Return how many of `size` values are selected: ceil(share * size), from 1 to size."""
     return min(size, math.ceil(round(share * size, 6)) or 1)  # 0.07 * 100 is 7.000000000000001
 
 

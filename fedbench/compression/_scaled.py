@@ -79,11 +79,11 @@ class Scaled(Compressor):
         self.inner.setup(rows, message)
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the inner compressor's client states after a transmission."""
+        """Update the inner compressor's states of the message's clients with `encoded`, after its transmission."""
         self.inner.update_state(encoded, message)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a dict from name to tensor of the inner compressor, for a checkpoint."""
+        """Return the inner compressor's tensors by name, for a checkpoint; the scaling itself has none."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -46,7 +46,7 @@ def exact(g: Row, gamma: float) -> Row:
 
 @functools.cache
 def _compiled_solve() -> Callable[..., None]:
-    """Return `_solve` compiled by numba; `_solve` itself, which is slow, if numba is not installed."""
+    """Return the function `_solve` compiled by numba; `_solve` itself, which is slow, if numba is not installed."""
     try:
         import numba
     except ImportError:

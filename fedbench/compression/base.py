@@ -50,7 +50,7 @@ class Message:
     cohort: Tensor | None = None
 
     def of(self, a: int, b: int) -> Message:
-        """Return this message for some of its clients: those at positions a <= i < b of `ids`."""
+        """Return a copy of this message for some of its clients: those at positions a <= i < b of `ids`."""
         return replace(self, ids=self.ids[a:b], weights=None if self.weights is None else self.weights[a:b])
 
 
@@ -131,11 +131,11 @@ class Compressor:
         raise NotImplementedError
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows that the receiver gets from an encoding; `compress` made it.  # [k, n]"""
+        """Return the rows that the receiver gets from an encoding, which `compress` made of this message.  # [k, n]"""
         raise NotImplementedError
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of float32 values in the encoding of one row; 0 by default."""
+        """Return m, the number of float32 values in the encoding of one row of this message; 0 by default."""
         return 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -178,7 +178,7 @@ class Compressor:
         return type(self).observe is not Compressor.observe
 
     def observe(self, losses: Tensor) -> None:
-        """Adapt to the training losses [K] of a round's clients.  By default nothing adapts."""
+        """Adapt to the training losses [K] of a round's clients.  The default does nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a dict from name to tensor, for all tensors that are attributes.  Row stores are saved separately."""

@@ -80,7 +80,7 @@ class CER(Compressor):
         return Encoded(v[:, :0], {"row": v, "begins": begins})  # v[:, :0]: no float32 values
 
     def denoised(self, row: np.ndarray) -> np.ndarray:
-        """Return a row [n] after denoising each block of it by itself.  # [n] float64"""
+        """Return a row [n] after denoising each block of `block` values by itself; None: one block.  # [n] float64"""
         size = self.block or len(row)  # None: the whole row is one block
         return np.concatenate([self._block_of(row[a : a + size]) for a in range(0, len(row), size)])
 

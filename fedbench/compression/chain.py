@@ -169,7 +169,7 @@ class Chain(Compressor):
         return any(o.reads_losses for o in self.operators)
 
     def observe(self, losses: Tensor) -> None:
-        """Pass the training losses [K] of a round's clients to all compressors."""
+        """Pass the training losses [K] of a round's clients to `observe` of all compressors."""
         for compressor in self.operators:
             compressor.observe(losses)
 

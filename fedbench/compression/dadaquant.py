@@ -123,7 +123,7 @@ class DAdaQuant(QSGD):
         return Encoded(x[:, :0], {"scale": scale, "q": q.int(), "level": level})  # x[:, :0]: no float32 values
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the quantized rows, norm * level / q.  # [k, n]"""
+        """Return the quantized rows, norm * level / q, with each row's own norm and number q of levels.  # [k, n]"""
         return encoded.codes["scale"] * (encoded.codes["level"].float() / encoded.codes["q"].float())
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -136,6 +136,8 @@ class DAdaQuant(QSGD):
         super().write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row by name: q, its number of levels, then its norm and the level of each value."""
+        """Read the codes of one row; return {"q": number of levels, "scale": norm, "level": signed levels}.
+
+        # [1, 1], [1, 1], [1, n]"""
         q = torch.tensor([[stream.omega()]], dtype=torch.int32)
         return {"q": q, **super().read(stream, message)}

@@ -42,7 +42,7 @@ class Deflate(Compressor):
         return encoded.codes["row"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's B deflated bytes, and of a gamma code of B.  # [k]"""
+        """Return the number of bits of each row: its B deflated bytes, and the Elias gamma code of B.  # [k]"""
         sizes = [len(self._deflated(row)) for row in encoded.codes["row"].cpu()]
         bits = [8 * size + 2 * size.bit_length() - 1 for size in sizes]
         return torch.tensor(bits, device=encoded.values.device)

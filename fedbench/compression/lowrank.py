@@ -64,13 +64,19 @@ class LowRank(Compressor):
         self.last: dict[str, Rows] = {}
 
     def setup(self, rows: RowStore, message: Message) -> None:
-        """Create a row store for the last second factors of each client, with warm_start=true."""
+        """Create a row store for the last second factors of each client, at first 0, for messages like this one.
+
+        Do nothing without warm_start=true, or if the message has no matrix.
+        """
         size = sum(part.b * part.r for part in self._parts(message))
         if self.warm_start and size:
             self.last[message.name] = rows(f"compression/{message.name}", torch.zeros(size))
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Store each client's second factors, from which its next power iteration starts."""
+        """Store the second factors of the message's clients, from which their next power iterations start.
+
+        Do nothing without warm_start=true.
+        """
         if self._is_warm(message):
             # factor Q of each matrix
             second = [piece[1].flatten(1) for piece in self._pieces(encoded, message) if len(piece) == 2]
@@ -159,7 +165,7 @@ class LowRank(Compressor):
         return [_halves(values, part) if part.r else (values,) for values, part in zip(split, parts)]
 
     def num_values(self, message: Message) -> int:
-        """Return the number of values in the encoding of a row: r (a + b) for a matrix [a, b], else all values."""
+        """Return the number of values in the encoding of a row: r (a + b) per matrix [a, b], and all other values."""
         return sum(part.values for part in self._parts(message))
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -175,7 +181,7 @@ class LowRank(Compressor):
 
 
 def _halves(values: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
-    """Split the values [k, r (a + b)] of a matrix into its factors [k, a, r] and [k, b, r]."""
+    """Split the values [k, r (a + b)] of the matrix `part` into its factors [k, a, r] and [k, b, r]."""
     p, q = values.split([part.a * part.r, part.b * part.r], 1)
     return p.reshape(-1, part.a, part.r), q.reshape(-1, part.b, part.r)
 

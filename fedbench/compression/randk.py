@@ -41,7 +41,7 @@ class RandK(Compressor):
         self.share, self.unbiased, self.contractive, self.exact = share, unbiased, not unbiased, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Select m values of each row x [k, n]; codes are the random "key" [k, 1] and its "positions" [k, m]."""
+        """Select m values of each row x [k, n]; codes: a random "key" [k, 1] of draws, and its "positions" [k, m]."""
         key = draws.random_bits(1)
         where = self._positions(key, message)
         return Encoded(x.gather(1, where), {"key": key, "positions": where})
@@ -54,12 +54,15 @@ class RandK(Compressor):
         return positions.largest(RowRandom(key[:, 0]).random_bits(message.size), self.num_values(message))
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with the received values at their positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with the received values at their positions, and zeros elsewhere.  # [k, n]
+
+        If the option unbiased is True, the m values are multiplied by n / m.
+        """
         scale = message.size / self.num_values(message) if self.unbiased else 1.0
         return positions.scatter(encoded.values * scale, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of selected values of a row."""
+        """Return m, the number of selected values of a row: ceil(share * n), at least 1."""
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:

@@ -62,7 +62,7 @@ class STC(Compressor):
         return Encoded(x[:, :0], {"mean": mean_magnitude(selected), "positions": where, "negative": selected < 0})
 
     def _num_selected(self, message: Message) -> int:
-        """Return m, the number of selected values of a row with variant="sattler"."""
+        """Return m, the number of selected values of a row with variant="sattler": ceil(share * n), at least 1."""
         return positions.num_selected(self.share, message.size)
 
     def _by_sign(self, x: Tensor) -> Encoded:
@@ -87,7 +87,10 @@ class STC(Compressor):
         return Encoded(x[:, :0], {"mean": torch.cat(means, 1), "trit": trit})  # x[:, :0]: no float32 values
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with the mean magnitude or minus it at the selected positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with the mean magnitude or minus it at the selected positions, and zeros elsewhere.  # [k, n]
+
+        With variant="pfednet", positive and negative values have a mean magnitude each.
+        """
         mean = encoded.codes["mean"]
         if self.variant == "pfednet":  # one mean of the positive and one of the negative values
             trit = encoded.codes["trit"]

@@ -32,7 +32,10 @@ class Ternary(Compressor):
         self.clip, self.unbiased = clip, clip is None
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Round rows x [k, n] at random: codes "scale" [k, 1], the largest magnitude, and "trit" -1, 0 or 1 [k, n]."""
+        """Round rows x [k, n], clipped by the option clip, at random: codes "scale" [k, 1] and "trit" [k, n] int8.
+
+        scale is the largest magnitude; trit is -1, 0 or 1 and is nonzero with probability |x| / scale.
+        """
         x = x if self.clip is None else _clipped(x, self.clip)
         scale = x.abs().amax(1, keepdim=True)
         is_nonzero = draws.uniform(message.size) < over(x, scale)  # with probability |x| / scale
@@ -43,7 +46,7 @@ class Ternary(Compressor):
         return encoded.codes["scale"] * encoded.codes["trit"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row: 32 for the scale, and a byte per five values.  # [k]"""
+        """Return the number of bits of each row: 32 for the scale, and a byte per five values, rounded up.  # [k]"""
         bits = FLOAT + BYTE * -(-message.size // TRITS)
         return torch.full((len(encoded.values),), bits, device=encoded.values.device)
 
@@ -72,7 +75,10 @@ class Ternary(Compressor):
 
 
 def _clipped(x: Tensor, deviations: float) -> Tensor:
-    """Clip rows x [k, n] to [-bound, bound] with bound = deviations times the row's standard deviation.  # [k, n]"""
+    """Clip rows x [k, n] to [-bound, bound] with bound = deviations times the row's standard deviation.  # [k, n]
+
+    Rows of equal values are unchanged.
+    """
     mean = divided(total(x.double())[:, None], x.shape[1]).float()
     bound = deviations * divided(l2_norm(x - mean), x.shape[1] ** 0.5)  # [k, 1]
     return torch.where(bound > 0, x.clamp(-bound, bound), x)  # rows of equal values are not clipped

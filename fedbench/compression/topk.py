@@ -40,7 +40,7 @@ class TopK(Compressor):
         return positions.scatter(encoded.values, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of selected values of a row."""
+        """Return m, the number of selected values of a row: ceil(share * n), at least 1."""
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:

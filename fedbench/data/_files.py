@@ -273,7 +273,7 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
 
 
 def store(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays (by name) to the npz file `path`; if that fails, log a warning and raise no error."""
+    """Write arrays (by name) to the npz file `path`; on an OSError, such as a full disk, only log a warning."""
     try:
         write_npz(path, **arrays)
     except OSError as error:

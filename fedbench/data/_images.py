@@ -92,7 +92,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
         return images
 
     def resize_one(image: np.ndarray) -> np.ndarray:
-        """Return one picture [C, H, W] resized to [C, size, size], where size is the argument of `resize`."""
+        """Return one picture [C, H, W] uint8 resized to [C, size, size], where size is the argument of `resize`."""
         is_rgb = len(image) == 3  # one call for three planes: faster, and the same numbers
         planes = [np.ascontiguousarray(image.transpose(1, 2, 0))] if is_rgb else list(image)
         pictures = (Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR) for plane in planes)

@@ -322,7 +322,10 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
-    """Return bytes that a pickle (of protocol 2) stores as latin1 text; raise NotPlainError for another encoding."""
+    """Return bytes that a pickle (of protocol 2) stores as latin1 text.
+
+    Raise NotPlainError if text is no str, or encoding is not "latin1".
+    """
     if not (isinstance(text, str) and encoding == "latin1"):
         raise NotPlainError(f"_codecs.encode to {encoding}")
     return text.encode("latin1")

@@ -66,7 +66,10 @@ def digest(dataset: Mapping[str, Any], data_dir: str, make: Callable[[], Arrays]
 
 
 def _path(dataset: Mapping[str, Any], data_dir: str) -> Path:
-    """Return the path of the JSON file in the cache that stores the digest of the data set with these options."""
+    """Return the path of the JSON file in data_dir/cache that stores the digest of the data set with these options.
+
+    Options that do not change what is read (`DATASET_KEYS`) have no effect on it.
+    """
     source = {key: value for key, value in dataset.items() if key not in DATASET_KEYS}
     return cache_path(data_dir, "digest", json.dumps(source, sort_keys=True), "json")
 

@@ -150,7 +150,10 @@ class Synthetic:
         return np.clip(images, 0, 1)
 
     def _images(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
-        """Return uint8 images with the pattern of their class, and with a brightness that depends on their domain."""
+        """Return Arrays of n uint8 images [n, channels, height, width] with the pattern of their class.
+
+        Their brightness depends on their domain [n]; None: all have full brightness.
+        """
         labels = rng.integers(self.num_classes, size=self.n)
         images = self._patterns(rng, labels)
         if domain is not None:

@@ -159,7 +159,10 @@ class _Archive:
         return tensors
 
     def _storage(self, storage: _Storage) -> Tensor:
-        """Return all values of a storage, [count]; raise ValueError if its file has another number of values."""
+        """Return all values of a storage as a tensor [count] of its dtype; each file is read once.
+
+        Raise ValueError if the file has another number of values.
+        """
         if storage not in self.storages:
             dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
@@ -175,7 +178,10 @@ class _Archive:
         return self.storages[storage]
 
     def _tensor(self, view: _View) -> Tensor:
-        """Return the values of a view as a tensor; raise ValueError if it reads beyond the end of its storage."""
+        """Return the values of a view as a tensor of the view's shape, which may be empty.
+
+        Raise ValueError if it reads beyond the end of its storage, or if its shape is damaged.
+        """
         values = self._storage(view.storage)
         _, offset, shape, strides = view
         if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or len(shape) != len(strides):

@@ -366,7 +366,10 @@ def frozen(clip: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error's message, and also the second line if the first one ends with a colon."""
+    """Return the first line of an error's message, with the second (cut to 200 characters) if it ends with a colon.
+
+    Of an UnpicklingError return `NO_WEIGHTS`; without a message return the class of the error.
+    """
     if isinstance(error, pickle.UnpicklingError):
         return NO_WEIGHTS  # replaces PyTorch's advice to load it with weights_only=False
     first, *rest = str(error).splitlines() or [type(error).__name__]

@@ -242,7 +242,7 @@ class CLIPPrompt(MoveListener):
 
     # -- images ------------------------------------------------------------------------------------------
     def image(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-        """Return the image features [..., D] in a batch: the tensor itself, or the entry "image" of a dict."""
+        """Return the image features [..., D]: `inputs` itself if it is a tensor, or the entry "image" of a dict."""
         return inputs["image"] if isinstance(inputs, dict) else inputs
 
     def tokens(self, inputs: dict[str, Tensor]) -> Tensor:

@@ -36,7 +36,10 @@ class CausalAttention(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected, for tokens x [B, T, width]."""
+        """Return softmax(q k^T / sqrt(d) + mask) v of all heads, concatenated and projected, [B, T, width] as tokens x.
+
+        mask is -inf for later tokens.
+        """
         q, k, v = self.qkv(x).unflatten(-1, self.split).transpose(-2, -3).chunk(3, -3)  # [B, heads, T, d] each
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.split[1]) + self.mask  # [B, heads, T, T]
         attended = self.dropout(scores.softmax(-1)) @ v  # [B, heads, T, d]

@@ -52,7 +52,7 @@ class HFModel(Backbone):
             architecture = classes if isinstance(classes, str) else classes[0]  # DeiT's second class has a teacher
 
             def build() -> nn.Module:
-                """Return the network with random weights."""
+                """Return the network `name` with random weights and its own classifier."""
                 config: Any = AutoConfig.for_model(name, architectures=[architecture], **arguments)  # type: ignore
                 return AutoModelForImageClassification.from_config(config, **attention)
         else:

@@ -145,7 +145,10 @@ def _load(weights: str) -> nn.Module:
 
 
 def _transformers() -> tuple[Any, Any]:
-    """Return the library, and the names of its text encoders; raise ConfigError if it is not installed."""
+    """Return the library, and a dict whose keys are the model types of its text encoders, such as "bert".
+
+    Raise ConfigError if it is not installed.
+    """
     try:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -28,7 +28,10 @@ class GhostNorm(nn.Module):
         self.virtual_batch = virtual_batch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x [B, features], normalized in virtual batches of at least virtual_batch samples each in training."""
+        """Return x [B, features] normalized; in training, in virtual batches of at least virtual_batch samples each.
+
+        A smaller batch is one virtual batch.
+        """
         parts = x.chunk(max(1, len(x) // self.virtual_batch)) if self.training else (x,)
         return torch.cat([self.norm(part) for part in parts])
 

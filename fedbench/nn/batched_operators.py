@@ -453,7 +453,10 @@ class ClientDropout(nn.Module):
         self.key: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with a fraction p of its values set to 0 and the others divided by 1 - p; x in evaluation mode."""
+        """Return x [B, ...] with about a fraction p of its values set to 0, and the others divided by 1 - p.
+
+        In evaluation mode return x itself.
+        """
         keys = None if self.key is None else self.key[None]
         return _dropout(self, self.name, {}, x, False, ForwardContext(self.training, keys))
 

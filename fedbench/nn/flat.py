@@ -106,7 +106,7 @@ class FlatModel(RowLayout):
         check_patterns(self._patterns, [*self.spans, *frozen], self._class_of, modules, list(self.spans))
 
     def _class_of(self, name: str) -> str:
-        """Return the class name of the layer that has a parameter or buffer, or "" if a method added the tensor."""
+        """Return the class of the layer that has the tensor `name`, such as "Linear"; "" if a method added it."""
         return "" if name in self._extras else type(self.module.get_submodule(name.rpartition(".")[0])).__name__
 
     def extend(self, **extras: str | Tensor | nn.Module) -> None:

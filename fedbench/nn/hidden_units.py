@@ -110,7 +110,10 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
     ]
 
     def incoming_weights(named: Mapping[str, Tensor], module_prefix: str) -> Tensor:
-        """Return the weights [k, m, d] that lead to the m units, from k clients' parameters by name in the model."""
+        """Return the weights [k, m, d] that lead to the m units, of k clients.
+
+        named: their parameters by name in the model.  module_prefix: what the module's names begin with there, or "".
+        """
         if isinstance(down, HiddenUnitLayer):
             return down.incoming_weights(named, f"{module_prefix}{prefix}.down.")
         return named[f"{module_prefix}{prefix}.down.weight"]

@@ -94,7 +94,7 @@ class Linear(Layer):
         self.bias = f"{name}.bias" if module.bias is not None else None
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return x W^T + b [B, out], and the input x, which `backward` needs; if batched, with an axis k of clients."""
+        """Return x W^T + b [B, out] ([k, B, out] if batched), with W and b of params, and x, which `backward` needs."""
         w = params[self.weight]
         if not batched and weight_goes_first(w, x):  # w x^T is faster than x w^T for these shapes
             y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
@@ -248,7 +248,10 @@ class MaxPool2d(Layer):
         )
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the pooled x [B, C, H, W], or [k, B, C, H, W] if batched; and x with the indices of the maxima."""
+        """Return the pooled x [B, C, H, W] ([k, B, C, H, W] if batched), and (x, indices of the maxima) for `backward`.
+
+        In both of these, the axes k and B are one.
+        """
         flat = x.flatten(0, 1) if batched else x
         y, indices = aten.max_pool2d_with_indices(flat, *self.options)
         return (y.unflatten(0, x.shape[:2]) if batched else y), (flat, indices)

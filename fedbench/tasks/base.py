@@ -51,7 +51,7 @@ class TrainingData(Protocol):
         ...
 
     def normalized(self, x: Tensor) -> Tensor:
-        """Return stored inputs x [n, ...] as the model receives them: images as floats, standardized if set."""
+        """Return stored inputs x [n, ...] as the model receives them: uint8 images as (normalized) float32."""
         ...
 
 
@@ -212,7 +212,7 @@ class Task:
         return x, y
 
     def outputs(self, num_classes: int) -> int:
-        """Return R, the number of outputs that the model must have: num_classes, unless a task overrides this."""
+        """Return R, the number of outputs of the model for a sample: num_classes, unless a task overrides this."""
         return num_classes
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:

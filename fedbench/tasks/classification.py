@@ -59,7 +59,10 @@ class Classification(Task):
         self.has_closed_form_gradient = uses_plain_loss and type(self).loss is Classification.loss
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are int64 labels [n] from 0 to C - 1, and class weights have length C."""
+        """Raise ConfigError unless targets are int64 labels [n] from 0 to C - 1, with C = num_classes.
+
+        Also raise it if the option class_weights is a list of another length than C.
+        """
         check_labels(targets, num_classes, self.kind)
         # class_weights is "none", "balanced" or a list
         count = num_classes if isinstance(self.class_weights, str) else len(self.class_weights)
@@ -70,11 +73,15 @@ class Classification(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the targets [n], which are the class labels."""
+        """Return the targets [n] int64 unchanged: they are the class labels.  num_classes is not used."""
         return targets
 
     def setup(self, federation: TrainingData) -> None:
-        """Set ``weights`` [C] from the option class_weights: a list, or "balanced" by all clients' training samples."""
+        """Set ``weights`` [C] from the option class_weights; leave it unchanged for "none".
+
+        The option is a list, or "balanced": inversely proportional to the number of all clients' training samples of
+        the class, and 1 for a class without any.
+        """
         if self.class_weights == "none":
             return
         if self.class_weights == "balanced":

@@ -127,15 +127,15 @@ class Denoising(Task):
         check_labels(targets, num_classes, self.kind)
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the targets [n], which are the class labels."""
+        """Return the targets [n] int64 unchanged: they are the class labels.  num_classes is not used."""
         return targets
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return counts by image and class: 1 for the class of the image, from the classes y [n].  # [n, classes]"""
+        """Return for classes y [n] of images the one-hot counts: 1 for its class, else 0.  # [n, num_classes] int64"""
         return F.one_hot(y, num_classes)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the number of images of each class, from the classes y [n].  # [classes] int64"""
+        """Return the number of images of each class, from the classes y [n].  # [num_classes] int64"""
         return torch.bincount(y, minlength=num_classes)
 
     def setup(self, federation: TrainingData) -> None:
@@ -168,7 +168,9 @@ class Denoising(Task):
         return Schedule(self.alpha_bar)
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
-        """Return a dict from name to shape of the model's inputs for one sample, for images of shape [C, H, W]."""
+        """Return the shapes of the model's inputs by name, for one image of the given shape [channels, H, W].
+
+        They are {"image": shape, "step": (), "label": (num_classes,)}."""
         return {"image": shape, "step": (), "label": (num_classes,)}
 
     def stochastic_inputs(
@@ -195,11 +197,11 @@ class Denoising(Task):
         return inputs, self.schedule.velocity(image, t, noise)
 
     def outputs(self, num_classes: int) -> int:
-        """Return C, the number of channels of an image: the model predicts a velocity for each."""
+        """Return the number of channels of an image, each with a predicted velocity, whatever num_classes is."""
         return self.channels
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the model's outputs, [B, C, H, W], which is that of the velocities y."""
+        """Return the shape of the model's outputs: that of the velocities y [B, channels, H, W], for any `outputs`."""
         return tuple(y.shape)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:

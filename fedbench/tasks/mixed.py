@@ -75,11 +75,17 @@ class Mixed(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the answer of each question, or the first label of other samples; 0 if there is none.  # [n] int64"""
+        """Return column 1 of targets [n, 1 + L]: the answer of a question, else the first label; 0 if there is none.
+
+        # [n] int64
+        """
         return targets[:, 1].clip(0)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
-        """Return random targets [n, 3] int64: samples with up to two labels, and questions, some without an answer."""
+        """Return n random targets [n, 3] int64: kind of sample (labels, open or closed question), and two values.
+
+        The values are up to two labels or one answer, each below num_classes, and -1 for none.
+        """
         sample_kind = rng.integers(0, 3, n)
         first, second = rng.integers(-1, num_classes, (2, n))
         has_no_second = (sample_kind > LABELS) | (second == first)  # a question has one answer; labels are distinct

@@ -51,7 +51,7 @@ class NextToken(Task):
         )
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
-        """Return random texts of 6 tokens, of which some positions at the beginning and the end have no target."""
+        """Return n random texts of 6 tokens below num_classes, with -1 at up to two positions at each end.  # [n, 6]"""
         targets = rng.integers(0, num_classes, (n, 6))
         first, last = rng.integers(0, 3, (n, 1)), rng.integers(3, 6, (n, 1))
         positions = np.arange(6)
@@ -134,7 +134,10 @@ class NextToken(Task):
 
 
 def _masked(logits: Tensor, class_mask: Tensor | None) -> Tensor:
-    """Return logits [k, B, T, C] with -inf for the tokens that a client does not have (class_mask [k, C] bool)."""
+    """Return logits [k, B, T, C] with -inf for the tokens that a client does not have.
+
+    class_mask [k, C] bool is False for them; None: unchanged.
+    """
     return logits if class_mask is None else logits.masked_fill(~class_mask[:, None, None], float("-inf"))
 
 

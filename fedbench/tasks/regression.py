@@ -73,7 +73,10 @@ class Regression(Task):
         return np.searchsorted(edges, y, side="right").astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Set ``mean`` and ``std`` [R] by the training targets of all clients, if the option standardize is True."""
+        """Set ``mean`` and ``std`` [R] by the training targets of all clients; keep 0 and 1 if standardize is False.
+
+        The std of a constant target is 1.
+        """
         device = federation.device
         self.mean, self.std = self.mean.to(device), self.std.to(device)
         if self.standardize:

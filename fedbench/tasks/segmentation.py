@@ -92,7 +92,7 @@ class Segmentation(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the most frequent class of each mask, not counting class 0; 0 if no pixel has another.  # [n] int64"""
+        """Return the most frequent class other than 0 of each mask of targets [n, H, W], 0 if none.  # [n] int64"""
         masks = targets.reshape(len(targets), -1)  # [n, pixels]
         counts = np.stack([(masks == c).sum(1) for c in range(1, num_classes)], 1)  # [n, C - 1]
         return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
@@ -119,7 +119,10 @@ class Segmentation(Task):
         return has_class if self.ignore is None else has_class & (y != self.ignore)
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return how many pixels of each mask y [n, H, W] have each class; ignored pixels count 0.  # [n, C] int64"""
+        """Return how many pixels of each mask y [n, H, W] have each of C = num_classes classes.  # [n, C] int64
+
+        Ignored pixels are not counted.
+        """
         valid = self._is_valid(y, num_classes)
         return F.one_hot(y.long().where(valid, 0), num_classes).mul_(valid[..., None]).sum((1, 2))
 

@@ -79,15 +79,20 @@ class VQA(Task):
         )
 
     def setup(self, federation: TrainingData) -> None:
-        """Store the number of classes: the length of each client's list of answers if there are no class masks."""
+        """Store federation.num_classes as `num_answers`: the length of every client's list without class masks."""
         self.num_answers = federation.num_classes
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the index of each answer in its client's list, and 0 for an answer that it lacks.  # [n] int64"""
+        """Return column 0 of targets [n, 2], the index of each answer in its client's list; 0 instead of -1, for none.
+
+        # [n] int64
+        """
         return targets[:, 0].clip(0)
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
-        """Return random targets [n, 2] int64, of which about a tenth have an answer that is not in the list (-1)."""
+        """Return n random targets [n, 2] int64: an answer, and 1 for a closed question, else 0.
+
+        The answer is below num_classes, and in about a tenth of the questions -1, which is not in the list."""
         answer = np.where(rng.random(n) < 0.1, -1, rng.integers(0, num_classes, n))
         return np.stack([answer, rng.integers(0, 2, n)], 1).astype(np.int64)
 

@@ -99,7 +99,10 @@ class CIFAR10(DownloadedImages):
         return Published(self.name, channels=3, sides=[side], classes=self.classes.split(), counts=counts)
 
     def _find(self) -> Path:
-        """Return the path of the first file or folder of the set in data_dir; if none exists, download the archive."""
+        """Return the path of the set in data_dir; if it is not there, download the archive.
+
+        Of several files and folders, an npz comes first, then archives with their folders, and an npz of JPEG last.
+        """
         stored = self.archive, self.folder, self.python_archive, self.python_folder
         for name in (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz"):  # JPEG last, as it is not exact
             if (path := Path(self.data_dir) / name).exists():

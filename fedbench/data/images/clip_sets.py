@@ -128,7 +128,7 @@ class PictureSet:
         return paths_and_labels(self.kind, data)
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the class names of one of torchvision's parts (an object of its class), by class index."""
+        """Return the class names of `data`, a part of the set as torchvision's object, by class index."""
         return list(data.classes)
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -277,7 +277,7 @@ class OxfordPets(PictureSet):
     template = "a photo of a {}, a type of pet."
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the names of the breeds in lower case, as in CoOp; torchvision capitalizes them."""
+        """Return the breeds' names of torchvision's object `data`, by class index, in lower case as in CoOp."""
         return [name.lower() for name in data.classes]
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -332,11 +332,13 @@ class Caltech101(PictureSet):
         return list(labels), list(labels.values())
 
     def class_names(self, data: Any) -> list[str]:
-        """Return torchvision's names of the used classes; four of them are replaced by CoOp's (see ``renamed``)."""
+        """Return the names of the used classes of torchvision's object `data`, in its order.
+
+        Four of them, in ``renamed``, get CoOp's names."""
         return [self.renamed.get(name, name) for name in self._used(data)]
 
     def _used(self, data: Any) -> list[str]:
-        """Return torchvision's names of all classes except those in ``excluded``, which CoOp does not use."""
+        """Return the class names of torchvision's object `data`, in its order, without ``excluded``, as in CoOp."""
         return [name for name in data.categories if name not in self.excluded]
 
 

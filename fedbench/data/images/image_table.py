@@ -267,7 +267,10 @@ class Table(CsvTable):
         return [FIELD.sub(lambda match, row=row: row[match[1]], pattern) for row in rows]
 
     def split(self) -> np.ndarray:
-        """Return the published part of each row: TRAIN, VAL or TEST; TRAIN if no column has the role.  # [n] int8"""
+        """Return the published part of each row, TRAIN, VAL or TEST; TRAIN for all if no column has the role "split".
+
+        # [n] int8
+        """
         if self.roles["split"] is None:
             return np.full(len(self), TRAIN, np.int8)
         return split_codes(self.cells("split"), f"{self.path}: {self.roles['split']}")

@@ -54,7 +54,7 @@ class AnswerRule:
         return self.selection == "top100_drop"
 
     def normalize(self, answer: object) -> str:
-        """Return an answer as it is compared: in lower case with single blanks, or as in VQA's evaluation."""
+        """Return an answer as it is compared: by `normalize_plain`, or with normalizer="vqa" as in VQA's evaluation."""
         return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
 
     def classes(self, answers: Iterable[str]) -> list[str]:

@@ -162,7 +162,7 @@ class Files:
         )
 
     def fingerprint(self, names: Sequence[str]) -> object:
-        """Return a cache key that changes if one of these files, or the zip that contains them, changes."""
+        """Return a cache key that changes if a file in `names` changes, or the zip that contains them."""
         return fingerprint(self.path) if self.zip is not None else [fingerprint(self.path / name) for name in names]
 
 

@@ -57,7 +57,7 @@ class Atlas:
 
 
 def mni152() -> Atlas:
-    """Return the MNI152 template that nilearn contains; raise ConfigError if nilearn is not installed."""
+    """Return the MNI152 template that nilearn contains, in voxels of 1 mm; raise ConfigError if nilearn is missing."""
     try:
         from nilearn import datasets  # type: ignore[import-not-found]
     except ImportError as error:

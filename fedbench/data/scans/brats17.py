@@ -255,6 +255,9 @@ def _scans(folder: Path) -> list[Scan]:
 
 
 def _brats_scan(mask: Path) -> Scan:
-    """Return the scan of a mask <scan>_seg.nii.gz; its modalities are the files <scan>_flair.nii.gz and so on."""
+    """Return the scan of a mask file <scan>_seg.nii.gz: the paths of its modalities, <scan>_flair.nii.gz and so on.
+
+    They are in the order of SUFFIXES.
+    """
     scan, _, ending = mask.name.rpartition("_seg")
     return Scan([mask.with_name(f"{scan}_{name}{ending}") for name in SUFFIXES], mask)

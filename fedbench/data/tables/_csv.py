@@ -213,7 +213,7 @@ def number_in(cell: str, decimal: Decimal = "point") -> float | None:
 
 
 def ordered(cells: Collection[str]) -> list[str]:
-    """Return the distinct cells, sorted by their value if all are numbers, else alphabetically."""
+    """Return the distinct cells as text, sorted by value if all are numbers, else alphabetically."""
     distinct = sorted(set(cells))
     numbers = [number_in(cell) for cell in distinct]
     if any(number is None for number in numbers):

@@ -92,12 +92,12 @@ class TableFit:
 
     @property
     def _numeric(self) -> np.ndarray:
-        """The indices of the numeric columns, those with 0 in ``categories``."""
+        """The indices of the numeric columns, those with 0 in ``categories``, ascending; maybe empty.  # int64"""
         return np.flatnonzero(np.array(self.categories, np.int64) == 0)
 
     @property
     def _categorical(self) -> np.ndarray:
-        """The indices of the categorical columns, those with a number > 0 in ``categories``."""
+        """The indices of the categorical columns, those with > 0 in ``categories``, ascending; maybe empty.  # int64"""
         return np.flatnonzero(np.array(self.categories, np.int64))
 
     def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:

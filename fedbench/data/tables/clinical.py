@@ -52,7 +52,7 @@ class Clinical:
         )
 
     def load(self) -> Arrays:
-        """Return the generated table.  2% of its cells are missing; ``fit`` fills and scales it, given a split."""
+        """Return the generated table, with 2% of its cells NaN; ``fit`` fills and scales it when there is a split."""
         from sklearn.datasets import make_classification  # slow to import
 
         negative = self.n - self.positive  # numbers of patients of class 0 and class 1

@@ -43,7 +43,7 @@ class Windows(NamedTuple):
 
 
 def encode(text: str) -> np.ndarray:
-    """Return the index in ALPHABET of each character of a text, that of a space for others.  # [len(text)] int64"""
+    """Return the index in ALPHABET of each character of a text; others count as spaces.  # [len(text)] int64"""
     # Code points of the characters, with which _INDICES is indexed.
     points = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
     return _INDICES[np.minimum(points, 127)]  # 127 is not in ALPHABET

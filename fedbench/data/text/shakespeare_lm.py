@@ -66,7 +66,9 @@ class ShakespeareLM:
         return language_arrays(clients, tokenizer, SOURCE)
 
     def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer that dataset.tokenizer names, or else one of characters, where others become spaces."""
+        """Return the tokenizer that dataset.tokenizer names; if None, one of the characters of ALPHABET.
+
+        It reads all other characters as spaces."""
         return characters(ALPHABET, unknown=" ") if self.tokenizer is None else read_tokenizer(self.tokenizer)
 
     def _clients(self, files: list[Path], tokenizer: Tokenizer) -> Iterator[Client]:

@@ -110,7 +110,7 @@ class TextCsv:
         return tokens, mask
 
     def _tokenizer(self, texts: list[str]) -> Tokenizer:
-        """Return the tokenizer that dataset.tokenizer names, or else one whose tokens are the characters of texts."""
+        """Return the tokenizer that dataset.tokenizer names; if None, one of the characters of `texts`."""
         if self.tokenizer is not None:
             return read_tokenizer(self.tokenizer)
         return characters("".join(sorted(set("".join(texts)))))

@@ -102,7 +102,7 @@ class TextFiles:
         return language_arrays(clients, tokenizer, SOURCE)
 
     def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer that dataset.tokenizer names, or else one whose tokens are the characters of texts."""
+        """Return the tokenizer that dataset.tokenizer names; if None, one of the characters of all texts."""
         return self._tokenizer_of(list(self._documents()) if self.tokenizer is None else [])
 
     def _tokenizer_of(self, documents: list[Document]) -> Tokenizer:
@@ -218,7 +218,7 @@ class TextFiles:
 
 
 def _tokens(document: Document, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of a document without a prompt, with the tokenizer's start and end token if it has them."""
+    """Return the tokens of a document without a prompt, between the tokenizer's start and end token if it has them."""
     start = [] if tokenizer.start is None else [tokenizer.start]
     return [*start, *_ended(tokenizer.encode(document.text), tokenizer)]
 

@@ -271,7 +271,7 @@ def _circular_defaults(folders: list[Path]) -> str:
 
 
 def _check_verbose(full: DictConfig) -> DictConfig:
-    """Return a configuration unchanged if hydra.verbose is valid; else raise ConfigError."""
+    """Return a configuration unchanged.  Raise ConfigError unless hydra.verbose is Boolean, text or a list."""
     verbose = full.hydra.verbose
     require(
         isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),

@@ -110,7 +110,7 @@ def run_command(argv: list[str]) -> int:
 
 
 def execute(command: Command) -> Attempt | Swept:
-    """Run, resume or sweep, and return the result."""
+    """Start the sweep of a command, or else its new or resumed run, and return the result: Swept, or an Attempt."""
     if command.resume:
         require(not command.args.multirun, "resume= is for one run; repeat the command of a sweep to resume its runs")
         return resume_run(Path(command.resume), command)

@@ -119,5 +119,5 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def run_in_background(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Start `work` in the background thread, and return a function that waits for its result and returns it."""
+    """Start `work` in the background thread, and return a function that waits for its result or error."""
     return _pool().submit(work).result

@@ -73,11 +73,11 @@ class PageFunctions:
         return spread
 
     def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the mean over seeds of the score ``key`` of a group, in percent if the page shows it in percent."""
+        """Return the mean of a score over seeds, in percent if the page shows it so.  Arguments: those of `spread`."""
         return self.spread(key, *names, part=part, **where).mean
 
     def std(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the standard deviation over seeds of the score ``key`` of a group; 0 with a single seed."""
+        """Return the standard deviation of a score over seeds, 0 with one seed.  Arguments: those of `spread`."""
         return float(self.spread(key, *names, part=part, **where).std or 0.0)
 
     def each(self, key: str, *names: Any, part: str | None = None, digits: int | None = None, **where: Any) -> str:

@@ -326,7 +326,7 @@ def client_index(run: Run, name: str) -> int | None:
 
 
 def client_names(run: Run) -> list[str]:
-    """Return the names of the clients of a run; "0", "1" and so on if its partition has no names."""
+    """Return the names of the clients of a run, by index; "0", "1" and so on if its partition has no names."""
     return run.partition.get("names") or [str(i) for i in range(run.summary.get("num_clients") or 0)]
 
 

@@ -67,7 +67,7 @@ def format_of(args: argparse.Namespace) -> str:
 
 
 def default_folders() -> list[Path]:
-    """Return the folders ./runs and ./sweeps, if they exist."""
+    """Return those of the folders ./runs and ./sweeps, in this order, that exist; [] if none."""
     return [folder for folder in (Path("runs"), Path("sweeps")) if folder.is_dir()]
 
 

@@ -9,5 +9,5 @@ class Average(ServerRule):
     """The mean of the uploads."""
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return the weighted mean of the clients' uploads, which replaces the server's parameters.  # [p]"""
+        """Return the weighted mean of the uploads, the server's new parameters; ``state`` is not used.  # [p]"""
         return s.mean

@@ -26,7 +26,7 @@ class Extrapolation(ServerRule):
         self.eps = eps
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return the server's parameters after a step of size eta_g along the clients' mean change.  # [p]"""
+        """Return the server's new parameters, w + eta_g delta, delta the mean change; ``state`` is not used.  # [p]"""
         return s.w + self.server_lr(s) * s.delta
 
     def server_lr(self, s: ServerStep) -> Tensor:

@@ -238,12 +238,12 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
 
 
 def divides_samples(cfg: DictConfig) -> bool:
-    """Return whether each of several processes stores the samples of its clients only (hardware.samples=sharded)."""
+    """Return whether processes divide the samples (hardware.samples=sharded); False with a single process."""
     return processes.current().world_size > 1 and cfg.hardware.get("samples") == "sharded"
 
 
 def divides_rows(cfg: DictConfig) -> bool:
-    """Return whether each of several processes stores the states of its clients only (hardware.rows=sharded)."""
+    """Return whether processes divide the clients' states (hardware.rows=sharded); False with a single process."""
     return processes.current().world_size > 1 and cfg.hardware.get("rows") == "sharded"
 
 
@@ -277,7 +277,7 @@ def poison(cfg: DictConfig, arrays: Arrays, split: Split) -> Poisoned:
 
 
 def with_triggered(federation: Federation, poisoned: Poisoned) -> Federation:
-    """Add the test samples with the trigger of a backdoor, if any, to the splits in place; return the federation."""
+    """Add the split "triggered" of `poisoned`, test samples with a trigger, if any, in place; return the federation."""
     if poisoned.triggered is not None:
         federation.splits[TRIGGERED] = poisoned.triggered
     return federation

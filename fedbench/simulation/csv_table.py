@@ -111,7 +111,7 @@ def _texts(values: np.ndarray) -> Iterable[str]:
 
 
 def csv_text(value: Any) -> str:
-    """Return a value as text for a CSV file; "" for None.  Floats have the fewest digits that identify them."""
+    """Return a value as CSV text: "" for None, the shortest exact digits of a float, 1 or 0 for a Boolean."""
     if value is None:
         return ""
     if isinstance(value, (float, np.floating)):

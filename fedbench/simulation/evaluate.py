@@ -23,7 +23,7 @@ STATISTICS_BYTES = 64 << 20  # memory for the sample statistics of a task
 
 
 def slices(engine: Engine, ids: np.ndarray) -> list[np.ndarray]:
-    """Split client ids [n] into consecutive slices, so that the models of the clients of a slice fit in SLICE_BYTES."""
+    """Split client ids [n] into consecutive slices, of at least one client, whose models fit in SLICE_BYTES."""
     size = max(1, SLICE_BYTES // (4 * engine.model.size))  # float32
     return [ids[start : start + size] for start in range(0, len(ids), size)]
 
@@ -100,7 +100,7 @@ def deployed(
 
 
 def _concatenated(metrics: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenate the metrics of consecutive slices of clients: arrays [k] by name become arrays [n] by name."""
+    """Concatenate metrics of consecutive slices, in order: arrays [k] by name become arrays [n] of all n clients."""
     return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
 
 
@@ -173,7 +173,7 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
     """
 
     def score_positions(positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the metrics of the clients at these positions of the cohort."""
+        """Return the metrics, by name, [k] each, of the clients at positions [k] of the cohort."""
         subset = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.mode)
         subset_rows = rows if len(subset) == len(cohort) else _rows_at(rows, positions, cohort.device)
         return _score(subset, subset_rows, predict, split)

@@ -236,7 +236,7 @@ def _check_shape(out: Any, expected: tuple[int, ...], outputs: int, name: str) -
 
 
 def _describe(out: Any) -> str:
-    """Describe an object by its type and content, as in "a dict (logits, loss)" with the keys, or "a tuple of 3"."""
+    """Describe an object by its type: "a dict (logits, loss)" with the keys, "a tuple of 3", "a str", or "None"."""
     if out is None:
         return "None"
     inside = ""

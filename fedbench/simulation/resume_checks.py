@@ -110,7 +110,7 @@ def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
 
 
 def requested_rounds(folder: Path) -> list[int]:
-    """Return the values of the option rounds that a run had: in config.yaml, and in its earlier resume commands."""
+    """Return the values of the option rounds in config.yaml, if it exists, and then in earlier resume commands."""
     path = folder / "config.yaml"
     return [*([int(load_config(path).rounds)] if path.is_file() else []), *_earlier_rounds(folder)]
 

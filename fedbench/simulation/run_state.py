@@ -122,7 +122,7 @@ class Simulation:
         }
 
     def _with_all_rows(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state of server and clients (`state_of`), or {}, with the rows of all processes on rank 0."""
+        """Return a state (`state_of`) with the rows of all processes, on rank 0 only; {} is returned unchanged."""
         return state and state | {"rows": gathered(state["rows"], self.engine.executor.ranks, self.run_dir)}
 
     def load(self, state: dict[str, Any]) -> None:

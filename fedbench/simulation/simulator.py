@@ -304,7 +304,7 @@ def check_options_had_effect(sim: Simulation, cost: RoundCost) -> None:
 
 
 def report_left_out(sim: Simulation, cost: RoundCost) -> None:
-    """Warn once, on rank 0, of clients whose uploads an aggregation rule left out, because they are not finite."""
+    """Warn once in a run, on rank 0, of clients whose uploads were left out as not finite (`cost.left_out`)."""
     if cost.left_out and not sim.cost.get("left_out") and sim.engine.executor.ranks.is_first:
         log.warning(
             "round %d: aggregator=%s leaves out the uploads of %s, which have NaN or infinite values; costs.csv counts "

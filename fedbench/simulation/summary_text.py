@@ -268,7 +268,7 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 
 def command_of(run_dir: Path) -> tuple[str | None, list[str]]:
-    """Return the --config-dir (None without one) and the overrides of the command that started a run."""
+    """Return (--config-dir or None, overrides) of the command that started a run; without its .hydra folder, []."""
     return config_dir_of(run_dir), [str(text) for text in _yaml(run_dir / ".hydra" / "overrides.yaml") or ()]
 
 

@@ -216,7 +216,7 @@ def _models() -> Iterator[list[str]]:
 
 
 def _small(model: str) -> list[str]:
-    """Return overrides that select the option `model` of conf/model with small sizes, such as "model.hidden=[8]"."""
+    """Return ["model=MODEL"], followed by overrides of its sizes, such as "model.hidden=[8]", if `TINY` has any."""
     return [f"model={model}", *TINY.get(model, [])]
 
 

@@ -117,7 +117,7 @@ def _inputs_for_symmetry(case: AggregatorCase) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two tensors, relative to the largest value of the second one."""
+    """Return the largest absolute difference of two tensors, divided by the largest absolute value of the second."""
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
 
 

@@ -81,7 +81,7 @@ class Optuna:
                 self.study.enqueue_trial(texts)
 
     def propose(self, count: int) -> list[Values]:
-        """Return the values of the next ``count`` trials.  A method without options to search has only one trial."""
+        """Return the values of the next ``count`` trials.  Without options to search: one trial {}, and then []."""
         if not self.space and self.study.trials:
             return []
         self.asked = [self.study.ask() for _ in range(count if self.space else 1)]

@@ -153,7 +153,7 @@ def dimension(override: Override) -> Dimension:
 
 
 def default_point(space: Mapping[str, Dimension], composed: DictConfig) -> dict[str, Any]:
-    """Return a dict from config key to value: the values of a configuration that a search of the space may try."""
+    """Return the values of a configuration by config key, for the keys of the space that may have this value."""
     values = {key: OmegaConf.select(composed, key) for key in space}
     return {key: value for key, value in values.items() if space[key].contains(value)}
 

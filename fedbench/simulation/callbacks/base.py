@@ -55,7 +55,7 @@ class Callback:
         """
 
     def on_checkpoint(self, run: Simulation) -> Any:
-        """Return the callback's state before a checkpoint is written: numbers, text, lists and dicts of them."""
+        """Return the callback's state for a checkpoint: numbers, text, lists and dicts of them; None for no state."""
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
         """Clean up.  Called at the end of a run, also if it failed or was interrupted.

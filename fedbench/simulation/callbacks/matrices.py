@@ -53,12 +53,12 @@ class Matrices(Callback):
             self.matrix_log.note(0)
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Record the method's matrices after the evaluated round ``run.done``, if this round is to be recorded."""
+        """Record the method's matrices after round ``run.done``, if it is to be recorded.  The scores are not used."""
         if self.matrix_log is not None:
             self.matrix_log.note(run.done)
 
     def on_checkpoint(self, run: Simulation) -> str:
-        """Write matrices.npz, and return the digest of each recorded round as JSON."""
+        """Write matrices.npz, and return the digests by recorded round as JSON; "{}" before the run has started."""
         if self.matrix_log is None:
             return "{}"
         self.matrix_log.save()

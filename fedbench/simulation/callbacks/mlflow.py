@@ -41,7 +41,7 @@ class MLflow(Callback):
         self._id = ""
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Create a run in MLflow, or continue the one with the id ``saved``, which the checkpoint has."""
+        """Continue the run in MLflow with the id ``saved``; create one if it is None, unknown or deleted."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -87,11 +87,11 @@ class MLflow(Callback):
         return id
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Log the scores of round ``run.done`` to MLflow."""
+        """Log ``metrics``, the scores of round ``run.done``, to MLflow; those of single clients are not logged."""
         self._log(run.done, metrics)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Log the costs of round ``run.done`` to MLflow, under the names cost/NAME."""
+        """Log the costs of round ``run.done`` to MLflow, under the names cost/NAME, except those that are None."""
         self._log(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _log(self, round: int, values: Mapping[str, float]) -> None:
@@ -106,5 +106,5 @@ class MLflow(Callback):
         return self._id
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Set the status of the run in MLflow: FINISHED, FAILED, or KILLED if the run was interrupted."""
+        """Set the status of the run in MLflow: FINISHED, FAILED, or KILLED if it was paused or interrupted."""
         self._client.set_terminated(self._id, {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))

@@ -31,11 +31,11 @@ class Progress(Callback):
         self._bar: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Show a bar or a line of progress, beginning at the finished rounds of the run."""
+        """Show a bar or a line of progress, beginning at the finished rounds of the run; ``saved`` is not used."""
         self.open(run.cfg.rounds, run.done, run.engine.task.primary)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Show the number of finished rounds, the last score and the speed."""
+        """Show the number of finished rounds, the last score, and the speed, ``costs["images_per_s"]``."""
         self.update(run.done, run.last.get(run.primary, math.nan), costs["images_per_s"])
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:

@@ -56,12 +56,12 @@ class Tables(Callback):
         self.tables = {name: CsvTable(run_dir / f"{name}.csv", last_round=done or -1) for name in TABLES}
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Add a line to metrics.csv, and one line per client to clients.csv."""
+        """Add ``metrics`` as a line to metrics.csv, and ``clients`` as one line per client to clients.csv."""
         self.add_metrics(run.done, metrics)
         self.add_clients(run.done, clients)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Add a line to costs.csv."""
+        """Add ``costs`` as a line to costs.csv."""
         self.add_costs(run.done, costs)
 
     def add_metrics(self, round: int, values: Mapping[str, float]) -> None:
@@ -100,7 +100,7 @@ class Tables(Callback):
         self.tables["costs"].append([{"round": round, **values}])
 
     def on_checkpoint(self, run: Simulation) -> dict[str, Mark]:
-        """Flush the tables to the disk, and return the size and checksum of each by file name."""
+        """Flush the tables to the disk, and return {file name: [number of bytes, CRC-32]} for all of them."""
         for table in self.tables.values():
             table.sync()
         return {table.path.name: table.written.mark for table in self.tables.values()}

@@ -27,7 +27,7 @@ class TensorBoard(Callback):
         self.folder, self.histograms = folder, histograms
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Open an event file.  TensorBoard hides the earlier entries of rounds that a resumed run repeats."""
+        """Open an event file; TensorBoard hides rounds that a resumed run repeats.  ``saved`` is not used."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.run_dir / self.folder), purge_step=run.done + 1 if run.done else None)
@@ -42,7 +42,7 @@ class TensorBoard(Callback):
                     self._writer.add_histogram(f"clients/{name}", values[np.isfinite(values)], run.done)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Write the costs of round ``run.done`` as scalars, under the names cost/NAME."""
+        """Write the costs of round ``run.done`` as scalars, under the names cost/NAME, except those that are None."""
         self._write(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _write(self, round: int, values: Mapping[str, float]) -> None:

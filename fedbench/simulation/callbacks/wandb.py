@@ -60,7 +60,7 @@ class Wandb(Callback):
             self._connect()
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Send the scores of round ``run.done`` to W&B, if connected."""
+        """Send ``metrics``, the scores of round ``run.done``, to W&B, if connected; those of clients at the end."""
         self._send(run.done, metrics)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:

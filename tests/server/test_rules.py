@@ -175,5 +175,5 @@ def test_a_mean_that_updates_an_unknown_tensor_is_an_error() -> None:
     e = with_rule(Momentum())
     cohort = Cohort(e, np.arange(4), 0)
     cohort.broadcast(w=e.model.init_row())
-    with pytest.raises(UnknownReference, match="did not broadcast a tensor of this name"):
+    with pytest.raises(UnknownReference, match="broadcast no tensor 'v'"):
         cohort.mean(torch.zeros(4, e.model.size), updates="v")

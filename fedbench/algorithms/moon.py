@@ -6,7 +6,7 @@ Li, He and Song, CVPR 2021, Algorithm 1.  With features z of theta, z_g of w and
 
 Departs from the paper: z are the inputs of the model's head, not of a projection head that is added to the model.
 z_g and z_old are computed in evaluation mode (dropout off, running statistics of batch norm).
-Reduces to: FedAvg with mu = 0, and in a client's first round.
+Reduces to: FedAvg with mu = 0, and in round 1.
 """
 
 import torch

@@ -190,7 +190,7 @@ def commented_keys(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _one_line(value: Any) -> str:
-    """Return a value as YAML in one line."""
+    """Return a value as YAML in one line: null, [1, 2], {a: 1}."""
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()

@@ -75,7 +75,7 @@ def launch(argv: list[str]) -> int:
 
 
 def run_command(argv: list[str]) -> int:
-    """Execute a command line in this process, and return the exit status."""
+    """Execute the command line argv in this process, and return its exit status, 0 for success."""
     command = parse_command(argv)
     args = command.args
     shows_config = args.cfg or args.info

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench options``."""
     p = arguments("options", "List the keys of a run: type, range, default, meaning and source.", EXAMPLES)
     p.add_argument("names", nargs="*", metavar="NAME", help="a group, group=option, or a top-level key (default: all)")
     add_json(p)
@@ -42,7 +42,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench options`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_args(argv)
     folders = conf_dirs(args.config_dir)
     names = args.names or [*_top_level(), *GROUPS]

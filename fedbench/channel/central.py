@@ -143,7 +143,7 @@ class CentralPrivacy:
 
     # -- sampling ----------------------------------------------------------------------------------------
     def draw_poisson(self, seed: int, round: int) -> np.ndarray:
-        """Return a round's clients, each with probability q, ascending, maybe none; keyed by (seed, round).  # [K]"""
+        """Return the ids of a round's clients, each drawn with probability q, ascending, maybe none.  # [K] int64"""
         uniform = rng.bits(rng.key(seed, "poisson cohort", round), np.arange(self.num_clients)) / 2.0**64
         return np.flatnonzero(uniform < self.expected / self.num_clients)
 
@@ -224,7 +224,7 @@ class CentralPrivacy:
         return accounting.epsilon(self.setting, rounds)
 
     def metrics(self, rounds: int) -> dict[str, float]:
-        """Return the columns of metrics.csv after a number of rounds: epsilon, and C of each release if it adapts."""
+        """Return {column of metrics.csv: value} after `rounds` rounds: epsilon, and each C if clipping is adaptive."""
         values = {"privacy/epsilon": self.epsilon(rounds)}
         for index in range(self.releases if self.adaptive else 0):
             values[f"privacy/clip{f'_{index + 1}' if index else ''}"] = self.clip(index)

@@ -35,7 +35,7 @@ def find_conf_dir() -> Path:
 
 
 def conf_dirs(extra: str | None = None) -> list[Path]:
-    """Return the conf folders: that of fedbench and, if ``extra`` is not None, the user's --config-dir ``extra``."""
+    """Return the conf folders: first that of fedbench, then the user's --config-dir ``extra``, unless it is None."""
     return [find_conf_dir(), *([Path(extra).resolve()] if extra else [])]
 
 
@@ -289,7 +289,7 @@ def _defaults(values: dict[str, Any], name: str) -> list[str]:
 
 
 def models_with(columns: str) -> list[str]:
-    """Return the options of the group model that define a column group, such as "head", under the key ``columns``."""
+    """Return the options of the group model that define the column group ``columns``, such as "head"; [] if none."""
     import yaml
 
     folder = find_conf_dir() / "model"

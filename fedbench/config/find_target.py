@@ -98,7 +98,7 @@ def _position(error: BaseException) -> str:
 
 
 def _defined_in(module: ModuleType) -> list[str]:
-    """Return the names of the public classes and functions that a module defines itself, without imported ones."""
+    """Return the names of public classes and functions that a module defines itself, in order, not imported ones."""
     return [
         name
         for name, value in vars(module).items()

@@ -58,7 +58,7 @@ def replace_text(path: Path, lines: Iterable[str], durable: bool = True) -> None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the dict in a JSON file; {} if the file is missing or damaged, or contains something else than a dict."""
+    """Return the dict in a JSON file; {} if the file is missing or damaged, or has a value of another type."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -48,7 +48,7 @@ class ConfigError(ValueError):
     """A mistake of the user, for example in an option.  Commands print its message without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython prints in place of a traceback: the message only."""
+        """Return what IPython prints in place of a traceback: a list with the message."""
         return [f"fedbench: {self}"]
 
 

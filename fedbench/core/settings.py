@@ -178,7 +178,7 @@ def _canonical(key: str, value: Any, root: str) -> Any:
 
 
 def renewed(values: Any) -> Any:
-    """Return stored nested values with the current name of each class under ``_target_`` (moved.py)."""
+    """Return nested values with the current dotted path of each class under ``_target_``, which may have moved."""
     if isinstance(values, list):
         return [renewed(value) for value in values]
     if not isinstance(values, Mapping):

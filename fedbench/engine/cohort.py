@@ -234,7 +234,7 @@ class Cohort:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the server receives every upload unchanged, because neither privacy nor a compressor changes it."""
+        """Whether uploads reach the server unchanged: no compressor, noise, clipping or attack changes them."""
         return self._channel.is_lossless
 
     def broadcast(

@@ -473,7 +473,7 @@ def _require_local(x: DividedTensor, owners: np.ndarray) -> None:
 
 
 def _index(positions: np.ndarray, like: Tensor) -> Tensor:
-    """Return positions [k] as a tensor on the device of another tensor."""
+    """Return positions [k] int64 as a tensor on the device of `like`."""
     return torch.from_numpy(positions).to(like.device)
 
 

@@ -208,7 +208,7 @@ class Executor:
         errors: list[BaseException] = []
 
         def run(start: int, stop: int) -> None:
-            """Compute the clients from start to stop (exclusive).  An error is stored, and stops the other chunks."""
+            """Compute the clients start to stop - 1.  An error is stored, not raised, and stops the other chunks."""
             try:
                 self.raise_if_stopped()
                 self._run_within_memory(job, start, stop)

@@ -364,7 +364,7 @@ class Federation:
         flat_index = index.reshape(-1)
 
         def entries_of(values: Any, entries: Tensor) -> Tensor:
-            """Return the rows of an input, values [m, ...], at the positions entries [b].  # [*index.shape, ...]"""
+            """Return values [m, ...] at positions entries [b], in the shape of `index`.  # [*index.shape, ...]"""
             return values.index_select(0, entries).view(*index.shape, *values.shape[1:])
 
         if self.on_host:  # inputs stay in host memory or in files

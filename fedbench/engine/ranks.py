@@ -231,7 +231,7 @@ class Ranks:
         return self._all_gather_object(value)
 
     def _all_gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in their order, on every rank.  All ranks must call this together."""
+        """Return the `value` of every rank as a list in the order of ranks.  All ranks must call this together."""
         values: list[Any] = [None] * self.world_size
         with raising_peer_lost():
             dist.all_gather_object(values, value)

@@ -407,7 +407,7 @@ class Step:
         return self._named_views[cache_key]
 
     def _parameters_of(self, columns: Columns) -> DifferentiatedParameters:
-        """Return which parameters need a gradient so that these columns get one; cached by the slices of columns."""
+        """Return the parameters that have at least one of these columns, and so need a gradient; cached by columns."""
         slices = tuple(columns.slices)
         if slices not in self._parameters:
             self._parameters[slices] = DifferentiatedParameters.of(self.model, columns)

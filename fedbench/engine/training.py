@@ -303,7 +303,7 @@ class CohortTraining:
 
     @property
     def mean_lr(self) -> Rate:
-        """The mean learning rate over a client's local steps: one number for all, or one for each client [K, 1]."""
+        """The mean learning rate over a client's local steps: one number if all clients share it, else [K, 1]."""
         if self.lr_factors is None:
             return self.lr
         # lr_factors [T, K]: the factor of each step, of which a client takes the first num_steps

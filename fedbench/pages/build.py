@@ -121,7 +121,7 @@ def differences(built: BuiltPage) -> list[str]:
 
 
 def _outdated(built: BuiltPage) -> dict[Path, Drawing]:
-    """Return a dict from path to data of the figures whose SVG file is missing or shows other data."""
+    """Return the figures of a page whose SVG file is missing or shows other data, by the path of the file."""
     paths = {built.folder / f"{name}.svg": drawing for name, drawing in built.drawings.items()}
     return {path: drawing for path, drawing in paths.items() if not is_current(path, drawing)}
 

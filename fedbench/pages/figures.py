@@ -291,7 +291,7 @@ def as_svg(drawing: Drawing) -> str:
 
 
 def _panels(drawing: Drawing) -> Any:
-    """Return a matplotlib figure with a panel of bars for each series.  Its title has the mean of the bars."""
+    """Return a matplotlib figure with a panel of bars for each series, titled by its name and the bars' mean."""
     titles = []
     for bars in drawing.series:
         defined = [y for y in bars.y if y == y]  # without NaN

@@ -217,12 +217,12 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
 
 
 def _title(options: Options) -> str:
-    """Return the name of the metric, followed by " (%)" if it is displayed in percent."""
+    """Return the name of the metric, options.metric, followed by " (%)" if it is displayed in percent."""
     return options.metric + (" (%)" if scores.is_fraction(options.metric) else "")
 
 
 def _number_format(options: Options) -> dict[str, Any]:
-    """Return the arguments ``digits`` and ``scale`` of a `Column` with the metric."""
+    """Return arguments of a `Column` with options.metric: digits=2 and scale=100 if in percent, else digits=4."""
     return {"digits": 2, "scale": 100} if scores.is_fraction(options.metric) else {"digits": 4}
 
 

@@ -31,7 +31,7 @@ CLIENTS = ("clients", "client")  # the flags of fedbench.report.clients
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench report``."""
     p = arguments(
         "report",
         "Tables (mean and spread over seeds, gain over Local, rounds to a target) and figures.",
@@ -76,7 +76,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench report`` with these arguments, and return the exit status."""
+    """Run ``fedbench report`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_args(argv)
     write_output(args, *report(args))
     return 0

@@ -188,7 +188,7 @@ def drop_redundant(table: Table, labels: Sequence[str]) -> Table:
 
 
 def _is_measured(value: Any) -> bool:
-    """Return whether a cell of a table is a measured number.  Such columns remain even if all rows are equal."""
+    """Return whether a table's cell is a measured number: a float other than NaN, or a Spread of at least one value."""
     return bool(value.count) if isinstance(value, Spread) else isinstance(value, float) and not math.isnan(value)
 
 

@@ -31,7 +31,7 @@ round to the last one (inside_rounds)."""
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench figures``."""
     p = arguments("figures", "Draw figures of runs as in papers.", EXAMPLES)
     p.add_argument("folders", nargs="+", type=typed_path, help="run folders, or folders with runs below them")
     p.add_argument("--out", type=typed_path, metavar="DIR[/NAME.pdf]",
@@ -48,7 +48,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench figures`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
     args = parser().parse_args(argv)
     rounds = parse_rounds(args.rounds)
     require(args.target == args.target, "--target must be a number, got nan")  # only nan differs from itself

@@ -37,7 +37,7 @@ the values of each column that were not run, and the command of each row."""
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line."""
+    """Return the parser of the arguments of ``fedbench paper``."""
     p = arguments("paper", "Compare a table of a paper with your runs, cell by cell.", EXAMPLES)
     p.add_argument("paper", metavar="TABLE", nargs="?", help="name of the table (default: list all tables)")
     p.add_argument(
@@ -56,7 +56,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
+    """Run ``fedbench paper`` with these arguments; return the exit status: with --run that of `run_rows`, else 0."""
     args = parser().parse_intermixed_args(argv)
     check_output(args)
     if args.run:

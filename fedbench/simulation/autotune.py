@@ -199,7 +199,7 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
     state = _generators(device)
 
     def note_if_drawn(layer: nn.Module, inputs: Any, output: Any) -> None:
-        """Note a layer, as its forward hook, if a global generator has changed since the previous layer."""
+        """Note a layer, by its forward hook, if a global generator changed since the last one.  Tensors are unused."""
         nonlocal state
         before, state = state, _generators(device)
         if not all(map(torch.equal, before, state)):

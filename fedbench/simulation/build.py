@@ -329,7 +329,7 @@ def engine(
 
 
 def _device(cfg: DictConfig) -> torch.device:
-    """Return the compute device of this process, after setting torch's current GPU and its precision."""
+    """Return the compute device of this process, and set torch's precision and, for a GPU with an index, its GPU."""
     device = device_of(cfg)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -762,7 +762,7 @@ def check_states(engine: Engine) -> None:
 
 
 def unwrapped(method: Algorithm) -> Algorithm:
-    """Return the method itself, without the wrapper that fine-tunes its models."""
+    """Return the method inside of the wrapper `FineTuned`, which fine-tunes its models; another method unchanged."""
     return method.inner if isinstance(method, FineTuned) else method
 
 

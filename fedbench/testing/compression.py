@@ -41,7 +41,7 @@ class CompressionCase:
         return make(self.values, key="compression")
 
     def ready(self, message: Message) -> Compressor:
-        """Return a new compressor that is set up for as many clients and values as a message has."""
+        """Return a new compressor, set up for a message's number of clients and values, with no state stored."""
         compressor = self.make()
         compressor.setup(store(len(message.ids)), message.of(0, 0))  # a message without clients describes the values
         return compressor
@@ -107,7 +107,7 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Compre
 
 
 def store(num_clients: int) -> RowStore:
-    """Return an empty store of states, in memory, for `num_clients` clients."""
+    """Return a store for the states of `num_clients` clients, without any state yet, in memory of the CPU."""
     return RowStore(num_clients, CPU, 1 << 30, 1 << 30)
 
 

@@ -275,7 +275,7 @@ def _run_module_with(sim: Simulation, state: dict[str, Tensor], client: int | st
 
 
 def _bare_module(sim: Simulation) -> nn.Module:
-    """Return a new module of the run's model without its adapter, with the initial weights of the run."""
+    """Return a new module of the run's model without its adapter, with the initial, untrained weights of the run."""
     return build_module(sim.cfg, sim.engine.federation)
 
 

@@ -38,11 +38,11 @@ class Guarded(Callback):
         self.failed = False
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Call ``on_evaluation`` of the wrapped callback, unless an earlier hook failed."""
+        """Call ``on_evaluation`` of the wrapped callback with these arguments, unless a hook failed before."""
         self._call("on_evaluation", run, metrics, clients)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Call ``on_round_end`` of the wrapped callback, unless an earlier hook failed."""
+        """Call ``on_round_end`` of the wrapped callback with these arguments, unless a hook failed before."""
         self._call("on_round_end", run, costs)
 
     def on_checkpoint(self, run: Simulation) -> str | None:
@@ -50,7 +50,7 @@ class Guarded(Callback):
         return self._call("on_checkpoint", run)
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Call ``on_end`` of the wrapped callback, unless an earlier hook failed."""
+        """Call ``on_end`` of the wrapped callback with these arguments, unless a hook failed before."""
         self._call("on_end", run, status, summary)
 
     def _call(self, hook: str, *args: Any) -> str | None:

@@ -106,7 +106,7 @@ class Tables(Callback):
         return {table.path.name: table.written.mark for table in self.tables.values()}
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Write the summary, unless the run was interrupted, and close the tables."""
+        """Write ``summary`` to summary.json, unless ``status`` is "interrupted", and close the tables."""
         try:
             if status == "finished":
                 files = {**self.on_checkpoint(run), **output_marks(run.run_dir)}  # size and checksum of each file

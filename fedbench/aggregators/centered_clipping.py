@@ -43,7 +43,11 @@ class CenteredClipping(Aggregator):
         self.tau, self.iterations, self.scale_free = tau, iterations, tau is None
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return v [p].  Each iteration adds the weighted mean of the rows' differences to v, clipped to norm tau."""
+        """Return v [p], which starts at `u.start`.
+
+        Each of `iterations` steps adds the weighted mean of the rows' differences to v, clipped to norm tau.  tau=None
+        is the weighted median of their norms.
+        """
         v = u.start  # the server's value, or without one the median of the rows  [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, v)  # [m]

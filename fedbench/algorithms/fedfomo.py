@@ -52,7 +52,7 @@ class FedFomo(Algorithm):
         self.uploaded: Rows | None = None  # before the first private or compressed upload
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: client models, and preferences Pref = I.  Hold out training samples for the loss L."""
+        """Create the state: client models, and preferences Pref = I.  Hold out training samples (option held_out)."""
         w, self.rows = model.init_row(), rows  # `on_server` creates a further row store if it is needed
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
         # the model to whose loss those of downloaded models are compared: the client's mixture or its trained model

@@ -82,7 +82,7 @@ class FedOTP(Algorithm):
         self.w = self.global_columns.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss of each sample, from the logits of `predict`.  # [k, B]"""
+        """Return the task's loss of each sample under models rows [k, P], from the logits of `predict`.  # [k, B]"""
         return s.task_loss(self.predict(s.model, rows, batch.x), batch)  # [k, B]
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

@@ -289,7 +289,7 @@ class FedPIA(Algorithm):
             return out, shared.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
-            """Take one step on w (s.theta) with the gradient at w_eff = (1 - lam) w + lam Gk."""
+            """Take one step on w (s.theta) with the gradient at w_eff: (1 - lam) w + lam Gk in shared columns."""
             g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
             s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
             s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step, for figures

@@ -46,7 +46,7 @@ class HeurFedAMP(FedAMP):
         self.X_ii = 1 / federation.num_clients if self.xi is None else self.xi
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """Return the cosines of models w_i [K, p] and w_j [m, p], over all pairs.  # [K, m]"""
+        """Return the cosine of each pair of models w_i [K, p] and w_j [m, p]; 0 if one of them is 0.  # [K, m]"""
         lengths = w_i.norm(dim=1)[:, None] * w_j.norm(dim=1)  # [K, m]
         return products(w_i, w_j) / lengths.clamp_min(1e-12)
 

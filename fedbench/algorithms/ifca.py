@@ -39,7 +39,10 @@ class IFCA(Algorithm):
         self.requires, self.has_base = ("head",) if shared_body else (), shared_body
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: M cluster models, initialized independently; with shared_body, only their heads differ."""
+        """Create the state: M cluster models, initialized independently; with shared_body, only their heads differ.
+
+        Raise ConfigError if two of them are equal.
+        """
         first = model.init_row()[None]  # the model's own initial values  [1, P]
         # "ifca": key of their random numbers  [M - 1, P]
         others = model.init_rows(self.clusters - 1, "ifca") if self.clusters > 1 else first[:0]

@@ -208,7 +208,7 @@ class PFedMoAP(Algorithm):
         s.descend(g, columns=self.gate_columns, lr=self.gate_lr)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss of each sample, from the logits that the gate mixes.  # [k, B]"""
+        """Return the task's loss of each sample under rows [k, P], from the logits that their gates mix.  # [k, B]"""
         return s.task_loss(self.logits(s.model, rows, batch.x, s.state.experts, s.state.count), batch)  # [k, B]
 
     # -- the server: selection of experts ----------------------------------------------------------------------

@@ -63,7 +63,10 @@ class PGFed(Algorithm):
         self.G: Any = None  # before the first round
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w, equal client models, and coefficients a_ij = 1 / K."""
+        """Create the state: server model w, equal client models, coefficients a_ij = 1 / K, and with beta a memory.
+
+        The memory has the auxiliary gradients of the last participations, at first 0.
+        """
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         even = torch.full((federation.num_clients,), 1 / federation.cohort_size)  # a_ij = 1 / K

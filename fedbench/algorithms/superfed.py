@@ -66,14 +66,19 @@ class SuPerFed(Algorithm):
             federation.hold_out(self.held_out)  # splits "remaining" and "held_out"
 
     def local_models(self, cohort: Cohort) -> Tensor:
-        """Return the personal model w_l of each client; random initial values of one without training yet.  # [K, P]"""
+        """Return each client's personal model w_l.  # [K, P]
+
+        Of a client that has not trained it yet, return random initial values, which depend on the client's id.
+        """
         wl, is_new = self.wl[cohort.ids], ~self.wl.has(cohort.ids)
         if bool(is_new.any()):
             wl[is_new] = cohort.model.init_rows(cohort.ids[is_new.cpu().numpy()], "superfed")
         return wl
 
     def mixes(self, cohort: Cohort) -> bool:
-        """Return True if both models train in the cohort's round, False if only w_f does."""
+        """Return whether both models train in the cohort's round.
+
+        Before the fraction `start` of all rounds has passed, only w_f trains."""
         return cohort.round >= int(self.start * cohort.rounds + 1e-9)  # in floats, 0.29 * 100 is less than 29
 
     def round(self, cohort: Cohort) -> None:

@@ -49,7 +49,7 @@ class AttackState:
         return store[SHARED][0]
 
     def set(self, name: str, value: Tensor) -> None:
-        """Store a tensor [...] for later rounds.  `get` must have been called for its name."""
+        """Store `value` [...] under `name` for later rounds.  `get` must have been called for this name before."""
         self.rows.all[f"{self.path}/{name}"][SHARED] = value[None]
 
 

@@ -42,7 +42,7 @@ class Mimic(Attack):
         self.client, self.warmup = client, warmup
 
     def check(self, attackers: np.ndarray, num_clients: int) -> None:
-        """Raise ConfigError unless the mimicked client is an honest training client."""
+        """Raise ConfigError unless the option client is None, or an id below num_clients that is no attacker."""
         require(
             self.client is None or (self.client < num_clients and self.client not in attackers),
             f"attack.client={self.client} must be an honest training client: choose one of 0 to {num_clients - 1} "

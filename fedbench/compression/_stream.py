@@ -19,7 +19,7 @@ class Writer:
         self._bits: list[str] = []
 
     def fixed(self, value: int, width: int) -> None:
-        """Write an integer 0 <= value < 2^width as `width` bits."""
+        """Write an integer 0 <= value < 2^width as `width` bits, none if width is 0."""
         self._bits.append(format(value, f"0{width}b") if width else "")
 
     def unary(self, value: int) -> None:
@@ -69,7 +69,7 @@ class Reader:
         self._at = 0
 
     def fixed(self, width: int) -> int:
-        """Read an integer of `width` bits."""
+        """Read an integer >= 0 of `width` bits; 0 if width is 0."""
         self._at += width
         return int(self._bits[self._at - width : self._at] or "0", 2)
 

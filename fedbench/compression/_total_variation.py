@@ -21,7 +21,7 @@ Row = np.ndarray  # [d] float64
 
 
 def largest_gamma(g: Row) -> float:
-    """Return the smallest weight gamma for which the denoised row is 0: the largest |g_1 + ... + g_k|."""
+    """Return the smallest weight gamma for which the denoised row is 0: the largest |g_1 + ... + g_k| of all k."""
     return float(np.abs(np.cumsum(g)).max(initial=0.0))
 
 

@@ -141,7 +141,7 @@ class Chain(Compressor):
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row, those of the first compressor first; names begin with "0/", "1/" and so on."""
+        """Return the codes of one row by name: "0/NAME" of the first compressor, "1/NAME" of the next."""
         codes = {}
         for prefix, compressor, part in self._links(message):
             codes |= {prefix + name: code for name, code in compressor.read(stream, part).items()}
@@ -174,7 +174,7 @@ class Chain(Compressor):
             compressor.observe(losses)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors of all compressors for a checkpoint; names begin with "0/", "1/" and so on."""
+        """Return all compressors' tensors, for a checkpoint: "0/NAME" of the first one, "1/NAME" of the next."""
         return {f"{i}/{n}": t for i, o in enumerate(self.operators) for n, t in o.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

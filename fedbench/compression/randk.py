@@ -41,7 +41,7 @@ class RandK(Compressor):
         self.share, self.unbiased, self.contractive, self.exact = share, unbiased, not unbiased, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Select m values of each row x [k, n]; codes: a random "key" [k, 1] of draws, and its "positions" [k, m]."""
+        """Select m values of each row x [k, n]; codes: a random "key" [k, 1], and its "positions" [k, m], ascending."""
         key = draws.random_bits(1)
         where = self._positions(key, message)
         return Encoded(x.gather(1, where), {"key": key, "positions": where})

@@ -31,7 +31,7 @@ class TopK(Compressor):
         self.share, self.exact = share, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Select the m values of largest magnitude of each row x [k, n]; the code is "positions" [k, m]."""
+        """Select the m values of largest magnitude of each row x [k, n]; the code is "positions" [k, m], ascending."""
         where = positions.largest(x.abs(), self.num_values(message))
         return Encoded(x.gather(1, where), {"positions": where})
 

@@ -74,7 +74,7 @@ class Arrays:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all fields except ``fit``, in hexadecimal digits.  Equal data have equal digests."""
+        """A hash of all fields except ``fit``, in hexadecimal digits; ``shared`` counts unless None."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
         if self.targets.dtype == np.uint8:  # masks have the same digest with any dtype
             facts["targets"] = digests.Widened(self.targets, np.int64)
@@ -101,7 +101,7 @@ class Arrays:
 
     @property
     def num_domains(self) -> int:
-        """The number of natural clients (hospitals, users, styles), 0 if ``domain`` is None."""
+        """The number of natural clients (hospitals, users, styles): 1 + the largest index in ``domain``; 0 if None."""
         return 0 if self.domain is None else int(self.domain.max()) + 1
 
     def labels(self) -> np.ndarray:

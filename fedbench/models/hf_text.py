@@ -70,7 +70,10 @@ class HFText(nn.Module):
         self.head = nn.Linear(body.config.hidden_size, num_classes)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C] for {"text": int64 [B, T], "mask": int64 [B, T]}."""
+        """Return logits [B, C] for {"text": int64 [B, T], "mask": int64 [B, T]}, where mask is 0 for padding.
+
+        By the option pooling, the head reads the outputs of the first token, or the mean over tokens without padding.
+        """
         text, mask = inputs["text"], inputs["mask"]
         z = self.body(input_ids=text, attention_mask=self._attention_mask(mask)).last_hidden_state  # [B, T, F]
         if self.pooling == "first":  # the head reads the first token, else the mean over tokens

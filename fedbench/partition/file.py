@@ -207,7 +207,7 @@ class File:
 
 
 def _indices(values: Any) -> np.ndarray:
-    """Return a list of m sample indices as an array; raise ConfigError if they are not whole numbers.  # [m] int64"""
+    """Return a list of m >= 0 sample indices as an array [m] int64; raise ConfigError if some are no whole numbers."""
     array = np.asarray(values)
     if array.size == 0:
         return np.empty(0, np.int64)

@@ -79,7 +79,10 @@ class Pachinko:
         ]
 
     def _superclasses(self, num_classes: int) -> np.ndarray:
-        """Return the superclass of each of the C classes: the option coarse, or CIFAR-100's if None.  # [C] int64"""
+        """Return the superclass of each class: the option coarse, or CIFAR-100's if it is None.  # [num_classes] int64
+
+        Raise ConfigError if there are more or fewer, or if they are no whole numbers >= 0.
+        """
         coarse = CIFAR100 if self.coarse is None else self.coarse
         if self.coarse is None:
             require(

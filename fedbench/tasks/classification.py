@@ -238,7 +238,7 @@ def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
 
 
 def require_two_classes(num_classes: int, kind: str) -> None:
-    """Raise ConfigError if there are fewer than 2 classes; kind, of the targets, is for the message."""
+    """Raise ConfigError if num_classes is below 2.  kind, such as "classification", is only for the message."""
     require(
         num_classes >= 2,
         f"the data set has num_classes={num_classes}, but {kind} needs at least 2 classes: add samples of another "

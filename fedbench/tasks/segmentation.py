@@ -98,7 +98,7 @@ class Segmentation(Task):
         return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Find out whether the data has ignored pixels; with per_class, add the metrics of each class to the task."""
+        """Set `has_ignored_pixels` by all masks; with per_class, add dice and iou of each class to the metrics."""
         chunks = federation.targets.split(256)  # 256 samples at a time, which limits memory
         self.has_ignored_pixels = not all(bool(self._is_valid(y, federation.num_classes).all()) for y in chunks)
         if self.per_class:

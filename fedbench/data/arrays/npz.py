@@ -331,7 +331,7 @@ def _are_images(x: np.ndarray) -> bool:
 
 
 def _as_text(names: np.ndarray) -> np.ndarray:
-    """Return an array of names as text: bytes are decoded as UTF-8, and text is returned unchanged."""
+    """Return an array of names as text: bytes are decoded as UTF-8 (invalid ones become U+FFFD), others unchanged."""
     return np.char.decode(names, "utf-8", "replace") if names.dtype.kind == "S" else names
 
 

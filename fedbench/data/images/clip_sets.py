@@ -380,7 +380,7 @@ def split_by_class(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file as Python objects; raise ConfigError if it is damaged."""
+    """Return the content of a JSON file as Python objects; raise ConfigError if it is damaged or cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

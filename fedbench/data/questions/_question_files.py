@@ -66,7 +66,10 @@ class Files:
 
     @cached_property
     def _name_by_ending(self) -> dict[str, str]:
-        """The file for each ending of a path, such as "imgs/1.jpg"; of several files, the one in the fewest folders."""
+        """The path (of `names`) for each ending of a path, such as "imgs/1.jpg".
+
+        Of several files with this ending, it is the one in the fewest folders, then the alphabetically first.
+        """
         endings: dict[str, str] = {}
         for name in sorted(self.names, key=lambda name: (name.count("/"), name)):
             parts = name.split("/")

@@ -128,7 +128,7 @@ class Column:
         return len(self.texts) * 2 < max(1, len(self.present))
 
     def first_text(self) -> str:
-        """Return the first value that is not a number as text for messages, with its line: "line 4, 'high'"."""
+        """Return the first value that is not a number, with its line: "line 4, 'high'".  There must be one."""
         return _located(*self.texts[0])
 
     def require_values(self) -> list[str]:
@@ -142,7 +142,10 @@ class Column:
         return self.cells
 
     def categories(self) -> list[str]:
-        """Return the sorted distinct values; raise ConfigError if a number has two spellings, such as 1 and 1.0."""
+        """Return the sorted distinct values, without missing ones.
+
+        Raise ConfigError if a number has two spellings, such as 1 and 1.0.
+        """
         check_spelling(self.present, f"{self.path}: column {self.name}")
         return ordered(self.present)
 

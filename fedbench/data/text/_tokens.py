@@ -221,7 +221,10 @@ def read_tokenizer(path: str) -> Tokenizer:
 
 
 def _file_tokenizer(path: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json.  It has no start and no end, because the file does not name them."""
+    """Return the tokenizer of the file tokenizer.json at `path`; raise ConfigError if it cannot be read.
+
+    It has no start and end token, because the file does not name them.
+    """
     try:
         from tokenizers import Tokenizer as FileTokenizer
     except ImportError as error:
@@ -251,7 +254,10 @@ def _file_tokenizer(path: str) -> Tokenizer:
 
 
 def _folder_tokenizer(path: str) -> Tokenizer:
-    """Return the tokenizer of a folder of transformers.  It has a start token only if it adds one to texts itself."""
+    """Return the tokenizer of a folder of transformers; raise ConfigError if it cannot be read.
+
+    Its end token is the stored one, or None.  It has a start token only if it adds one to texts itself.
+    """
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

@@ -116,7 +116,10 @@ class TextCsv:
         return characters("".join(sorted(set("".join(texts)))))
 
     def _targets(self, table: CsvTable) -> tuple[list[str], np.ndarray]:
-        """Return the names of the classes in the order of their indices, and the class index of each row [n] int64."""
+        """Return the class names by index, and the class index of each row of the table [n] int64.
+
+        The names are the option classes, or if it is None the sorted labels.  Raise ConfigError for other labels.
+        """
         cells = self._cells(table, "label") or []  # not None: the option requires this column
         where = f"{table.path}: column {self.roles['label']}"
         names = ordered(cells) if self.classes is None else [str(name) for name in self.classes]

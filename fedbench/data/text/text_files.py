@@ -136,7 +136,10 @@ class TextFiles:
         return Client(name, train, test)
 
     def _samples(self, documents: list[Document], tokenizer: Tokenizer) -> Sequences:
-        """Return the samples of documents as one Sequences, in their order; no samples if there are no documents."""
+        """Return the samples of documents as one Sequences, in their order; no samples if there are no documents.
+
+        With the option prompt, a document is at most one sample (`_pair`); else it is cut into samples of one length.
+        """
         none = cut([], self.length)
         if self.prompt is None:
             return joined([none, *(cut(_tokens(document, tokenizer), self.length) for document in documents)])

@@ -73,11 +73,19 @@ class PageFunctions:
         return spread
 
     def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the mean of a score over seeds, in percent if the page shows it so.  Arguments: those of `spread`."""
+        """Return the mean over seeds of a score ``key``, a column of runs.csv; in percent if the page shows it so.
+
+        The group is that of ``part`` (None: the first) whose labels have the values ``names`` and ``where`` (by label).
+        """
         return self.spread(key, *names, part=part, **where).mean
 
     def std(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
-        """Return the standard deviation of a score over seeds, 0 with one seed.  Arguments: those of `spread`."""
+        """Return the standard deviation over seeds of a score ``key``, a column of runs.csv; 0 with one seed.
+
+        It is in percent if the page shows the score in percent.
+
+        The group is that of ``part`` (None: the first) whose labels have the values ``names`` and ``where`` (by label).
+        """
         return float(self.spread(key, *names, part=part, **where).std or 0.0)
 
     def each(self, key: str, *names: Any, part: str | None = None, digits: int | None = None, **where: Any) -> str:
@@ -321,7 +329,7 @@ class PageFunctions:
         return paper.commands(table, cells_of(self._page, table), [])[0]
 
     def figure(self, name: str) -> str:
-        """Return the Markdown that shows a figure, given by its name under "figures" in page.json."""
+        """Return the Markdown of the figure NAME.svg, with the alternative text of page.json, or else its name."""
         return f"![{self._page.entry('figures', name).get('alt', name)}]({name}.svg)"
 
     def picture(self, name: str) -> str:
@@ -332,7 +340,7 @@ class PageFunctions:
         return f"![{self._page.entry('pictures', name)['alt']}]({name})"
 
     def commands(self, part: str | None = None) -> str:
-        """Return the commands that started the runs of a part (None: the first) as a block of code in Markdown."""
+        """Return the commands of page.json for a part (None: the first), a line each, as a code block in Markdown."""
         name = part or next(iter(self._page.about["commands"]), "")
         return "\n".join(["```bash", *self._page.entry("commands", name), "```"])
 

@@ -67,7 +67,7 @@ def dump(state: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """Return nested dicts with all tensors in host memory.  Tensors that are in host memory already are not copied."""
+    """Return nested dicts with all tensors detached and in host memory; those that are there already are not copied."""
     if isinstance(value, Mapping):
         return {name: on_host(item) for name, item in value.items()}
     return value.detach().cpu() if isinstance(value, Tensor) else value

@@ -10,7 +10,7 @@ Summary = Mapping[str, Any]
 
 
 def primary_of(summary: Summary) -> str:
-    """Return the name of the task's primary metric in a summary; "accuracy" if the summary does not have it."""
+    """Return the name of the primary metric of the task in a summary, such as "auc"; "accuracy" if it has none."""
     return (summary.get("task") or {}).get("primary", "accuracy")
 
 

@@ -29,7 +29,7 @@ def check_files(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove incomplete files from a run folder, which a killed process left."""
+    """Remove the incomplete files *.part and *.partial of killed processes from a run folder and its folder .hydra."""
     for pattern in LEFTOVERS:
         for path in [*folder.glob(pattern), *(folder / ".hydra").glob(pattern)]:
             if path.is_file():

@@ -423,5 +423,5 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 
 def _evaluated(sim: Simulation) -> np.ndarray:
-    """Return the training clients that are evaluated: all honest ones, or as many as eval.clients says.  # [n]"""
+    """Return the ids of the training clients to evaluate, ascending: all honest ones, or eval.clients of them."""
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)

@@ -71,7 +71,7 @@ def record_interruption(folder: Path) -> None:
 
 
 def interrupted(folder: Path) -> str:
-    """Return a sentence about an interrupted run, with the command that resumes it."""
+    """Return a sentence that a run was interrupted, with the command that resumes it, or why it was not saved."""
     return f"interrupted; it is {how_to_resume(folder)}"
 
 

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, which is imported when it is first used: ``fedbench check --help`` needs no torch."""
+    """Import and return the object of a public name when it is first used; AttributeError for other names."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = name.removeprefix("check_") if name.startswith("check_") else "_suite"

@@ -64,7 +64,7 @@ class AdapterCase:
 
     @functools.cached_property
     def bare(self) -> FlatModel:
-        """The same model without the adapter."""
+        """The same model without the adapter, so that all of its parameters are trained."""
         return build_model(composed("algorithm=fedavg", *MODEL), self.federation)
 
     def train(self, plan: str) -> tuple[FlatModel, Tensor]:

@@ -101,7 +101,7 @@ def uploads(n: int = N, size: int = SIZE) -> Tensor:
 
 
 def weights_of(n: int = N) -> Tensor:
-    """Return different weights with sum 1, the same in each call.  # [n]"""
+    """Return unequal weights with sum 1, proportional to 1, 2, 3, 4, 1, 2 and so on.  # [n] float32"""
     weights = torch.arange(n) % 4 + 1.0
     return weights / weights.sum()
 

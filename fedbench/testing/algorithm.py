@@ -402,7 +402,7 @@ def _messages_with_random_uploads(case: Case, arrays: Any, **values: Any) -> lis
 
 
 def other_data() -> Any:
-    """Return a copy of the data set ARRAYS in which the samples of client 0 have other inputs and labels."""
+    """Return the data set of the checks, as Arrays, with other inputs and labels for all samples of client 0."""
     arrays, _ = ragged(TRAIN_SIZES, val=VAL_SIZES)
     samples = np.concatenate([part[0] for part in (SPLIT.train, SPLIT.val, SPLIT.test)])
     arrays.inputs[samples] = arrays.inputs[samples][::-1] * -2 + 0.5  # type: ignore[index]

@@ -427,7 +427,7 @@ def ledger(plan: Plan) -> list[dict[str, Any]]:
 
 
 def write_ledger(plan: Plan) -> None:
-    """Write a table of all trials into the folder of the search, `LEDGER`.  Lists are separated by spaces."""
+    """Write the rows of `ledger` to trials.csv in the folder of the searches; lists become text separated by spaces."""
     table = pandas().DataFrame(ledger(plan), columns=COLUMNS)
     for name in ("overrides", "seeds"):
         table[name] = [" ".join(map(str, items)) for items in table[name]]

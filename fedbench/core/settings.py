@@ -105,7 +105,7 @@ def with_home(value: Any) -> Any:
 
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:
-    """Return whether a dotted key matches any of the patterns, such as ``tracking.*``."""
+    """Return whether a dotted key matches any of the patterns with the wildcards of fnmatch, such as ``tracking.*``."""
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 

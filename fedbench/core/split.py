@@ -77,7 +77,7 @@ class Ragged:
         return self.offsets[ids + 1] - self.offsets[ids]
 
     def owners(self) -> np.ndarray:
-        """Return the client of each entry of ``indices``.  # [total] int64"""
+        """Return the client (number of the list, from 0) of each entry of ``indices``.  # [total] int64"""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ranks(self) -> np.ndarray:

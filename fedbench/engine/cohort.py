@@ -141,7 +141,7 @@ class Cohort:
 
     @property
     def batch_size(self) -> int | np.ndarray:
-        """Number of samples of a local step (local.batch_size): one for all clients, or one for each [K]."""
+        """Largest number of samples in a local step, local.batch_size: one for all clients, or one for each [K]."""
         return local_work.batch_size_of(self.engine, self.context)
 
     @property
@@ -440,7 +440,7 @@ class Cohort:
 
     @property
     def mean_size(self) -> float:
-        """The divisor of a sum over clients that gives their mean: K, or with privacy=central the expected number."""
+        """The number by which a mean divides the sum over clients: K, or the expected number if privacy=central."""
         return len(self) if self.engine.central is None else self.engine.central.expected
 
     def _private(self, central: CentralPrivacy, uploads: Any, updates: str | None, average: bool) -> Tensor:

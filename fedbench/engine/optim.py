@@ -170,7 +170,7 @@ class Optimizer:
         return torch.tensor([[self.lr[i] * factor] for i in ids.tolist()])
 
     def check(self, num_clients: int) -> None:
-        """Raise ConfigError if optimizer.lr is a list whose length is not num_clients."""
+        """Raise ConfigError if optimizer.lr is a list whose length is not num_clients; a single number always fits."""
         check_each("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:

@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def reported(self) -> Spread:
-        """The printed mean and standard deviation."""
+        """The printed mean and standard deviation; the latter is None if it is not printed."""
         std = self.row["std"]
         return Spread(float(self.row["mean"]), float(std) if std else None)
 

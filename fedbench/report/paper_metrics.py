@@ -153,7 +153,7 @@ def _gains(run: Run, cell: PrintedCell, metric: str) -> Series:
 
 
 def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
-    """Return the first evaluated round whose mean accuracy reaches the cell's target; NaN if there is none."""
+    """Return the first evaluated round with a mean accuracy of at least the cell's target; NaN if there is none."""
     return Measurement(scores.rounds_to(run, ACCURACY, cell.target))
 
 

@@ -155,7 +155,7 @@ def clients_at(run: Run, metric: str, round: float | None) -> str:
 
 
 def rounds_to(run: Run, metric: str, target: float) -> float:
-    """Return the first evaluated round (from 1) whose metric reaches the target; NaN if there is none."""
+    """Return the first evaluated round (from 1) with at least the target (at most, if lower is better); else NaN."""
     values = curve(run, metric)
     reached = values <= target if lower_is_better(metric) else values >= target
     return float(reached.idxmax()) if reached.any() else NAN
@@ -243,7 +243,7 @@ def megabytes(run: Run, directions: tuple[str, ...], kind: str = "bytes") -> Ser
 
 
 def is_compressed(run: Run) -> bool:
-    """Return whether messages of the run were compressed."""
+    """Return whether messages of the run were compressed, so that costs.csv has a column of uncompressed bytes."""
     return "dense_up" in run.costs
 
 

@@ -37,7 +37,7 @@ class Spread:
     total: int = 1
 
     def scaled(self, factor: float) -> Spread:
-        """Return the mean and the standard deviation multiplied by a factor."""
+        """Return a Spread with mean and std (None stays None) multiplied by a factor, and the same counts."""
         return replace(self, mean=self.mean * factor, std=None if self.std is None else self.std * factor)
 
 
@@ -99,7 +99,7 @@ def render(tables: list[Table], table_format: str) -> str:
 
 
 def as_text(table: Table) -> str:
-    """Return the table as text in aligned columns, with columns of numbers aligned to the right."""
+    """Return the table as text: its title, aligned columns (those of numbers to the right), and its notes."""
     lines = [table.title] if table.title else []
     if table.columns:
         grid = [[column.title for column in table.columns], *(format_row(table, row) for row in table.rows)]
@@ -112,7 +112,7 @@ def as_text(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """Return the table in Markdown, with its title in bold above it."""
+    """Return the table in Markdown, with its title in bold above it, and its notes below."""
     lines = [f"**{table.title}**", ""] if table.title else []
     if table.columns:
         rule = ["---:" if _is_numeric(table, column) else "---" for column in table.columns]
@@ -292,7 +292,7 @@ def escape_control(text: str) -> str:
 
 
 def format_row(table: Table, row: dict[str, Any]) -> list[str]:
-    """Return the text of each cell of a row, with a dagger behind a fine-tuned method."""
+    """Return the text of the cells of a row, in the order of columns, with a dagger behind a fine-tuned method."""
     daggers = [DAGGER if column.dagger_key and row.get(column.dagger_key) else "" for column in table.columns]
     return [format_cell(row.get(column.key), column) + dagger for column, dagger in zip(table.columns, daggers)]
 

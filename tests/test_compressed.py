@@ -56,7 +56,7 @@ def test_what_is_seen_is_what_a_decoder_makes_of_the_stream(
     method: str, compressor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, and the bits that are counted are the stream's but for the end of its last byte."""
-    sim, messages, real = simulated(method, compressor), [], Compression._send
+    sim, messages, real = simulated(method, compressor), [], Compression._compress_and_decompress
 
     def send(
         self: Compression, compressor: Compressor, due: Tensor, message: Message, keys: Tensor, keep: bool = True
@@ -74,7 +74,7 @@ def test_what_is_seen_is_what_a_decoder_makes_of_the_stream(
             assert 0 <= 8 * len(stream) - (int(bits[i]) - rest) < 8, message.name
         return seen, bits
 
-    monkeypatch.setattr(Compression, "_send", send)
+    monkeypatch.setattr(Compression, "_compress_and_decompress", send)
     run_rounds(sim, 2)
     assert messages or (sim.engine.compression is not None and not sim.engine.compression.acted)
 
@@ -91,8 +91,10 @@ def test_what_is_sent_and_what_is_remembered_is_what_was_due(
         self: Compression, cohort: Any, name: str, value: Tensor, reference: Any, call: int, accumulates: bool
     ) -> Received:
         received = real(self, cohort, name, value, reference, call, accumulates)
-        memory = self.rows.all.get(f"compression/{channel._path('up', name, call)}/memory")
-        assert (memory is not None) == (accumulates and self.compressor.error_feedback and not self._passes(value))
+        memory = self.rows.all.get(f"compression/{channel._state_path('up', name, call)}/memory")
+        assert (memory is not None) == (
+            accumulates and self.compressor.error_feedback and not self._is_uncompressed(value)
+        )
         if memory is not None:
             before = torch.zeros_like(value) if reference is None else reference
             for sums, x in ((due, value), (sent, received.value)):
@@ -252,7 +254,7 @@ def test_every_method_says_what_its_messages_add_to(method: str, monkeypatch: py
     ) -> Received:
         kinds = [kind for kind, rows in told.items() if any(reference is row for row in rows)]
         kind = "0" if reference is None else kinds[0] if kinds else "rows"
-        if not self._passes(value):
+        if not self._is_uncompressed(value):
             found[name] = (kind, accumulates)
         return real["upload"](self, cohort, name, value, reference, call, accumulates)
 

@@ -302,9 +302,9 @@ class Channel:
                     return payload.of(context.ids)
         given = repr(handle) if isinstance(handle, str) else f"a {type(handle).__name__}"
         raise UnknownReference(
-            f"cohort.upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients "
-            f"received in this round, which are {', '.join(map(repr, self._payloads)) or 'none'}. Use a name of "
-            f"cohort.broadcast or cohort.download, or None if {name} already is a difference"
+            f"cohort.upload({name}=..., relative_to=...): relative_to is {given}, not a name of the tensors that these "
+            f"clients received in this round, which are {', '.join(map(repr, self._payloads)) or 'none'}. Use a name "
+            f"of cohort.broadcast or cohort.download, or None if {name} already is a difference"
         )
 
     def _truncated(self, context: RoundContext, value: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def require_group(name: str, needed_by: str, groups: Iterable[str]) -> None:
     if name not in groups:
         raise MissingColumns(
             f"{needed_by} needs the parameter group {name!r}, but model.columns has "
-            f"{', '.join(groups) or 'no groups'}: add names or patterns of its parameters, as in "
-            f"'model.columns={{{name}: [\"fc.*\"]}}'",
+            f"{', '.join(groups) or 'no groups'}. Name another group, or add this one with patterns of parameter "
+            f"names, as in 'model.columns={{{name}: [\"fc.*\"]}}'",
             name,
         )

@@ -123,8 +123,10 @@ def check_flags(args: argparse.Namespace) -> None:
         ConfigError: A value is invalid, or two flags exclude each other.
     """
     # CLIENTS: the names of the flags --clients and --client
-    for name in ("paper", "metric", "group", "against", "choose", "client"):
-        require(getattr(args, name) != "", f"--{name} is empty: give it a value, or leave it out")
+    examples = {"paper": "apple_practical", "metric": "accuracy", "group": "algorithm", "against": "fedavg"}
+    for name, example in (examples | {"choose": "optimizer.lr", "client": "3"}).items():
+        problem = f"--{name} is empty: give it a value, as in --{name} {example}, or leave it out"
+        require(getattr(args, name) != "", problem)
     require(
         args.group is None or all(args.group.split(",")),
         f"--group {args.group} must be config keys separated by commas, such as algorithm,partition.alpha",

@@ -305,7 +305,7 @@ def test_what_clients_were_not_sent_in_this_round_is_no_reference(send: str, com
     some = cohort.subset(np.array([True, False, True]))
     w = getattr(cohort, send)(w=value).w
     getattr(some, send)(theirs=value if send == "broadcast" else value[:2])
-    words = r"upload\(theta=\.\.\., relative_to=\.\.\.\): {} is not the name of a tensor that these clients received"
+    words = r"upload\(theta=\.\.\., .*: relative_to is {}, not a name of the tensors that these clients received"
     for handle, given in ((w, "a Tensor"), (w.clone(), "a Tensor"), ("x", "'x'"), ("before", "'before'")):
         with pytest.raises(UnknownReference, match=words.format(given) + " in this round, which are 'w', 'theirs'"):
             cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": handle})

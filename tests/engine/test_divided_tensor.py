@@ -143,6 +143,7 @@ EXCHANGED: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "many means": lambda x, y, w, p: torch.ones(4, 5) @ x,
     "median": lambda x, y, w, p: x.median(0).values,
     "one row": lambda x, y, w, p: x[2],
+    "stack before the rows": lambda x, y, w, p: torch.stack([x, y], dim=-3),
     "sorted": lambda x, y, w, p: x.argsort(0),
     "other rows": lambda x, y, w, p: x[torch.tensor([1, 2, 3])] - y[torch.tensor([2, 3, 4])],
     "in place": lambda x, y, w, p: x.clone().add_(y),
@@ -193,6 +194,18 @@ def test_the_rows_of_a_tensor_are_exchanged_once() -> None:
         return ranks.log
 
     assert in_two_threads(work)[0] == [{"rows [5, 4]": [5, 4]}]
+
+
+def test_a_process_without_a_row_takes_part_in_the_same_exchanges() -> None:
+    """Rank 1 has no rows, so that its copies are empty."""
+
+    def work(ranks: ThreadRanks) -> list[Any]:
+        x = torch.arange(6.0).view(2, 3) if ranks.is_first else torch.zeros(0, 3)
+        x = divided(x, np.array([2, 4]), ranks)
+        copies = [x[:, 1:].contiguous(), x[:, :2].reshape(2, -1), x[:, 2:].flatten(1), x.view(2, -1)]
+        return [*(float(copy.max()) for copy in copies), float(torch.ones(2) @ x[:, 0])]
+
+    assert in_two_threads(work) == [[5, 4, 5, 5, 3]] * 2
 
 
 def test_flags_and_comparisons_send_bits_instead_of_rows() -> None:

@@ -550,7 +550,7 @@ def test_a_state_must_be_passed_and_is_changed_in_place() -> None:
     for step, name in ((bind_state, "alpha"), (bind_theta, "theta")):
         with pytest.raises(AttributeError, match=name):
             all_clients(e).train(start, step=step, alpha=alpha)
-    with pytest.raises(ValueError, match="theta as a state of clients, but it is the name of the trained rows"):
+    with pytest.raises(ValueError, match="theta as a state of clients, but theta are the trained parameters"):
         all_clients(e).train(start, step=lambda s, b: None, theta=alpha)
 
 

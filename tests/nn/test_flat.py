@@ -742,5 +742,5 @@ def test_a_missing_column_group_names_the_models_that_have_it():
     with pytest.raises(MissingColumns, match=r"x needs the parameter group 'prompt'") as missing:
         model.group("prompt", "algorithm=x")
     assert "choose a model that has this group: clip_prompt" in sentence_of(missing.value, Path())
-    with pytest.raises(ConfigError, match=r"model.columns has no groups: add names or patterns .*nobody.s: "):
+    with pytest.raises(ConfigError, match=r"model.columns has no groups. Name another group, or .*nobody.s: "):
         model.group("nobody's", "algorithm=x")

@@ -142,7 +142,7 @@ def test_a_client_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--client", "4"], "--client 4 is not a client of these runs: the clients are numbered from 0 to 3"),
         (["--client", "-1"], "--client -1 is not a client of these runs: the clients are numbered from 0 to 3"),
-        (["--client", ""], "--client is empty: give it a value, or leave it out"),
+        (["--client", ""], "--client is empty: give it a value, as in --client 3, or leave it out"),
         (["--client", "1", "--metric", "global/accuracy"], "no run has global/accuracy of this client"),
         (["--client", "1", "--clients"], "--client 1 cannot be combined with --clients: leave out these flags"),
         (["--clients", "--target", "0.5"], "--clients cannot be combined with --target: leave out these flags"),

@@ -315,7 +315,5 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     composer.refuse_repeated(overrides)
     full = composer.compose(overrides)
     no_effect = next((text for text in overrides if text.lstrip("+~").startswith(("resume=", "hydra."))), None)
-    require(
-        no_effect is None, f"{no_effect} has no effect here, but only in the command python -m fedbench: leave it out"
-    )
+    require(no_effect is None, f"{no_effect} works only in python -m fedbench without a subcommand: leave it out")
     return with_choices(full, full.hydra)

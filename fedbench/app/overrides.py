@@ -21,7 +21,8 @@ def check_key(override: Override) -> None:
         ConfigError: It has no key, or a key that cannot be set.
     """
     key, text = override.key_or_group, override.input_line
-    require(key != "", f"{text!r} has no key: write key=value, as in seed=3")
+    example = "~key, as in ~local.steps" if text.startswith("~") else "key=value, as in seed=3"
+    require(key != "", f"{text!r} has no key: write {example}")
     require(key != "hydra", f"{text} would replace all keys of Hydra: set a single one, as in hydra.run.dir=folder")
     require(
         key.split(".")[0] != "choices",

@@ -267,10 +267,10 @@ def load_config(path: Path) -> DictConfig:
         isinstance(cfg, DictConfig) and "${" not in text,
         f"{path} was not saved by fedbench, because it is not a mapping of plain values: name the folder of a run",
     )
-    values = renewed(OmegaConf.to_container(cfg))
+    values = renewed(OmegaConf.to_container(cfg))  # with the current names of classes that have moved
     if "resume" in values:
         values["resume"] = None  # that of the command which wrote the file; the caller decides anew
-    update_stored(values)
+    update_stored(values)  # adds and removes options, in place
     return OmegaConf.create(values)  # type: ignore[return-value]
 
 

@@ -231,7 +231,11 @@ class BatchLoader:
 
         # next: first step of the next block, and a function that waits for its inputs
         def block_samples(first: int) -> np.ndarray:
-            """Return sample indices, padding included, of the block from step `first` on.  # [steps, active, B]"""
+            """Return indices of samples in the data set, padding included, of the block from step `first` on.
+
+            Returns:
+                The indices for the steps of the block and the clients that still train in it.  # [steps, active, B]
+            """
             stop, num_active = self._block(first)
             return self.host_index[first:stop, :num_active]
 

@@ -455,10 +455,11 @@ class ClientDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x [B, ...] with about a fraction p of its values set to 0, and the others divided by 1 - p.
 
-        In evaluation mode return x itself.
+        The zeros depend on the client's key and the name of the layer; without a key, on the name.  In evaluation mode
+        return x itself.
         """
-        keys = None if self.key is None else self.key[None]
-        return _dropout(self, self.name, {}, x, False, ForwardContext(self.training, keys))
+        keys = None if self.key is None else self.key[None]  # [1]
+        return _dropout(self, self.name, params={}, x=x, batched=False, context=ForwardContext(self.training, keys))
 
 
 OPERATORS: dict[type[nn.Module], Operator] = {

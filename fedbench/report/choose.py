@@ -202,10 +202,13 @@ def _check_comparable(runs: list[Run], key: str) -> None:
             one fold, with cross-validation).
     """
     values = {run.flat_config[key] for run in runs}
+    problem = (
+        f"all {len(runs)} finished runs have {key}={next(iter(values), None)}" if values else "no such run was found"
+    )
     require(
         len(values) > 1,
-        f"--choose {key} needs finished runs with at least two values of {key}, and these have none or one: name "
-        "another key",
+        f"--choose {key} needs finished runs with at least two numbers for {key}, but {problem}: add runs with another "
+        "value, or name another key",
     )
     # differing() ignores the seed.  Options of config groups are stored under keys such as choices.algorithm.
     others = [k.removeprefix("choices.") for k in differing(runs) if k not in (key, "fold")]

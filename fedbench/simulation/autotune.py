@@ -278,7 +278,7 @@ class Trial:
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:
-        """Train the clients of this trial for ``count`` local steps, and return the mean seconds of a step."""
+        """Train all clients of this trial for ``count`` local steps, and return the mean seconds of a step of all."""
         engine, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
             cohort = Cohort(engine, self.ids, round=0, mode="trial")  # a mode with random numbers of its own

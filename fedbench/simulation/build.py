@@ -726,7 +726,7 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
     compressor = None if engine.compression is None else engine.compression.compressor
     require(
         compressor is None or (sync.personal is None and (sync.backbone is None or compressor.direction == "up")),
-        f"adapter.sync={sync.name} does not send whole models, which a compressor needs: use compression=none"
+        f"adapter.sync={sync.name} does not send whole models both ways, which compression needs: use compression=none"
         + (", or compression.direction=up" if sync.personal is None else ""),
     )
     # whether residuals or momentum of earlier rounds are kept

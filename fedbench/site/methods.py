@@ -135,7 +135,10 @@ def _options(text: str) -> list[Option]:
 
 
 def _released_code(path: Path) -> dict[str, ReleasedCode]:
-    """Return the rows of the table in docs/released.md, by the option of ``algorithm=`` in their first column."""
+    """Return the rows of the table in the file ``path``, docs/released.md, by the method in their first column.
+
+    The key is the option of ``algorithm=``.  Each row is of one method.
+    """
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (\w+) \| ([^|]+) \|$", path.read_text("utf-8"), re.MULTILINE)
     return {name: ReleasedCode(*row) for name, *row in rows}
 

@@ -445,7 +445,7 @@ def test_uploads_may_be_compressed(sync: str, tmp_path: Path) -> None:
             ["adapter.sync=fedsa", "algorithm=ditto"],
             "keeps B with the client, and the method keeps models of clients (v)",
         ),
-        (["adapter.sync=fedsa", "compression=topk"], "does not send whole models, which a compressor needs"),
+        (["adapter.sync=fedsa", "compression=topk"], "does not send whole models both ways, which compression needs"),
         (["adapter.sync=fedex", "compression=topk", "compression.direction=both"], "or compression.direction=up"),
         (["adapter.sync=flora", "compression=topk"], "use compression.error_feedback=false and optimizer.reset=round"),
         (["adapter.sync=flora", "optimizer.reset=never"], "use compression.error_feedback=false and optimizer.reset="),

@@ -124,8 +124,8 @@ def test_runs_that_cannot_be_compared_are_refused(sweep, capsys, change, sentenc
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--choose", "algorithm.eta2"], "needs finished runs with at least two values of"),
-        (["--choose", "rounds"], "needs finished runs with at least two values of"),
+        (["--choose", "algorithm.eta2"], "needs finished runs with at least two numbers for"),
+        (["--choose", "rounds"], "needs finished runs with at least two numbers for"),
         (["--choose", "algorithm.mu", "--metric", "val/accuracy"], "--metric must be personal/..., got val/accuracy"),
         (["--choose", "algorithm.mu", "--metric", "personal/acuracy"], "the nearest are personal/accuracy"),
         (

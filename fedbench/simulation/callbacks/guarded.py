@@ -33,7 +33,12 @@ class Guarded(Callback):
         self.name, self.callback, self.failed = key, callback, True  # disabled until on_start succeeds
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Call ``on_start`` of the wrapped callback with its state, read from the JSON text ``saved``; None if new."""
+        """Call ``on_start`` of the wrapped callback with its state.
+
+        Args:
+            run: The run.
+            saved: The state as JSON, if the run resumes; None for a new run, or if the callback had no state.
+        """
         self.callback.on_start(run, None if saved is None else json.loads(saved))
         self.failed = False
 

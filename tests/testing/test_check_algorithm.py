@@ -262,7 +262,7 @@ MISTAKES = [
     (Padded, "padding_is_ignored", "batch.weight"),
     (Silent, "bytes_are_counted", "0 bytes up and 0 bytes down"),
     (Silent, "nothing_passes_by_upload", "depend on data of client 0"),
-    (Cloned, "references_are_what_was_sent", "upload(theta=..., relative_to=...): a Tensor is not"),
+    (Cloned, "references_are_what_was_sent", "upload(theta=..., relative_to=...): relative_to is a Tensor, not"),
     (Waiting, "no_step_waits_for_the_device", "waits for the device"),
     (Endless, "cohorts_of_one", "not finite"),
     (Endless, "a_single_client", "not finite"),

@@ -21,7 +21,7 @@ from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
 from fedbench.core.split import Ragged
 from fedbench.engine.batch import BatchLoader
-from fedbench.engine.divided_tensor import divided
+from fedbench.engine.divided_tensor import DividedTensor, divided
 from fedbench.engine.engine import Engine
 from fedbench.engine.local_work import batch_size_of, epochs_of, first_rate, step_fraction
 from fedbench.engine.optim import Optimizer, Rate
@@ -380,6 +380,10 @@ class CohortTraining:
             ranks.exchange(self.schedule.positions_by_rank, {"loss": self.outputs["loss"]})
             for name in ("theta", *self.state):
                 self.outputs[name] = divided(self.outputs[name], self.context.ids, ranks)
+            for stored in self.stored_buffers.values():
+                for buffer, values in stored.items():
+                    if not isinstance(values, DividedTensor):  # only this rank's rows are new
+                        stored[buffer] = divided(values[self._mine], self.context.ids, ranks)
             return
         buffers = {
             f"{rows_name}/{buffer}": values

@@ -310,7 +310,7 @@ class Trial:
             max_seconds: The approximate budget of this plan.
         """
         seconds = self._time_warm(1)  # of one step, after a warm-up
-        # TIMED_ON_GPU: number of steps to time on a GPU; one step was timed already, hence - 1
+        # TIMED_ON_GPU: number of steps to time on a GPU; one step was timed already, so it is 1 less
         count = min(TIMED_ON_GPU if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
         # Several steps, so that the overhead of a training call counts less; not for a plan that is far behind.
         if seconds < 4 * best and count > 0:

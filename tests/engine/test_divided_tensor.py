@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
@@ -52,10 +52,7 @@ class ThreadRanks(Ranks):
         return self.share(value) if self.is_distributed else [value]
 
     def exchange(
-        self,
-        positions_by_rank: Sequence[np.ndarray],
-        results: Mapping[str, Tensor],
-        changed: Collection[str] | None = None,
+        self, positions_by_rank: list[np.ndarray], results: dict[str, Tensor], changed: Any = None
     ) -> set[str]:
         self.log.append({name: [*values.shape] for name, values in results.items()})
         given = self.share({name: values.clone() for name, values in results.items()})

@@ -56,6 +56,7 @@ OTHERS = {
     "fedala": ["algorithm=fedala", "finetune.epochs=1"],
     "pfednet": ["algorithm=pfednet"],
     "pfedme": ["algorithm=pfedme", "system.slow=0.5"],
+    "adam": ["algorithm=fedavg", "optimizer=adam", "optimizer.reset=never"],  # counts of steps
     "dithered": ["algorithm=fedavg", "compression=chain", "compression.direction=both"],
 }
 COMMANDS = USUAL | OTHERS

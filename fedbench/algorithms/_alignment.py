@@ -39,7 +39,7 @@ class Bottleneck:
 
     @property
     def prefix(self) -> str:
-        """Return what the names of this layer's parameters begin with: "NAME.", or "" for the model itself."""
+        """Return the prefix of this layer's parameter names: "fc1." for a layer named "fc1", "" for the whole model."""
         return f"{self.name}." if self.name else ""
 
 

@@ -51,7 +51,7 @@ class CoreExchange:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the attributes from the dict that `state_dict` returned."""
+        """Set the attributes to the tensors of a dict that `state_dict` returned; each attribute must have an entry."""
         for name in self.state_dict():
             setattr(self, name, state[name].to(self.cores.device))
 
@@ -160,5 +160,5 @@ def by_turn(turn: Tensor, score: Tensor) -> Tensor:
 
 
 def itself(cohort: Cohort) -> Tensor:
-    """Return a mask: the row of each client of the cohort is True in its own column among N clients.  # [K, N] bool"""
+    """Return a mask [K, N] of K sampled and all N clients: [k, j] is True if sampled client k is client j.  # bool"""
     return cohort.index[:, None] == torch.arange(cohort.num_clients, device=cohort.device)

@@ -35,7 +35,10 @@ class FedOpt(FedAvg):
         self.weights: Weights = weights
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedOpt (Algorithm 2): clients train from w, and `rule` takes a server step on their mean."""
+        """Run one round of FedOpt (Algorithm 2): clients train from w, and the server's optimizer moves w.
+
+        Its pseudo-gradient is w minus the mean of the clients' trained models.
+        """
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
         self.w = cohort.mean(up.theta, self.weights, updates="w", rule=self.rule)  # the new w, by self.rule

@@ -37,7 +37,14 @@ class Wrapper(Algorithm):
 
 
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for `Wrapper` that passes its arguments to the function named as `method` of `self.inner`."""
+    """Return a method for `Wrapper` that calls the method of the same name of `self.inner`.
+
+    Args:
+        method: A method of `Algorithm`, of which only name and docstring are used.
+
+    Returns:
+        The new method.  It passes its arguments on, and returns the result.
+    """
 
     @functools.wraps(method)
     def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +70,7 @@ class FineTuned(Wrapper):
         self.fine_tunes_after_training = inner.fine_tunes_after_training or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the wrapped method can run here, and the options finetune.* are valid."""
+        """Raise ConfigError if the wrapped method or fine-tuning cannot run with these clients, model and optimizer."""
         self.inner.check(federation, model, optimizer)
         self.check_settings(federation.num_clients, model.columns, optimizer)
 

@@ -71,7 +71,7 @@ def onto_l1_ball(R: Tensor, s: float) -> Tensor:
 
 
 def dual_norm(U: Tensor, norm: Norm) -> Tensor:
-    """Return the dual norm of every row of U [M, d]: linf for norm="l1", l2 for "l2", l1 for "linf".  # [M]"""
+    """Return the dual norm of each row of U [M, d]: linf for norm="l1", l2 for "l2", l1 for "linf".  # [M]"""
     if norm == "l1":
         return U.abs().amax(1)
     return U.norm(dim=1) if norm == "l2" else U.abs().sum(1)
@@ -134,7 +134,10 @@ class Network:
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
-        """A generalized inverse of the graph Laplacian L = B' B, by its positive eigenvalues.  # [N, N]"""
+        """A generalized inverse of the graph Laplacian L = B' B: its zero eigenvalues stay 0, the others are inverted.
+
+        # [N, N]
+        """
         # the first eigenvalues are 0, one for each connected component; they have no inverse
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
@@ -156,7 +159,10 @@ class Network:
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
     def weighted(self, V: Tensor) -> Tensor:
-        """Return C V: each client's row of V [N, d], multiplied by the client's weight c_i.  # [N, d]"""
+        """Return each client's row of V [N, d] multiplied by the client's weight c_i (C V with C = diag(c_i)).
+
+        # [N, d]
+        """
         return self.weights[:, None].to(V) * V
 
     def inverse(self, r: float) -> Tensor:

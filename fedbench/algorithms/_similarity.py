@@ -121,7 +121,15 @@ def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
 
 
 def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:
-    """Return the adjacency matrix of n clients, True for both orders of each pair (i, j) in `edges`.  # [n, n] bool"""
+    """Return the adjacency matrix of n clients.
+
+    Args:
+        n: Number of clients.
+        edges: Pairs (i, j) of client ids from 0 to n - 1.
+
+    Returns:
+        A matrix that is True at [i, j] and [j, i] for each pair, and else False.  # [n, n] bool
+    """
     adjacency = torch.zeros(n, n, dtype=torch.bool)
     for i, j in edges:
         adjacency[i, j] = adjacency[j, i] = True

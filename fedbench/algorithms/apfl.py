@@ -35,7 +35,10 @@ class APFL(Algorithm):
         self.alpha, self.adaptive = per_client(alpha), adaptive
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: global model w, personal models v_i with the same initial values, and weights a_i."""
+        """Set the global model w [P] and the clients' models v_i to the initial model, and the mixing weights a_i.
+
+        The rows v_i [N, P] and a_i [N, 1] of all clients are stored by `rows`.  a_i is the option alpha.
+        """
         self.w = model.init_row()  # [P]
         self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
         # initial a_i: the option alpha, or if it lists one per client, their mean for new clients  [N, 1]

@@ -75,7 +75,10 @@ class APPLE(Algorithm):
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless all versions of all clients' cores fit into the free memory of the device."""
+        """Raise ConfigError unless the core models of all clients fit into the free memory of the device.
+
+        With the option bandwidth, each client may hold old versions of the other clients' core models, which count too.
+        """
         super().check(federation, model, optimizer)
         n, have = federation.num_clients, free_memory(federation.device)
         # with a bandwidth, each core has its newest version and up to one older version per client
@@ -199,15 +202,18 @@ class APPLE(Algorithm):
         return self.theta[cohort.ids]
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return {"d": relationship vectors of all clients}: d[i, j] is the weight of core j in model i.  # [N, N]"""
+        """Return {"d": [N, N]}: d[i, j] is the weight of client j's core model in client i's personal model."""
         return {"d": self.d.whole()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors of the method by attribute name, with the uploaded cores and their versions."""
+        """Return the server's tensors for a checkpoint, by attribute name: those of this object and of `exchange`.
+
+        `exchange` has the uploaded core models, and which of them is the newest of each client.
+        """
         return super().state_dict() | self.exchange.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors from the dict that `state_dict` returned."""
+        """Set the tensors of this object and of `exchange` to those of a dict that `state_dict` returned."""
         of_exchange = self.exchange.state_dict().keys()
         super().load_state_dict({name: value for name, value in state.items() if name not in of_exchange})
         self.exchange.load_state_dict(state)

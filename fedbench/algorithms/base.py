@@ -158,7 +158,10 @@ class Algorithm:
         raise NotImplementedError
 
     def round(self, cohort: Cohort) -> None:
-        """Run one communication round with the cohort, the sampled clients: train, upload and update the server."""
+        """Run one communication round with the sampled clients (`cohort`): they train and upload, the server updates.
+
+        The default raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
@@ -190,7 +193,7 @@ class Algorithm:
         return model.predict(rows, inputs)
 
     def global_row(self) -> Tensor | None:
-        """Return the server's current model as a row [P], or None for a method without a server model."""
+        """Return the server's current model as a flat parameter vector [P], or None if there is no server model."""
         return None
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
@@ -269,7 +272,7 @@ class Algorithm:
         super().__setattr__(name, value.whole() if isinstance(value, DividedTensor) else value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a dict from name to tensor, for all tensors that are attributes.  Row stores are saved separately."""
+        """Return all attributes that are tensors, by attribute name.  Tensors made by `rows` are saved separately."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -33,7 +33,7 @@ class Ditto(FedAvg):
         self.lam, self.personal_epochs = per_client(lam), personal_epochs
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, and personal models v_i; all have the same initial values."""
+        """Set the server model w [P] and the personal models v_i [N, P], stored by `rows`, to the initial model."""
         super().setup(federation, model, rows)
         self.v = rows("v", default=self.w)
 

@@ -63,7 +63,11 @@ class FedALA(Algorithm):
         self.eta_A, self.fraction, self.tensors, self.who = eta_A, fraction, tensors, who
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server and client models with the same initial values, and mixing weights A_i = 1."""
+        """Set the server model w [P] and the clients' models theta_i to the initial model, and the weights A_i to 1.
+
+        A_i [N, |h|] has a weight for each of the last parameters, by which client i mixes its own values with those of
+        w. `rows` stores theta [N, P] and A.
+        """
         # columns (start, stop), without running statistics
         trained = [span for name, span in model.spans.items() if name not in model.buffer_names]
         self.h = Columns(trained[-self.tensors :])  # columns of the last `tensors` parameters, for which A is learned

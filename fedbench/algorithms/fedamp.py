@@ -61,7 +61,10 @@ class FedAMP(Algorithm):
         self.decay, self.decay_every, self.cap = decay, decay_every, cap
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError for sigma="auto" without cap.  Warn if a client's own weight X_ii may become negative."""
+        """Raise ConfigError if the option sigma is "auto" and cap is None.
+
+        Warn if the weight X_ii of a client's own model may become negative.
+        """
         super().check(federation, model, optimizer)
         require(
             self.sigma != "auto" or self.cap is not None,
@@ -84,7 +87,10 @@ class FedAMP(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: each client's model as last trained, and as last uploaded, with the same initial values."""
+        """Set the clients' models, as last trained and as last uploaded, to the initial model.  # [N, P] each
+
+        Both are stored by `rows`.
+        """
         # rows.most: how many clients can ever upload
         read = 8 * rows.most * model.size  # bytes; models of 4 bytes per number are read twice, to compare and to mix
         if read >= 1 << 30:  # 1 GiB
@@ -116,7 +122,7 @@ class FedAMP(Algorithm):
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, previous=previous).w
 
     def alpha(self, round: int) -> float:
-        """Return the server's step size in a round (0 is the first): alpha_k times decay^(round // decay_every)."""
+        """Return the server's step size alpha_k decay^(round // decay_every) in a round; the first round is 0."""
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
@@ -146,11 +152,17 @@ class FedAMP(Algorithm):
         return u
 
     def peers(self) -> np.ndarray:
-        """Return the ids of the clients whose models are mixed: all that have uploaded so far, ascending.  # [M] int"""
+        """Return the ids of the clients whose models are mixed: all that have uploaded so far, ascending.
+
+        # [M] int64
+        """
         return self.w.touched()
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """Return the squared distances ||w_i - w_j||^2 between models w_i [K, p] and w_j [m, p].  # [K, m]"""
+        """Return ||w_i - w_j||^2 of every model of w_i [K, p] and every model of w_j [m, p]; p trained parameters.
+
+        # [K, m]
+        """
         return squared_distances(w_i, w_j)
 
     def attention(self, distances: Tensor, is_other: Tensor, alpha: float) -> Tensor:

@@ -72,7 +72,7 @@ class FedAS(Algorithm):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w and client models theta_i with the same initial values."""
+        """Set the server model w [P] and the clients' models theta_i [N, P], stored by `rows`, to the initial model."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
         self.base, self.num_classes = model.without("head"), federation.num_classes  # columns outside the head; C

@@ -31,7 +31,10 @@ class FedAvg(Algorithm):
         self.deploy = deploy
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, and with deploy="local" the clients' models theta, at first w."""
+        """Set the server model w [P] to the initial model; with deploy="local" also the clients' models theta_i [N, P].
+
+        `rows` stores theta_i.  With another value of deploy, theta is None.
+        """
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
 

@@ -45,7 +45,10 @@ class FedBABU(Algorithm):
         self.fine_tunes_after_training = finetune_epochs > 0
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w = [u, h] of base u and head h, from which all clients start."""
+        """Set the server model w = [u, h] of base u and head h to the initial model.  # [P]
+
+        Clients have no state, so `rows` is unused.
+        """
         self.w = model.init_row()  # [P]
         self.head, self.base = model.columns["head"], model.without("head")
 

@@ -33,11 +33,17 @@ class FedBN(Algorithm):
         self.norms = norms
 
     def personal_columns(self, model: FlatModel) -> Columns:
-        """Return the columns of a row that stay personal: parameters and statistics of norm layers (option norms)."""
+        """Return the positions, in a parameter vector, of the normalization layers' parameters and running statistics.
+
+        The option norms selects "batch" normalization or "all" kinds.
+        """
         return model.add_group("personal_norms", PATTERNS[self.norms])
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the shared columns w at the server, and the personal columns b_i of each client."""
+        """Split the initial model into the server's shared part w [|w|] and the clients' normalization layers b_i.
+
+        `rows` stores b_i [N, |b|].
+        """
         self.personal = self.personal_columns(model)  # columns of the personal layers in a row
         self.shared = self.personal.rest(model.size)  # all other columns
         if not self.personal.size:
@@ -52,7 +58,7 @@ class FedBN(Algorithm):
         self.b = rows("b", default=self.personal.take(w))  # [N, |b|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedBN (Algorithm 1): clients train all columns, and the server averages the shared ones."""
+        """Run one round of FedBN (Algorithm 1): clients train all parameters; the server averages all but the norm layers'."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [|w|]
         # with_norms: rows of w and b_i; uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(self.with_norms(cohort, w), how=LocalTraining(uploaded=self.shared))  # [K, P]
@@ -61,7 +67,10 @@ class FedBN(Algorithm):
         self.b[cohort.ids] = self.personal.take(out.theta)
 
     def with_norms(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Join the shared columns w [|w|] with each client's personal normalization layers to full rows.  # [K, P]"""
+        """Return the sampled clients' whole models: the shared part w [|w|] and each client's own norm layers b_i.
+
+        # [K, P]
+        """
         rows = w.new_empty(len(cohort), self.shared.size + self.personal.size)  # filled by both groups of columns
         return self.personal.put(self.shared.put(rows, w), self.b[cohort.ids])
 

@@ -43,7 +43,10 @@ class FedCAC(Algorithm):
         self.tau, self.beta = tau, beta
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w, client means c_i = w, and masks m_i without critical parameters."""
+        """Set the server model w [P] and the clients' means c_i [N, P] to the initial model.
+
+        The masks m_i [N, P], which mark the critical parameters of client i, become False.  `rows` stores c_i and m_i.
+        """
         self.w = model.init_row()  # [P]
         self.c = rows("c", default=self.w)  # [N, P]; a row equals the default until it is set
         self.m = rows("m", default=torch.zeros_like(self.w, dtype=torch.bool))  # [N, P], at first the default
@@ -67,7 +70,7 @@ class FedCAC(Algorithm):
         self.m[cohort.ids] = m
 
     def start(self, cohort: Cohort) -> Tensor:
-        """Return b_i, from which client i trains: c_i in its critical parameters and w in all others.  # [K, P]"""
+        """Return the model b_i from which client i trains: its mean c_i in critical parameters, else w.  # [K, P]"""
         return torch.where(self.m[cohort.ids], self.c[cohort.ids], self.w)
 
     def critical(self, sensitivity: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class FedCP(Algorithm):
         self.lam: float | PerClient = per_client(lam)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model's head is a linear layer."""
+        """Raise ConfigError unless the model's layer named head is linear, and samples are not token sequences."""
         super().check(federation, model, optimizer)
         head = getattr(model.module, "head", None)
         require(
@@ -160,7 +160,16 @@ class FedCP(Algorithm):
         return model.head(rows, z * s[:, :, 0]) + model.head(rows, z * s[:, :, 1], name="head_g")
 
     def rows_of(self, cohort: Cohort, w: Tensor, g: Tensor) -> Tensor:
-        """Join shared columns w [|w|], global head g [|head|] and each client's own head h_i to full rows.  # [K, P]"""
+        """Return the sampled clients' whole models, whose parts come from the server and from the clients.
+
+        Args:
+            cohort: The sampled clients.
+            w: Shared part of all models, without the heads.  # [|w|]
+            g: Global head, the same for all.  # [|head|]
+
+        Returns:
+            Flat parameter vectors of w, g and each client's own head h_i.  # [K, P]
+        """
         rows = w.new_empty(len(cohort), cohort.model.size)
         return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
 
@@ -173,12 +182,24 @@ class FedCP(Algorithm):
         return self.rows_of(cohort, server.w, server.g)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of inputs [k, b, ...] under deployed rows [k, P], without Gumbel noise.  # [k, b, C]"""
+        """Return the logits for b samples of each client without Gumbel noise, which is used in training only.
+
+        Args:
+            model: The model.
+            rows: The models of k clients.  # [k, P]
+            inputs: Inputs of b samples of each client.  # [k, b, ...]
+
+        Returns:
+            Logits.  # [k, b, C]
+        """
         return self.logits(model, rows, model.features(rows, inputs), context(model, rows), noise=0.0)
 
 
 def policy(size: int) -> nn.Module:
-    """Return a new policy network r, which maps `size` features to two numbers for each feature."""
+    """Return a new policy network r, from `size` features to 2 `size` numbers >= 0.
+
+    They decide which share of each feature the global head reads, and which one the personal head.
+    """
     return nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU())
 
 

@@ -52,7 +52,7 @@ class FedDAT(Algorithm):
         self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless each adapted layer has two bottlenecks, and samples are not texts of tokens."""
+        """Raise ConfigError unless each adapted layer has two bottlenecks, and samples are not token sequences."""
         super().check(federation, model, optimizer)
         require(
             federation.task.predicts != "tokens",
@@ -67,7 +67,11 @@ class FedDAT(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: shared adapter A1, personal A0 and A2 with the same initial values, and personal heads."""
+        """Set the server's adapter A1 [A] and the clients' adapters A0 and A2 [N, A] to the initial model's adapter.
+
+        The clients' heads and other parameters outside the adapters also start from the initial model.  `rows` stores
+        all tensors of clients.
+        """
         self.first, self.second = columns_of_pairs(model)  # columns of the first and second bottlenecks of all layers
         self.rest = (self.first | self.second).rest(model.size)  # the head and all other columns
         w = self.initial = model.init_row()  # [P]

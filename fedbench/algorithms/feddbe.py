@@ -55,13 +55,20 @@ class FedDBE(Algorithm):
         self.m = m
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model has a linear head, whose input is the features."""
+        """Raise ConfigError unless the model has a linear head, whose input is the features.
+
+        Token sequences as samples are an error, too.
+        """
         super().check(federation, model, optimizer)
         require_features(model, self._name)
         refuse_features_of_tokens(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add a shift of the features to the model, and create the state: w, the shifts c_i = 0 and the global mean."""
+        """Add a vector "shift" of F features to the model; set the server model w, the clients' shifts and the mean.
+
+        w [P] is the initial model.  The shifts c_i [N, F], stored by `rows`, are 0.  The global mean g [F] of the
+        features is unknown until the clients upload theirs.
+        """
         self.g = torch.zeros(num_features(model), device=federation.device)  # [F]
         self.has_g = torch.zeros((), dtype=torch.bool)  # on the host, where reading it does not wait for a GPU
         model.extend(shift=self.g)  # new columns "shift" in every row, at first 0
@@ -145,12 +152,24 @@ class FedDBE(Algorithm):
         return r
 
     def shifted_logits(self, model: FlatModel, rows: Tensor, z: Tensor) -> Tensor:
-        """Return the head's logits for features z [k, B, F, ...] plus each client's shift c_i.  # [k, B, C, ...]"""
+        """Return the logits of the head for features plus a shift.
+
+        Args:
+            model: The model.
+            rows: The models of k clients, each with its shift c_i.  # [k, P]
+            z: Features of B samples of each client.  # [k, B, F, ...]
+
+        Returns:
+            Logits of z + c_i.  # [k, B, C, ...]
+        """
         c = model.named(rows)["shift"]  # [k, F]
         return model.head(rows, z + c.view(len(c), 1, -1, *[1] * (z.dim() - 3)))
 
     def with_shifts(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Join the shared columns w [|w|] with each client's shift c_i to full rows.  # [K, P]"""
+        """Return the sampled clients' whole models: the shared part w [|w|] and each client's own shift c_i.
+
+        # [K, P]
+        """
         return self.shift.put(self.shared.put(self.w, w), self.c[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
@@ -161,9 +180,12 @@ class FedDBE(Algorithm):
         return self.with_shifts(cohort, cohort.broadcast(w=self.shared.take(self.w)).w)
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of inputs [k, b, ...] under rows [k, P], with features shifted by c_i.  # [k, b, C, ...]"""
+        """Return the logits for inputs [k, b, ...] of k clients with models rows [k, P], each with its shift.
+
+        # [k, b, C, ...]
+        """
         return self.shifted_logits(model, rows, model.features(rows, inputs))
 
     def global_row(self) -> Tensor:
-        """Return the server model w, whose shift is 0.  # [P]"""
+        """Return the server model w, in which the shift of the features is 0.  # [P]"""
         return self.w

@@ -35,7 +35,10 @@ class FedDyn(Algorithm):
         self.alpha = per_client(alpha)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w, server state h = 0, and each client's linear term g_i = 0."""
+        """Set the server model w [P] to the initial model, and the linear terms h [P] (server) and g_i (clients) to 0.
+
+        `rows` stores g_i [N, P].
+        """
         self.w = model.init_row()  # [P]
         self.h = torch.zeros_like(self.w)  # [P]
         self.g = rows("g", default=self.h)  # [N, P]; a row equals the default until it is set

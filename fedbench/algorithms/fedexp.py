@@ -41,7 +41,7 @@ class FedExP(Algorithm):
         self.weights: Literal["uniform", "samples"] = weights
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, which is also the previous one before round 1."""
+        """Set w and `previous`, the server's current and previous model, to the initial model.  # [P] each"""
         self.w = self.previous = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
@@ -59,5 +59,5 @@ class FedExP(Algorithm):
         return cohort.broadcast(w=self.global_row()).w
 
     def global_row(self) -> Tensor:
-        """Return the mean of the last two server models; with deploy="last", the last one.  # [P]"""
+        """Return the mean of the server's last two models; with the option deploy="last", its last model.  # [P]"""
         return (self.w + self.previous) / 2 if self.deploy == "mean_of_two" else self.w

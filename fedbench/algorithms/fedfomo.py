@@ -52,7 +52,11 @@ class FedFomo(Algorithm):
         self.uploaded: Rows | None = None  # before the first private or compressed upload
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: client models, and preferences Pref = I.  Hold out training samples (option held_out)."""
+        """Set all clients' models theta_i [N, P] to the initial model, and their preferences Pref [N, N] to I.
+
+        Pref[i, j] is how much client i prefers the model of client j.  `rows` stores theta_i and Pref.  Also split each
+        client's training samples: the fraction `held_out` compares models, and the rest trains.
+        """
         w, self.rows = model.init_row(), rows  # `on_server` creates a further row store if it is needed
         self.theta = rows("theta", default=w)  # [N, P]; a row equals the default until it is set
         # the model to whose loss those of downloaded models are compared: the client's mixture or its trained model
@@ -78,7 +82,10 @@ class FedFomo(Algorithm):
         self.last, self.prev = up.theta, cohort.index  # prev: the clients of the last cohort  [K']
 
     def on_server(self, cohort: Cohort) -> Tensor:
-        """Return theta_i as the server has it: as last uploaded, or the initial model before that.  # [K, P]"""
+        """Return the models of the cohort's clients as last uploaded; of one that never uploaded, the initial model.
+
+        # [K, P]
+        """
         if cohort.is_lossless:  # the server has theta_i itself, so no copy is stored
             return self.theta[cohort.ids]
         if self.uploaded is None:

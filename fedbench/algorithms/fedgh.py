@@ -65,7 +65,10 @@ class FedGH(Algorithm):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the shared head h, and client models with the same initial values."""
+        """Set the server's head h [|head|] and the clients' models theta_i [N, P] to the initial model's.
+
+        `rows` stores theta_i.
+        """
         self.head = model.columns["head"]  # columns of the head in a row
         self.num_classes = federation.num_classes
         w = model.init_row()
@@ -120,7 +123,10 @@ class FedGH(Algorithm):
         return h
 
     def order(self, cohort: Cohort) -> Tensor:
-        """Return a random number in [0, 1) by client and class; the server sorts the class means by them.  # [K, C]"""
+        """Return a uniform random number per client and class; the server trains on their class means in this order.
+
+        # [K, C]
+        """
         return cohort.random("class means").uniform(self.num_classes)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -132,7 +132,16 @@ class FedKD(Algorithm):
         return self.loss(s, of_theta, of_g, batch, stores_slope=True)
 
     def student_loss(self, s: Step, g: Tensor, batch: Batch) -> Tensor:
-        """Return the loss L of each client as a function of its student g [k, P], with the teacher fixed.  # [k]"""
+        """Return the common loss of teacher and student, as a function of the student; the teacher is fixed.
+
+        Args:
+            s: The step of k clients; s.state.teacher has their teachers [k, P].
+            g: The students.  # [k, P]
+            batch: One batch of every client.
+
+        Returns:
+            The loss of each client.  # [k]
+        """
         of_g = features_and_logits(s, g, batch)
         with torch.no_grad():
             of_theta = features_and_logits(s, s.state.teacher, batch)
@@ -176,7 +185,10 @@ class FedKD(Algorithm):
         return c + self.mean(divergence + 2 * error.square().mean(2), batch) / c
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
-        """Return each client's weighted mean of values [k, B] by batch.weight, which is 0 for padding.  # [k]"""
+        """Return each client's mean of values [k, B] over its batch, weighted by batch.weight, which sums to 1.
+
+        # [k]
+        """
         return (values * batch.weight).sum(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
@@ -187,7 +199,7 @@ class FedKD(Algorithm):
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """Return the mean w of the students, before truncation.  # [P]"""
+        """Return w, the mean of the clients' students; not g, its low-rank version that clients receive.  # [P]"""
         return self.w
 
 

@@ -44,7 +44,10 @@ class FedLC(FedAvg):
         require_classes(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, and the number n_i[c] of training samples of each client and class."""
+        """Set the server model w [P] to the initial model, and n to the number of training samples by client and class.
+
+        # [N, C]
+        """
         super().setup(federation, model, rows)
         self.n = federation.label_counts  # [N, C] on the host
 

@@ -71,7 +71,7 @@ class FedNova(FedAvg):
         self.rho = optimizer.momentum if is_sgd else 0.0  # the paper's name for the momentum of local SGD
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, and the server momentum v = 0."""
+        """Set the server model w to the initial model, and the server momentum v to 0.  # [P] each"""
         super().setup(federation, model, rows)
         self.v = torch.zeros_like(self.w)  # [P]
 

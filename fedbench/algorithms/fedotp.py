@@ -82,7 +82,16 @@ class FedOTP(Algorithm):
         self.w = self.global_columns.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss of each sample under models rows [k, P], from the logits of `predict`.  # [k, B]"""
+        """Return the task's loss of each sample, from the logits of `predict`.
+
+        Args:
+            s: The local step of k clients.
+            rows: Their models.  # [k, P]
+            batch: One batch of B samples of every client.
+
+        Returns:
+            Loss of each sample.  # [k, B]
+        """
         return s.task_loss(self.predict(s.model, rows, batch.x), batch)  # [k, B]
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
@@ -125,7 +134,10 @@ class FedOTP(Algorithm):
         return self.local_columns.put(self.global_columns.put(self.w, p_g), self.p_l[cohort.ids])
 
     def global_row(self) -> Tensor:
-        """Return the server model: the averaged prompt p_g with the initial p_l.  # [P]"""
+        """Return the server model: the averaged shared prompt p_g, and the initial values of the personal prompt p_l.
+
+        # [P]
+        """
         return self.w
 
 

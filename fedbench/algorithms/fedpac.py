@@ -90,7 +90,10 @@ class FedPAC(Algorithm):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: shared base u, mixed heads h_i with the same initial values, and prototypes G = 0."""
+        """Set the server's base u [|u|] and the clients' heads h_i [N, |head|] to those of the initial model.
+
+        The mean features G [C, F] of the classes are 0 until clients upload theirs.  `rows` stores h_i.
+        """
         self.base = model.without("head")  # columns of all parameters outside the head
         self.head = self.base.rest(model.size)  # all other columns of a row
         w = model.init_row()
@@ -130,7 +133,10 @@ class FedPAC(Algorithm):
         self.h[cohort.ids] = a @ up.h
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
-        """Send each client its head h_i, and return it joined with the base u [|u|] to a full row.  # [K, P]"""
+        """Send each sampled client its head h_i, and return the whole models of the base u [|u|] and these heads.
+
+        # [K, P]
+        """
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), cohort.download(h=self.h[cohort.ids]).h)
 

@@ -23,7 +23,10 @@ class FedPer(Algorithm):
     averages_one_model = True
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: shared base u at the server, and a personal head v_i for each client."""
+        """Set the server's base u [|u|] and the clients' heads v_i [N, |head|] to the initial model's.
+
+        `rows` stores v_i.
+        """
         self.base = model.without("head")  # columns of all parameters outside the head
         self.head = self.base.rest(model.size)  # all other columns of a row
         w = model.init_row()
@@ -40,7 +43,10 @@ class FedPer(Algorithm):
         self.v[cohort.ids] = self.head.take(out.theta)
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
-        """Join the base u [|u|] with the personal head of each client to full rows.  # [K, P]"""
+        """Return the sampled clients' whole models: the shared base u [|u|] and each client's own head v_i.
+
+        # [K, P]
+        """
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), self.v[cohort.ids])
 

@@ -47,7 +47,10 @@ class FedPHP(FedAvg):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w, and each client's moving average theta_p with the same initial values."""
+        """Set the server model w [P] and the clients' moving averages theta_p [N, P] to the initial model.
+
+        `rows` stores theta_p.
+        """
         super().setup(federation, model, rows)
         self.theta_p = rows("theta_p", default=self.w)  # [N, P]; a row equals the default until it is set
 

@@ -97,7 +97,7 @@ class FedPIA(Algorithm):
         self.samples, self.combine, self.init = samples, combine, init
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model has bottleneck adapters, two per layer with combine="output_sum"."""
+        """Raise ConfigError unless the model has bottleneck adapters; with combine="output_sum", two per layer."""
         super().check(federation, model, optimizer)
         require(
             bool(alignment.bottlenecks_of(model, model.without("head"))),
@@ -111,7 +111,10 @@ class FedPIA(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server's adapter G, and client rows with G; with init="per_client" with their own."""
+        """Set the server's adapter G [A] and the clients' models [N, P] to the initial model, and the statistics to 0.
+
+        With init="per_client" each client's adapter gets random values of its own.  `rows` stores the clients' models.
+        """
         no_pairs = (Columns([]), Columns([]))  # without output_sum no layer has a second bottleneck
         # columns of first and second bottlenecks
         self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else no_pairs
@@ -161,7 +164,7 @@ class FedPIA(Algorithm):
 
     @property
     def how(self) -> LocalTraining:
-        """Settings of local training: only the shared columns are uploaded, not the heads."""
+        """Settings of local training, for `cohort.train`: the adapters leave the client, the heads do not."""
         # uploaded: the columns that leave the client, whose gradients privacy clips
         return LocalTraining(uploaded=self.shared)
 
@@ -289,7 +292,10 @@ class FedPIA(Algorithm):
             return out, shared.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
-            """Take one step on w (s.theta) with the gradient at w_eff: (1 - lam) w + lam Gk in shared columns."""
+            """Take one step on w = s.theta, with the loss at w_eff, the mixture of w and the aligned adapter Gk.
+
+            Outside the heads w_eff = (1 - lam) w + lam Gk; in the heads it is w.
+            """
             g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
             s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
             s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step, for figures
@@ -312,7 +318,10 @@ class FedPIA(Algorithm):
         return cohort.train(start, step=recorded, columns=columns, how=self.how, loss_sum=cohort.step_record())
 
     def in_both(self, rows: Tensor) -> Tensor:
-        """Return rows [..., P] whose second bottlenecks equal the first; unchanged without second bottlenecks."""
+        """Return a copy of models [..., P] in which each layer's second bottleneck equals its first.
+
+        Without second bottlenecks, return the models themselves.
+        """
         return self.second.put(rows, self.first.take(rows)) if self.second else rows
 
     # -- server ------------------------------------------------------------------------------------------
@@ -429,6 +438,9 @@ class FedPIA(Algorithm):
 
 
 def recorded(s: Step, batch: Batch) -> None:
-    """Take one gradient step on s.theta, and record the sum of the losses so far as loss_sum."""
+    """Take one gradient step on each client's model s.theta, and store the sum of its losses so far in this round.
+
+    The sum is stored as "loss_sum", an output of `cohort.train`.
+    """
     s.descend(s.grad(batch))
     s.record("loss_sum", s.summed_loss)

@@ -73,7 +73,11 @@ class FedProto(Algorithm):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: client models theta_i with the same initial values, and no prototypes yet."""
+        """Set the clients' models theta_i [N, P] to the initial model, and mark all prototypes as missing.
+
+        A prototype [F] is the mean feature of a class.  G [C, F] has those of all classes, at first 0.  `rows` stores
+        theta_i.
+        """
         self.theta = rows("theta", default=model.init_row())  # [N, P]; a row equals the default until it is set
         self.num_classes = federation.num_classes
         self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
@@ -113,11 +117,18 @@ class FedProto(Algorithm):
         self.G, self.has_prototype = mean_prototypes(cohort, up.means, up.counts, by_samples=by_samples)
 
     def send_prototypes(self, cohort: Cohort) -> SimpleNamespace:
-        """Broadcast the prototypes, and return G [C, F] and has_prototype [C] as the clients receive them."""
+        """Send the prototypes to the cohort, and return them as received, which compression may change.
+
+        Args:
+            cohort: The receiving clients.
+
+        Returns:
+            A namespace: G [C, F] is the mean feature of each class; has_prototype [C] is 1 if G has this class, else 0.
+        """
         return cohort.broadcast(G=self.G, has_prototype=self.has_prototype, uncompressed=["has_prototype"])
 
     def one_hot(self, batch: Batch) -> Tensor:
-        """Return 1 at each sample's class and else 0; padding has only zeros.  # [k, B, C]"""
+        """Return the classes batch.y [k, B] as one-hot vectors; those of padding samples are all 0.  # [k, B, C]"""
         classes = torch.arange(self.num_classes, device=batch.y.device)
         return ((batch.y[..., None] == classes) & batch.real[..., None]).to(self.G)
 

@@ -49,7 +49,10 @@ class FedRoD(Algorithm):
         require_linear_head(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add a personal head to the model, and create the state: w, and heads g_i equal to the generic head."""
+        """Add a second head to the model, which is personal; set the server model w [P] and the heads g_i [N, |head|].
+
+        w is the initial model.  g_i, stored by `rows`, are copies of its first head.
+        """
         model.extend(head2="copy:head")  # new columns "head2" in every row, at first a copy of the head
         self.w = model.init_row()  # [P]
         self.personal = model.columns["head2"]  # columns of the personal head
@@ -91,10 +94,22 @@ class FedRoD(Algorithm):
         return self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits h(z) + g_i(z) of inputs [k, b, ...] under rows [k, P].  # [k, b, C, ...]"""
+        """Return the sum of the logits of both heads, the generic h and the personal g_i.
+
+        Args:
+            model: The model.
+            rows: The models of k clients.  # [k, P]
+            inputs: Inputs of b samples of each client.  # [k, b, ...]
+
+        Returns:
+            Logits h(z) + g_i(z) for the features z.  # [k, b, C, ...]
+        """
         z = model.features(rows, inputs)
         return model.head(rows, z) + model.head(rows, z, name="head2")
 
     def global_row(self) -> Tensor:
-        """Return the server model: base u and generic head h, with the initial personal head.  # [P]"""
+        """Return the server model: averaged base and generic head h, and the initial values of the personal head.
+
+        # [P]
+        """
         return self.w

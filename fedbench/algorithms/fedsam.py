@@ -40,7 +40,7 @@ class FedSAM(FedAvg):
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one local step along the gradient at theta + e, the worst point near the model s.theta."""
+        """Take one local step along the gradient at s.theta + e, where e is the gradient scaled to norm rho."""
         g = s.grad(batch)  # [k, P]
         # of norm rho, which may differ between clients; 1e-12: no division by 0  [k, P]
         e = s.value(self.rho) * g / (g.norm(dim=1, keepdim=True) + 1e-12)

@@ -41,7 +41,10 @@ class FedSLD(FedAvg):
         require_labels(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, and each client's number of training samples of each class."""
+        """Set the server model w [P] to the initial model, and count each client's training samples by class.
+
+        # [N, C]
+        """
         super().setup(federation, model, rows)
         self.true_counts = federation.label_counts  # [N, C] on the host
         self.counts_of: Any = None  # before the upload in the first round
@@ -76,7 +79,14 @@ class FedSLD(FedAvg):
         return cohort.all_clients().broadcast(prior=prior, uncompressed=["prior"]).prior if is_first_round else prior
 
     def upload_counts(self, clients: Cohort) -> Tensor:
-        """Return the label counts that all N clients upload; negative ones, from privacy noise, become 0.  # [N, C]"""
+        """Upload the label counts of all clients, and return them as received; negative ones become 0.
+
+        Args:
+            clients: All N clients.
+
+        Returns:
+            Number of training samples by client and class.  Privacy noise may change it.  # [N, C]
+        """
         counts = torch.from_numpy(self.true_counts).to(self.w)
         # None: the counts are sent as they are, because the server has no version
         up = clients.upload(counts=counts, previous={"counts": None}, uncompressed=["counts"])

@@ -66,7 +66,7 @@ class FML(Algorithm):
         require_classes(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w, and personal models theta_i with the same initial values."""
+        """Set the server model w [P] and the personal models theta_i [N, P], stored by `rows`, to the initial model."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # [N, P]; a row equals the default until it is set
 

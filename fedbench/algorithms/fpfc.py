@@ -70,7 +70,7 @@ class FPFC(Algorithm):
         self.fine_tunes_after_training = merge is not None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the vectors of all pairs of clients fit into the free memory of the device."""
+        """Raise ConfigError unless the device has enough free memory for one parameter vector per pair of clients."""
         super().check(federation, model, optimizer)
         n, p, free = federation.num_clients, model.trained.size, free_memory(federation.device)
         # Bytes of float32.  The n (n - 1) / 2 pairs count twice, because a round computes new ones beside the old.
@@ -84,7 +84,10 @@ class FPFC(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: client models with the same initial values, so the difference of every pair is 0."""
+        """Set the clients' models [N, P] to the initial model, so the difference of every pair is 0.
+
+        `rows` stores the models.
+        """
         # columns: without running statistics
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.personal = rows("own", default=w)  # [N, P]; a row equals the default until it is set
@@ -107,7 +110,10 @@ class FPFC(Algorithm):
         columns, rho = self.columns, self.rho
 
         def pull(s: Step) -> Tensor:
-            """Return the gradient of rho/2 ||w - zeta_i||^2, which is 0 for running statistics.  # [k, P]"""
+            """Return the gradient of rho/2 ||w - zeta_i||^2 at the model w = s.theta; 0 for running statistics.
+
+            # [k, P]
+            """
             return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.state.zeta))
 
         out = cohort.train(self.personal[cohort.ids], extra_grad=pull, zeta=zeta)
@@ -177,11 +183,17 @@ class FPFC(Algorithm):
 
     @property
     def one_s(self) -> bool:
-        """Whether `delta` has one vector per client, not per pair, because all pairs have the same factor s."""
+        """Whether `delta` has one vector per client, instead of one per pair of clients (i, j).
+
+        It has if the factors s_ij of all pairs are equal, and there are more pairs than clients.
+        """
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """Return the vectors delta of all M pairs; with a vector per client, their differences.  # [M, p]"""
+        """Return delta_ij of all M pairs (i, j) of clients; if `delta` has a vector D_i per client, D_i - D_j.
+
+        # [M, p]
+        """
         if not self.one_s:  # pairs have different factors s, and delta is stored for each pair
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])

@@ -81,7 +81,7 @@ class GPFL(Algorithm):
         self.counts = federation.label_counts  # [N, C] on the host; each client knows its own
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of GPFL: clients train all columns; the server averages all but the head."""
+        """Run one round of GPFL: clients train all parameters; the server averages all but the head."""
         theta = self.train(cohort, cohort.broadcast(w=self.w).w)  # [K, P]
         up = cohort.upload(w=self.shared.take(theta), relative_to={"w": "w"})  # [K, |w|]; the change of w is sent
         self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
@@ -139,7 +139,10 @@ class GPFL(Algorithm):
         return M.mean(0).expand_as(q_p), q_p
 
     def with_heads(self, cohort: Cohort, w: Tensor) -> Tensor:
-        """Join the shared columns w [|w|] with each client's head to full rows.  # [K, P]"""
+        """Return the sampled clients' whole models: the shared part w [|w|] and each client's own head h_i.
+
+        # [K, P]
+        """
         rows = w.new_empty(len(cohort), self.shared.size + self.head.size)
         return self.head.put(self.shared.put(rows, w), self.h[cohort.ids])
 
@@ -166,7 +169,10 @@ class GPFL(Algorithm):
 
 
 def valve(size: int) -> nn.Module:
-    """Return the valve's networks, gamma and beta, each from `size` numbers (a condition) to `size` numbers."""
+    """Return the networks {"gamma", "beta"} of the valve, each from a condition [size] to `size` numbers.
+
+    The condition is a mean of class embeddings.  The valve multiplies features by 1 + gamma, and adds beta.
+    """
     parts = {name: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size)) for name in ("gamma", "beta")}
     return nn.ModuleDict(parts)
 

@@ -37,16 +37,22 @@ class HeurFedAMP(FedAMP):
         self.xi = xi
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Check the method as `Algorithm` does, without FedAMP's own checks: a softmax has no negative weights."""
+        """Run the checks of the base class `Algorithm`, without FedAMP's: softmax weights cannot become negative."""
         Algorithm.check(self, federation, model, optimizer)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state of FedAMP, and set the weight X_ii of a client's own model to xi, or 1 / N without xi."""
+        """Create FedAMP's state, and set X_ii, the weight of a client's own model, to the option xi.
+
+        If xi is None, it is 1 / N for N clients.
+        """
         super().setup(federation, model, rows)
         self.X_ii = 1 / federation.num_clients if self.xi is None else self.xi
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """Return the cosine of each pair of models w_i [K, p] and w_j [m, p]; 0 if one of them is 0.  # [K, m]"""
+        """Return the cosine of every model of w_i [K, p] and every model of w_j [m, p]; 0 if one is a zero vector.
+
+        # [K, m]
+        """
         lengths = w_i.norm(dim=1)[:, None] * w_j.norm(dim=1)  # [K, m]
         return products(w_i, w_j) / lengths.clamp_min(1e-12)
 

@@ -61,7 +61,7 @@ class KNNPer(FedAvg):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w."""
+        """Set the server model w to the initial model.  # [P]"""
         super().setup(federation, model, rows)
         self.num_classes = federation.num_classes
 
@@ -148,7 +148,10 @@ class KNNPer(FedAvg):
 
 
 def features(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-    """Return the features of inputs [k, b, ...] under models rows [k, P], as float32 vectors.  # [k, b, F]"""
+    """Return the inputs of the head, flattened, for inputs [k, b, ...] of k clients with models rows [k, P].
+
+    # [k, b, F] float32
+    """
     return model.features(rows, inputs).flatten(2).float()
 
 

@@ -50,7 +50,10 @@ class L2GD(Algorithm):
         self.pr, self.mix, self.steps = pr, mix, steps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: client models x_i, and the models as the server has them, with the same initial values."""
+        """Set the clients' models x_i, as last trained and as last uploaded, to the initial model.  # [N, P] each
+
+        Both are stored by `rows`.
+        """
         w = model.init_row()  # [P]
         self.x, self.uploaded = rows("x", default=w), rows("sent", default=w)  # [N, P], at first the default
         self.knows: Tensor | None = None  # which clients have the last xbar  [N] bool; None before the first round

@@ -72,7 +72,10 @@ class LCFed(Algorithm):
         self.head_iter, self.place, self.calibrate_head = head_iter, place, calibrate_head
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model has a linear head, and a layer whose outputs PCS can calibrate."""
+        """Raise ConfigError unless the model has a linear head, and the layer whose outputs PCS scales.
+
+        PCS is channel selection.  Its layer is that of the option place; if this is None, one named bottleneck or body.
+        """
         super().check(federation, model, optimizer)
         require_linear_head(model, self._name)
         names = {name for name, _ in model.module.named_modules()}
@@ -144,7 +147,12 @@ class LCFed(Algorithm):
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:
-        """Join the shared body [|body|] with each client's head, HC and one-hot index to full rows.  # [K, P]"""
+        """Return the sampled clients' whole models: the shared body [|body|], and what belongs to each client.
+
+        This is its head, its HC (layers that correct the head's output) and its id as a one-hot vector [N].
+
+        # [K, P]
+        """
         index = one_hot(cohort.index, cohort.num_clients).to(body)
         theta = self.body.put(self.w.expand(len(cohort), -1).clone(), body.expand(len(cohort), -1))
         theta = self.client_columns.put(theta, index)
@@ -216,7 +224,15 @@ class LCFed(Algorithm):
         return logits[..., 0, 0] if is_vector else logits
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """Return the layers of HC: V, a 3x3 convolution from 2 x classes x features channels to `classes`."""
+        """Return the layers of HC, which correct the head's logits.
+
+        Args:
+            classes: Number of classes C.
+            features: Number F of channels that the head reads.
+
+        Returns:
+            {"out": V}, a 3x3 convolution from 2 C F channels to C.
+        """
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:

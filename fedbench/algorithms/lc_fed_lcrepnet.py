@@ -25,7 +25,15 @@ class LCFedLCRepNet(LCFed):
     """
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """Return HC's networks: K, a 31x31 Gaussian of sum 1, and V, a 1x1 convolution to one channel per class."""
+        """Return the layers of HC, which correct the head's logits.
+
+        Args:
+            classes: Number of classes C.
+            features: Number F of channels that the head reads.
+
+        Returns:
+            {"kernel": K, "out": V}: K is a 31x31 Gaussian of sum 1, and V a 1x1 convolution from 2 C F channels to C.
+        """
         # a kernel of KERNEL pixels that covers DEVIATIONS = 4 standard deviations on each side:
         # integrals of the normal density over KERNEL bins; the formula of the outer edge is that of the released code
         edge = DEVIATIONS + (DEVIATIONS + 0.5) / KERNEL

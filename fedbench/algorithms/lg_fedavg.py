@@ -34,7 +34,10 @@ class LGFedAvg(Algorithm):
         self.update, self.drift = update, frozen_momentum_drift
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: shared head h at the server, and client models with the same initial values."""
+        """Set the server's head h [|head|] and the clients' models theta_i [N, P] to the initial model's.
+
+        `rows` stores theta_i.
+        """
         self.head = model.columns["head"]  # columns of the head in a row
         self.base = model.without("head") & model.trained  # trained columns outside the head
         w = model.init_row()
@@ -56,7 +59,7 @@ class LGFedAvg(Algorithm):
         self.theta[cohort.ids] = out.theta
 
     def alternate(self, s: Step, batch: Batch) -> None:
-        """Take one local step on the base, then one on the head at the new base, with the same batch."""
+        """Take one local step on the base, then one on the head with the new base, both on the same batch."""
         for columns in (self.base, self.head):
             # columns=None: momentum and weight decay also move the other half, whose gradient is 0
             s.descend(s.grad(batch, columns=columns), columns=None if self.drift else columns)

@@ -23,7 +23,7 @@ class Local(Algorithm):
     supports_client_ranks = True
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: client models theta_i with the same initial values."""
+        """Set the clients' models theta_i [N, P], stored by `rows`, to the initial model."""
         self.theta = rows("theta", default=model.init_row())
 
     def round(self, cohort: Cohort) -> None:

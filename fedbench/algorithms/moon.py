@@ -45,7 +45,10 @@ class Moon(FedAvg):
         require_features(model, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model w, and each client's last model v_i with the same initial values."""
+        """Set the server model w [P] and the clients' last trained models v_i [N, P] to the initial model.
+
+        `rows` stores v_i.
+        """
         super().setup(federation, model, rows)
         self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
 

@@ -55,7 +55,10 @@ class PerFedAvg(Algorithm):
         self.parts = {"fo": 2, "hf": 3}[mode]
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless every client has at least one training sample for each sub-batch."""
+        """Raise ConfigError unless each client has at least `parts` training samples.
+
+        `parts` is the number of sub-batches of one step, 2 or 3.
+        """
         super().check(federation, model, optimizer)
         fewest = int(federation.num_samples.min())  # training samples of the smallest client
         require(
@@ -66,7 +69,7 @@ class PerFedAvg(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the server model w, from which all clients start."""
+        """Set the server model w to the initial model.  # [P]"""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:

@@ -93,7 +93,11 @@ class PFedMoAP(Algorithm):
         self.last: Any = None  # before the first round
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the model is CLIP, num_experts <= N, and ``heads`` divides the gate's width."""
+        """Raise ConfigError unless the model is CLIP with a learned prompt, and the options of the gate fit it.
+
+        num_experts must be at most the number of clients, d_feature must divide the width of CLIP's features, and heads
+        must divide d_feature.
+        """
         super().check(federation, model, optimizer)
         clip: Any = model.module
         require(
@@ -120,7 +124,7 @@ class PFedMoAP(Algorithm):
         )
 
     def width(self, D: int) -> int:
-        """Return the width d of a gate's inputs, for image features of width D: d_feature, or min(128, D)."""
+        """Return the width d of the gate for features of width D: the option d_feature; if it is None, min(128, D)."""
         return self.d_feature or min(128, D)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
@@ -143,7 +147,10 @@ class PFedMoAP(Algorithm):
         self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))  # [N, C, d]
 
     def new_gate(self) -> nn.Module:
-        """Return a new gate: the four linear layers of attention, or one linear layer with gating="linear"."""
+        """Return a new gate: the linear layers query, key, value and out of attention; with gating="linear", one layer.
+
+        The one layer maps the d features of an image to weights of the E experts.
+        """
         d = self.d
         if self.gating == "linear":
             return nn.Linear(d, self.num_others + 1)
@@ -179,7 +186,7 @@ class PFedMoAP(Algorithm):
         self.last, self.experts, self.count = cohort.index, experts, count  # for deployment
 
     def row(self, prompt: Tensor, gate: Tensor) -> Tensor:
-        """Join prompts [..., l d] and gates [..., |gate|] to full rows of the model.  # [..., P]"""
+        """Return whole models [..., P] with given prompts [..., l d] and gates [..., |gate|]; the rest is frozen."""
         return self.prompt_columns.put(self.gate_columns.put(self.w, gate), prompt)
 
     def train(self, cohort: Cohort, start: Tensor, experts: Tensor, count: Tensor) -> Tensor:
@@ -202,13 +209,22 @@ class PFedMoAP(Algorithm):
         return cohort.train(start, step=self.step, how=how, experts=experts, count=count).theta
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Take one local step on the prompt, with the run's learning rate, and on the gate, with gate_lr."""
+        """Take one local step on the prompt, with the run's learning rate, and on the gate, with the option gate_lr."""
         g = s.grad(batch, loss=self.loss)
         s.descend(g, columns=self.prompt_columns)
         s.descend(g, columns=self.gate_columns, lr=self.gate_lr)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the task's loss of each sample under rows [k, P], from the logits that their gates mix.  # [k, B]"""
+        """Return the task's loss of each sample, from logits in which a client's gate mixes its experts.
+
+        Args:
+            s: The local step of k clients, with their experts in s.state.
+            rows: Their models.  # [k, P]
+            batch: One batch of B samples of every client.
+
+        Returns:
+            Loss of each sample.  # [k, B]
+        """
         return s.task_loss(self.logits(s.model, rows, batch.x, s.state.experts, s.state.count), batch)  # [k, B]
 
     # -- the server: selection of experts ----------------------------------------------------------------------
@@ -287,11 +303,17 @@ class PFedMoAP(Algorithm):
 
     # -- the client: logits --------------------------------------------------------------------------------
     def pooled(self, z: Tensor) -> Tensor:
-        """Reduce features [..., D] to the gate's width d, by taking every (D/d)-th number.  # [..., d]"""
+        """Return every (D/d)-th number of features [..., D], starting with the first; d is the gate's width.
+
+        # [..., d]
+        """
         return z.unflatten(-1, (self.d, -1))[..., 0]
 
     def expert_form(self, z: Tensor) -> Tensor:
-        """Return features [..., D] as experts are stored: pooled to [..., d] for attention, unchanged for linear."""
+        """Return text features [..., D] as experts are stored: reduced to the gate's width, [..., d].
+
+        With gating="linear" they are unchanged.
+        """
         return self.pooled(z) if self.gating == "attention" else z
 
     def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
@@ -409,11 +431,20 @@ class PFedMoAP(Algorithm):
         return {"theta": self.row(prompt, self.gate[cohort.ids]), "experts": experts, "count": count}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of inputs [k, b, ...]; rows is the output of `personalized` for k clients.  # [k, b, C]"""
+        """Return the logits for b samples of each client, by its prompt, and by its gate if it has one.
+
+        Args:
+            model: The model.
+            rows: Output of `personalized` for k clients: their models "theta" [k, P], "experts" and "count".
+            inputs: Image features, or a dict with them as "image".  # [k, b, D]
+
+        Returns:
+            Logits.  # [k, b, C]
+        """
         return self.logits(model, rows["theta"], inputs, rows["experts"], rows["count"])
 
     def global_row(self) -> Tensor:
-        """Return the server model: the averaged prompt P_g and the gate from which clients start.  # [P]"""
+        """Return the server model: the averaged prompt P_g, and the gate from which all clients start.  # [P]"""
         return self.w
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
@@ -452,7 +483,10 @@ class PFedMoAP(Algorithm):
 
 
 def uses_gate(count: Tensor) -> Tensor:
-    """Return for each client whether it mixes experts: its count [K, 1] of experts is not NO_GATE.  # [K, 1] bool"""
+    """Return whether each client uses its gate: its number of experts, count [K, 1], is not NO_GATE (-1).
+
+    # [K, 1] bool
+    """
     return count != NO_GATE
 
 

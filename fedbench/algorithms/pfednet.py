@@ -135,7 +135,10 @@ class PFedNet(Algorithm):
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Raise ConfigError for sketch="label_hist" without a class per sample, or too little memory for the z-step."""
+        """Raise ConfigError if sketch="label_hist" but samples have not one class each, or if memory is too small.
+
+        The server stores the personal parameters of all clients, and matrices of the pairs of similar clients.
+        """
         super().check(federation, model, optimizer)
         require(
             self.sketch != "label_hist" or federation.task.single_label,
@@ -156,7 +159,10 @@ class PFedNet(Algorithm):
         )
 
     def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:
-        """Return the columns of the personal parameters z, and the trained ones among them, which are fused."""
+        """Return the positions of the personal parameters in a parameter vector, and those of the trained ones of them.
+
+        The server makes only the trained ones similar between clients; the others are running statistics or frozen.
+        """
         personal = model.all if self.personal == ALL_COLUMNS else model.columns[self.personal]
         return personal, personal & model.trained
 
@@ -236,7 +242,10 @@ class PFedNet(Algorithm):
         return theta
 
     def join(self, x: Tensor, z: Tensor) -> Tensor:
-        """Join shared columns x [d1] or [K, d1] and personal columns z [K, |z|] to full rows.  # [K, P]"""
+        """Return whole models of the shared part x, [d1] or [K, d1], and the clients' personal parameters z [K, |z|].
+
+        # [K, P]
+        """
         rows = z.new_empty(len(z), self.shared.size + self.columns.size)
         return self.columns.put(self.shared.put(rows, x), z)
 

@@ -44,11 +44,11 @@ class PFedPrompt(Algorithm):
         require_labels(federation, self._name)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: a row w with the shared prompt, from which all clients start."""
+        """Set w, the server model with the shared prompt, to the initial model.  # [P]"""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedAvg on the prompt, the only trained columns."""
+        """Run one round of FedAvg on the prompt, the only parameters that are trained."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [P]
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]; theta - w is sent
         self.w = cohort.mean(up.theta, updates="w")  # the new w: the mean, or the step of the option server towards it
@@ -99,11 +99,14 @@ class PFedPrompt(Algorithm):
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)
 
     def global_row(self) -> Tensor:
-        """Return the server model w, a row with the shared prompt.  # [P]"""
+        """Return the server model w: the averaged prompt, and the frozen parameters.  # [P]"""
         return self.w
 
 
 def image_features(model: FlatModel, w: Tensor, inputs: Inputs) -> Tensor:
-    """Return the features of images [k, b, ...]; w is unused, because the image tower is frozen.  # [k, b, D]"""
+    """Return the image features in `inputs`, a tensor [k, b, D] or a dict that has it as "image".
+
+    `model` and `w` are not needed, because the image tower is frozen.
+    """
     clip: Any = model.module
     return clip.image(inputs)

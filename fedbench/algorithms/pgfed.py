@@ -161,7 +161,10 @@ class PGFed(Algorithm):
         return cohort.download(aux=aux).aux
 
     def coefficients(self, cohort: Cohort) -> Tensor:
-        """Return a_ij, the weight of the last cohort's client j in client i's objective.  # [K, K']"""
+        """Return a_ij for the clients i of `cohort` and the K' clients j of the last round.  # [K, K']
+
+        a_ij is the weight of client j's risk in client i's objective.
+        """
         return self.A[cohort.ids][:, self.prev]
 
     def coefficient_rate(self, cohort: Cohort) -> Any:
@@ -184,7 +187,12 @@ class PGFed(Algorithm):
         self.store_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
     def store_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:
-        """Store a_ij of this cohort's clients i and the last cohort's clients j, alpha [K, K'], in A [N, N]."""
+        """Write new coefficients a_ij of the cohort's clients i and the last round's K' clients j into A [N, N].
+
+        Args:
+            cohort: The K clients i.
+            alpha: The coefficients.  # [K, K']
+        """
         A = self.A[cohort.ids]  # [K, N]
         A[:, self.prev] = alpha
         self.A[cohort.ids] = A
@@ -201,7 +209,7 @@ class PGFed(Algorithm):
         return self.w
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return {"A": coefficients}: A[i, j] is the weight that client i gives to client j's risk.  # [N, N]"""
+        """Return {"A": [N, N]}: A[i, j] is the weight of client j's risk in client i's objective."""
         return {"A": self.A.whole()}
 
 

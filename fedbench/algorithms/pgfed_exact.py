@@ -67,7 +67,10 @@ class PGFedExact(FedAvg):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state of FedAvg; find each sample's client and its weight in the other clients' risks."""
+        """Set the server model w to the initial model; list all training samples with their clients and weights.
+
+        The weight of client j's sample in another client's objective is 1 / (n_j (N - 1)), for n_j samples of j.
+        """
         super().setup(federation, model, rows)
         train = federation.splits["train"]
         self.samples = train.indices  # positions of all clients' training samples in the data set  [n] on the host

@@ -51,7 +51,10 @@ class Scaffold(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: server model x, and the control variates c = c_i = 0."""
+        """Set the server model x [P] to the initial model, and the control variates c [P] and c_i [N, P] to 0.
+
+        `rows` stores c_i.
+        """
         self.x = model.init_row()  # [P]
         self.c = torch.zeros_like(self.x)  # [P]
         self.c_i = rows("c_i", default=self.c)  # [N, P]; a row equals the default until it is set

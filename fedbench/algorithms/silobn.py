@@ -12,5 +12,8 @@ class SiloBN(FedBN):
     """SiloBN.  Options and state are those of FedBN."""
 
     def personal_columns(self, model: FlatModel) -> Columns:
-        """Return the columns of a row that stay personal: running statistics of norm layers (option norms)."""
+        """Return the positions, in a parameter vector, of the running statistics of normalization layers.
+
+        The option norms selects "batch" normalization or "all" kinds.
+        """
         return super().personal_columns(model) & model.trained.rest(model.size)

@@ -51,7 +51,10 @@ class SuPerFed(Algorithm):
         self.held_out = held_out
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Create the state: the global model w.  A client draws its initial w_l when it first needs it."""
+        """Set the global model w [P] to the initial model, and create the store of the clients' local models w_l.
+
+        A client draws a random w_l [P] when it first needs it.  With mixture="held", also hold out training samples.
+        """
         self.w = model.init_row()  # [P]
         self.wl = rows("wl", default=self.w)  # [N, P], at first the default, only of clients that trained w_l
         self.trained = model.trained  # columns of parameters

@@ -48,10 +48,19 @@ class ZeroShot(Algorithm):
         return self.w
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the scaled cosines of images [k, b, ...] and class texts as logits; rows is unused.  # [k, b, C]"""
+        """Return CLIP's logits for images: the scaled cosines of their features and the class texts' features.
+
+        Args:
+            model: A CLIP model.
+            rows: Unused, because nothing is trained.
+            inputs: Features of b images of each client, or a dict with them as "image".  # [k, b, D]
+
+        Returns:
+            Logits.  # [k, b, C]
+        """
         clip: Any = model.module  # a CLIP model
         return clip.scale * clip.image(inputs) @ self.text.T
 
     def global_row(self) -> Tensor:
-        """Return the model's initial row, which does not affect the logits.  # [P]"""
+        """Return the model's initial parameter vector.  It does not affect the logits.  # [P]"""
         return self.w

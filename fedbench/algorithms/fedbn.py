@@ -58,7 +58,7 @@ class FedBN(Algorithm):
         self.b = rows("b", default=self.personal.take(w))  # [N, |b|]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:
-        """Run one round of FedBN (Algorithm 1): clients train all parameters; the server averages all but the norm layers'."""
+        """Run one round of FedBN (Algorithm 1): clients train all parameters; norm layers are not averaged."""
         w = cohort.broadcast(w=self.w).w  # as the clients receive it  [|w|]
         # with_norms: rows of w and b_i; uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(self.with_norms(cohort, w), how=LocalTraining(uploaded=self.shared))  # [K, P]

@@ -40,11 +40,11 @@ now: Callable[[], float] = time.perf_counter
 
 
 def use(engine: Engine, plan: Plan, ranks: Ranks | None = None) -> Engine:
-    """Return a copy of an engine with another executor plan.
+    """Return a copy of an engine that trains clients by another executor plan.
 
     Args:
         engine: The engine.
-        plan: The executor plan.
+        plan: The executor plan: how many clients are computed at once, by how many threads.
         ranks: The processes that share the run.  None: only this one.
     """
     return replace(engine, executor=Executor(plan, engine.device, ranks))
@@ -170,7 +170,12 @@ def _generators(device: torch.device) -> list[Tensor]:
 
 
 def _describe(name: str, layer: nn.Module) -> str:
-    """Return the name and class of a layer, as in "the model's layer body (LSTM)"."""
+    """Return a layer's name and class as text, as in "the model's layer body (LSTM)".
+
+    Args:
+        name: The name of the layer in the model (`named_modules`), such as "body.0"; "" for the model itself.
+        layer: The layer.
+    """
     return f"the model's layer {name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
 
 
@@ -199,7 +204,10 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
     state = _generators(device)
 
     def note_if_drawn(layer: nn.Module, inputs: Any, output: Any) -> None:
-        """Note a layer, by its forward hook, if a global generator changed since the last one.  Tensors are unused."""
+        """Add the layer to `drawing` if a global generator's state changed since the previous call of this hook.
+
+        Layers inside of a layer call it first.  The tensors `inputs` and `output` are not used.
+        """
         nonlocal state
         before, state = state, _generators(device)
         if not all(map(torch.equal, before, state)):
@@ -278,7 +286,11 @@ class Trial:
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:
-        """Train all clients of this trial for ``count`` local steps, and return the mean seconds of a step of all."""
+        """Train the clients `self.ids` for ``count`` local steps each, by the executor that the engine now has.
+
+        Returns:
+            The seconds that this took, divided by ``count``: the time in which all these clients take one step.
+        """
         engine, began = self.engine, now()
         with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
             cohort = Cohort(engine, self.ids, round=0, mode="trial")  # a mode with random numbers of its own
@@ -288,7 +300,11 @@ class Trial:
         return (now() - began) / count
 
     def run(self) -> None:
-        """Record the seconds of all plans, each timed once on a GPU and twice on a CPU, until the budget is spent."""
+        """Train by each executor plan, and store the time of a local step in `self.seconds`.
+
+        Plans are timed once on a GPU and twice on a CPU.  The second time is left out for plans that took ten times the
+        best time, and if the seconds left in `self.budget` do not suffice.
+        """
         tries = list(self.plans) if self.is_cuda else [*self.plans, *self.plans]
         for i, plan in enumerate(tries):  # self.seconds: infinite for a plan that was not timed
             best, earlier, is_second = min(self.seconds.values()), self.seconds[plan], i >= len(self.plans)
@@ -306,8 +322,8 @@ class Trial:
 
         Args:
             plan: The plan: clients in a chunk, threads, and whether to use CUDA graphs.
-            best: The shortest time of a plan so far.
-            max_seconds: The approximate budget of this plan.
+            best: The shortest time of a plan so far, in seconds; inf if none was timed.
+            max_seconds: The seconds that timing this plan may take, approximately.
         """
         seconds = self._time_warm(1)  # of one step, after a warm-up
         # TIMED_ON_GPU: number of steps to time on a GPU; one step was timed already, so it is 1 less
@@ -315,7 +331,7 @@ class Trial:
         # Several steps, so that the overhead of a training call counts less; not for a plan that is far behind.
         if seconds < 4 * best and count > 0:
             seconds = self._time_warm(count)
-        # a plan with CUDA graphs is useless if recording them failed, so that gradients are computed without
+        # a plan with CUDA graphs counts as not timed if recording them failed, so that gradients are computed without
         cannot_record = plan.graphs and getattr(self.engine.executor.gradients, "disabled", False)
         self.seconds[plan] = float("inf") if cannot_record else min(self.seconds[plan], seconds)
 
@@ -328,12 +344,15 @@ class Trial:
 
     @property
     def chosen(self) -> Plan:
-        """The fastest of the timed plans; if none was timed, the plan with the most workers."""
+        """The executor plan with the shortest time in `seconds`; if none was timed, the one with the most workers.
+
+        Workers compute chunks of clients at the same time.
+        """
         timed = min(self.seconds, key=self.seconds.__getitem__)
         return timed if self.seconds[timed] < float("inf") else max(self.plans, key=lambda plan: plan.workers)
 
     def log_seconds(self) -> None:
-        """Log the time that a local step took by each plan, or that there was no time to compare plans."""
+        """Log the time of a local step by each executor plan, or that steps are too slow to compare plans."""
         if not self.is_affordable:
             log.info("executors are not timed, because a local step of one client takes %.2g s", self.step_seconds)
             return
@@ -344,7 +363,10 @@ class Trial:
 
 
 def _timed_batch_size(engine: Engine) -> int:
-    """Return the batch size with which plans are timed: the largest of local.batch_size, and at most 32."""
+    """Return the batch size with which executor plans are timed, at most 32.
+
+    It is the option local.batch_size: the number for all clients, or the largest in a list with one for each client.
+    """
     return min(int(np.max(engine.batch_size)), 32)
 
 

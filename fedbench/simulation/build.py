@@ -238,12 +238,18 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
 
 
 def divides_samples(cfg: DictConfig) -> bool:
-    """Return whether processes divide the samples (hardware.samples=sharded); False with a single process."""
+    """Return whether each process of torchrun stores the samples of its own clients only (hardware.samples=sharded).
+
+    False with a single process.
+    """
     return processes.current().world_size > 1 and cfg.hardware.get("samples") == "sharded"
 
 
 def divides_rows(cfg: DictConfig) -> bool:
-    """Return whether processes divide the clients' states (hardware.rows=sharded); False with a single process."""
+    """Return whether each process of torchrun stores the states of its own clients only (hardware.rows=sharded).
+
+    False with a single process.
+    """
     return processes.current().world_size > 1 and cfg.hardware.get("rows") == "sharded"
 
 
@@ -277,7 +283,12 @@ def poison(cfg: DictConfig, arrays: Arrays, split: Split) -> Poisoned:
 
 
 def with_triggered(federation: Federation, poisoned: Poisoned) -> Federation:
-    """Add the split "triggered" of `poisoned`, test samples with a trigger, if any, in place; return the federation."""
+    """Add the test samples with the trigger of a backdoor to a federation, in place, and return the federation.
+
+    Args:
+        federation: The federation.  The samples become its split "triggered".
+        poisoned: The data after the attack.  Without triggered samples, the federation is not changed.
+    """
     if poisoned.triggered is not None:
         federation.splits[TRIGGERED] = poisoned.triggered
     return federation
@@ -329,7 +340,10 @@ def engine(
 
 
 def _device(cfg: DictConfig) -> torch.device:
-    """Return the compute device of this process, and set torch's precision and, for a GPU with an index, its GPU."""
+    """Return the compute device of this process, after setting up torch for it.
+
+    The precision of matrix products becomes hardware.precision.  A GPU with a number becomes torch's current GPU.
+    """
     device = device_of(cfg)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -418,7 +432,14 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
 
 
 def _rows(cfg: DictConfig, training: Federation) -> RowStore:
-    """Return the store for the states of the training clients, with the limits of memory and disk of this process."""
+    """Return the store of client states, which holds one row per training client and state.
+
+    Its rows may use the part of GPU memory, host memory and disk space that `memory_limits` gives to this process.
+
+    Args:
+        cfg: The checked configuration.
+        training: The federation of the training clients.
+    """
     ranks = processes.current()
     limits = memory_limits(training.device, ranks.local_world_size)  # bytes on the device, in host memory and on disk
     most = cfg.rounds * training.cohort_size  # rows of each state that the run can write
@@ -548,7 +569,10 @@ def lora_sync(cfg: DictConfig, model: FlatModel, rows: RowStore) -> LoraSync | N
 
 
 def server_rule(cfg: DictConfig) -> ServerRule | None:
-    """Return the server rule; None with server=average."""
+    """Return the rule by which the server updates its parameters, such as FedAdam.
+
+    None with server=average: they become the weighted mean of the clients' parameters.
+    """
     rule = component(cfg, "server")
     return None if type(rule) is Average else rule
 
@@ -724,6 +748,7 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
         "finetune.epochs=0, or adapter.sync=average",
     )
     compressor = None if engine.compression is None else engine.compression.compressor
+    # personal: the factors B that stay with the clients (fedsa); backbone: the frozen weights that the rule changes
     require(
         compressor is None or (sync.personal is None and (sync.backbone is None or compressor.direction == "up")),
         f"adapter.sync={sync.name} does not send whole models both ways, which compression needs: use compression=none"
@@ -739,15 +764,16 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
 
 
 def check_states(engine: Engine) -> None:
-    """Check, after the method's setup, that its clients keep no models if their frozen weights or factors change.
+    """Check that no client keeps a model if adapter.sync changes frozen weights or keeps LoRA factors with clients.
 
     Args:
-        engine: The engine, with the states of the method.
+        engine: The engine after the setup of the method, which created the client states.
 
     Raises:
-        ConfigError: The method keeps models of clients.
+        ConfigError: A client state has the length of a model.
     """
     sync = engine.lora_sync
+    # personal: LoRA factors B that stay with the clients (fedsa); backbone: frozen weights that the rule changes
     if sync is None or (sync.personal is None and sync.backbone is None):
         return
     # states with the length of a model
@@ -762,7 +788,7 @@ def check_states(engine: Engine) -> None:
 
 
 def unwrapped(method: Algorithm) -> Algorithm:
-    """Return the method inside of the wrapper `FineTuned`, which fine-tunes its models; another method unchanged."""
+    """Return the method that `FineTuned`, the wrapper of finetune.epochs, contains; any other method unchanged."""
     return method.inner if isinstance(method, FineTuned) else method
 
 

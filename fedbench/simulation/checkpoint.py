@@ -74,7 +74,10 @@ def on_host(value: Any) -> Any:
 
 
 def _arrays(value: Any) -> Any:
-    """Return nested dicts in which each tensor is replaced by [type, shape, bytes], so that `digest` can hash them."""
+    """Return nested dicts in which each tensor is replaced by a list, so that `digest` can hash them.
+
+    The list has the type as text, the shape as a list, and the bytes as a NumPy array uint8 [bytes].
+    """
     if isinstance(value, Mapping):
         return {name: _arrays(item) for name, item in value.items()}
     if isinstance(value, Tensor):

@@ -111,7 +111,12 @@ def _texts(values: np.ndarray) -> Iterable[str]:
 
 
 def csv_text(value: Any) -> str:
-    """Return a value as CSV text: "" for None, the shortest exact digits of a float, 1 or 0 for a Boolean."""
+    """Return a value as the text of a CSV cell.
+
+    Args:
+        value: None gives "".  A float has the shortest exact digits ("nan" for NaN), and a Boolean is 1 or 0.  Other
+            numbers become integers, and a str is quoted if it has commas or quotes.
+    """
     if value is None:
         return ""
     if isinstance(value, (float, np.floating)):
@@ -120,12 +125,18 @@ def csv_text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text for a CSV file: in quotes if it has commas or quotes, else unchanged.  It has no line breaks."""
+    """Return a text as a CSV cell: in quotes if it has commas or quotes, else unchanged.
+
+    The text must not have line breaks.
+    """
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def truncate_bytes(path: Path, size: int) -> None:
-    """Shorten a file to its first ``size`` bytes, if it is longer.  Size 0 removes the file."""
+    """Shorten a file to its first ``size`` bytes, if it is longer.
+
+    Size 0 removes the file, which may be missing then.  For other sizes, a missing file raises FileNotFoundError.
+    """
     if size == 0:
         path.unlink(missing_ok=True)
     elif path.stat().st_size > size:
@@ -163,7 +174,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def last_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of the last round in a CSV file, as dicts from column to text; [] if there is no file."""
+    """Return the lines of a CSV file with the same value of the column `round` as the last line.
+
+    Returns:
+        Dicts from column to text; [] if there is no file.
+    """
     rows: list[dict[str, str]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:

@@ -31,7 +31,7 @@ class EarlyStopping:
         self.stopped_at: int | None = None
 
     def is_due(self, round: int, best_round: int, every: int) -> bool:
-        """Return whether the run stops.
+        """Return whether the run stops early after a round.
 
         Args:
             round: The evaluated round, from 1.
@@ -46,11 +46,16 @@ class EarlyStopping:
         return evaluations_since_best >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best state as "state" ({} for None), and the round of the early stop as "record", in JSON."""
+        """Return the entry of a checkpoint.
+
+        Returns:
+            "state": `best_state`, {} for None; "record": JSON text with `stopped_at`, the round after which the run
+            stopped early, or null.
+        """
         return {"state": self.best_state or {}, "record": json.dumps({"stopped_at": self.stopped_at})}
 
     def load_state_dict(self, stored: dict[str, Any]) -> None:
-        """Restore the best state, and the round of the early stop, from the result of `state_dict`."""
+        """Restore `best_state` and `stopped_at` from `stored`, a result of `state_dict`."""
         self.best_state = stored["state"] or None
         self.stopped_at = json.loads(stored["record"])["stopped_at"]
 

@@ -37,7 +37,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory in MiB: torch's on the GPU for a GPU, else that of this process; NaN if it is unknown."""
+    """Return the peak memory of this process since it started, in MiB.
+
+    For a GPU, it is the memory of torch's tensors on it; else the host memory of the process, NaN if it is unknown.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
@@ -76,7 +79,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _git(*args: str) -> str | None:
-    """Return the output of a git command in the repository of fedbench; None if the command fails."""
+    """Return the output of ``git ARGS`` in the repository of fedbench; None if the command fails."""
     process = subprocess.run(["git", "-C", str(CHECKOUT), *args], capture_output=True, text=True, check=False)
     return process.stdout.strip() if process.returncode == 0 else None
 

@@ -23,7 +23,10 @@ STATISTICS_BYTES = 64 << 20  # memory for the sample statistics of a task
 
 
 def slices(engine: Engine, ids: np.ndarray) -> list[np.ndarray]:
-    """Split client ids [n] into consecutive slices, of at least one client, whose models fit in SLICE_BYTES."""
+    """Split client ids [n] into consecutive slices of at least one client.
+
+    The float32 models of a slice, one per client, fit in SLICE_BYTES.
+    """
     size = max(1, SLICE_BYTES // (4 * engine.model.size))  # float32
     return [ids[start : start + size] for start in range(0, len(ids), size)]
 
@@ -100,7 +103,14 @@ def deployed(
 
 
 def _concatenated(metrics: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenate metrics of consecutive slices, in order: arrays [k] by name become arrays [n] of all n clients."""
+    """Concatenate the metrics of slices of clients, in order.
+
+    Args:
+        metrics: For each slice of k clients, {name: values [k]}.  All have the same names.
+
+    Returns:
+        {name: values [n]} of all n clients.
+    """
     return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
 
 
@@ -173,7 +183,7 @@ def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.n
     """
 
     def score_positions(positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the metrics, by name, [k] each, of the clients at positions [k] of the cohort."""
+        """Return {metric: values [k]} of the clients at the given positions [k], int64, of the cohort."""
         subset = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.mode)
         subset_rows = rows if len(subset) == len(cohort) else _rows_at(rows, positions, cohort.device)
         return _score(subset, subset_rows, predict, split)

@@ -96,7 +96,11 @@ def component(cfg: DictConfig, group: str) -> Any:
 
 
 def target_of(cfg: DictConfig, group: str) -> Any:
-    """Return the class or function that GROUP._target_ names; raise ConfigError if it cannot be imported."""
+    """Return the class or function whose dotted path is the option GROUP._target_, for a group such as "model".
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
     return find_target(cfg[group]._target_, f"{group}._target_")
 
 

@@ -58,13 +58,23 @@ def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
 
 
 def _trained_clients(engine: Engine) -> list[Cohort]:
-    """Return all training clients, ascending, as evaluation cohorts of as many clients as fit in memory."""
+    """Return all training clients, ascending, as cohorts of the last round in the mode "evaluation".
+
+    Each has as many clients as `evaluate.slices` allows.
+    """
     slices = evaluate.slices(engine, np.arange(engine.federation.num_clients))
     return [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
 
 
 def _with_new_clients(engine: Engine) -> tuple[Engine, np.ndarray]:
-    """Return the engine for training and new clients together, and the ids of the M new ones, the last.  # [M] int64"""
+    """Return an engine whose federation also has the new clients, and the ids of these, the M highest ones.
+
+    Args:
+        engine: The engine of the training clients.
+
+    Returns:
+        The engine, and the ids [M] int64.
+    """
     assert engine.with_new_clients is not None
     ids = np.arange(engine.federation.num_clients, engine.with_new_clients.num_clients)
     return replace(engine, federation=engine.with_new_clients), ids

@@ -276,5 +276,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _shape(x: Inputs) -> str:
-    """Return the shape of one sample as text: "(3, 32, 32)", or for several inputs a dict from name to shape."""
+    """Return the shape of one sample of a batch x [B, ...] as text, such as "(3, 32, 32)".
+
+    For several inputs, this is the text of a dict from name to shape.
+    """
     return str(map_inputs(lambda t: tuple(t.shape[1:]), x))

@@ -110,7 +110,14 @@ def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
 
 
 def requested_rounds(folder: Path) -> list[int]:
-    """Return the values of the option rounds in config.yaml, if it exists, and then in earlier resume commands."""
+    """Return all numbers of rounds that a run was started or resumed with, as far as its folder records them.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The option rounds in config.yaml, if the file exists; then those in earlier commands with resume=, in order.
+    """
     path = folder / "config.yaml"
     return [*([int(load_config(path).rounds)] if path.is_file() else []), *_earlier_rounds(folder)]
 

@@ -23,7 +23,7 @@ LEFTOVERS = ("*.part", "*.partial")
 
 
 def check_files(folder: Path) -> None:
-    """Raise ConfigError if the run folder contains a subfolder with the name of an output file."""
+    """Raise ConfigError if the run folder contains a folder with the name of an output file, such as metrics.csv."""
     wrong = next((folder / name for name in FILES if (folder / name).is_dir()), None)
     require(wrong is None, f"{wrong} is a folder, but the run writes a file of that name: move the folder")
 

@@ -122,7 +122,15 @@ class Simulation:
         }
 
     def _with_all_rows(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state (`state_of`) with the rows of all processes, on rank 0 only; {} is returned unchanged."""
+        """Add the client states that other processes store to a state.
+
+        Args:
+            state: The result of `state_of` in this process, or {}.
+
+        Returns:
+            The state; {} for {}.  On rank 0, its "rows" are those of all clients.  On other ranks, states that
+            processes divide (hardware.rows=sharded) have no rows.
+        """
         return state and state | {"rows": gathered(state["rows"], self.engine.executor.ranks, self.run_dir)}
 
     def load(self, state: dict[str, Any]) -> None:

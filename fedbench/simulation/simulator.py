@@ -304,7 +304,12 @@ def check_options_had_effect(sim: Simulation, cost: RoundCost) -> None:
 
 
 def report_left_out(sim: Simulation, cost: RoundCost) -> None:
-    """Warn once in a run, on rank 0, of clients whose uploads were left out as not finite (`cost.left_out`)."""
+    """Warn on rank 0, once in a run, that the aggregation rule left out uploads with NaN or infinite values.
+
+    Args:
+        sim: The run.
+        cost: The cost of the round, whose `left_out` has the ids of these clients.
+    """
     if cost.left_out and not sim.cost.get("left_out") and sim.engine.executor.ranks.is_first:
         log.warning(
             "round %d: aggregator=%s leaves out the uploads of %s, which have NaN or infinite values; costs.csv counts "
@@ -356,7 +361,10 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
 
 
 def log_return(sim: Simulation) -> None:
-    """Log, on rank 0, that the run ends with the model of the round with the best validation score, and why it ends."""
+    """Log that the run ended and its best model was restored, on rank 0.
+
+    The line has the reason of the end, and the round with the best validation score, whose model is restored.
+    """
     if not sim.engine.executor.ranks.is_first:
         return
     best, metric = sim.best_val["round"], f"val/{sim.engine.task.primary}"  # type: ignore[index]
@@ -423,5 +431,8 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 
 def _evaluated(sim: Simulation) -> np.ndarray:
-    """Return the ids of the training clients to evaluate, ascending: all honest ones, or eval.clients of them."""
+    """Return the ids of the training clients to evaluate, ascending: all honest ones by default.
+
+    The option eval.clients sets a number: then this many are drawn at random, the same in all rounds.
+    """
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)

@@ -71,7 +71,11 @@ def record_interruption(folder: Path) -> None:
 
 
 def interrupted(folder: Path) -> str:
-    """Return a sentence that a run was interrupted, with the command that resumes it, or why it was not saved."""
+    """Return "interrupted; it is saved; ..." with the command that resumes the run, or why it is not saved.
+
+    Args:
+        folder: The run folder.
+    """
     return f"interrupted; it is {how_to_resume(folder)}"
 
 
@@ -115,7 +119,7 @@ def how_to_resume(folder: Path) -> str:
 
 
 def resume_command(folder: Path) -> str:
-    """Return the command that resumes the run in a folder, as it would be typed in a shell."""
+    """Return the shell command that resumes the run in a folder, as in "python -m fedbench resume=runs/a"."""
     config_dir, overrides = needed_to_resume(folder)
     flags = [] if config_dir is None else ["--config-dir", config_dir]
     return suggested(f"{started_by()} {shlex.join([*flags, f'resume={folder}', *overrides])}")
@@ -135,7 +139,10 @@ def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def started_by() -> str:
-    """Return the beginning of a command for fedbench, as this process was started: by python or by torchrun."""
+    """Return how this process was started, without options: "python -m fedbench", or torchrun with its processes.
+
+    For example: "torchrun --nproc-per-node=2 -m fedbench".
+    """
     if not under_torchrun():
         return "python -m fedbench"
     machines = os.environ.get("GROUP_WORLD_SIZE", "1")

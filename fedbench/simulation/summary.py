@@ -194,7 +194,7 @@ def seal(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def output_marks(run_dir: Path) -> dict[str, Mark]:
-    """Return [size, checksum] of each file of a run in HASHED_FILES that exists, by file name."""
+    """Return {file name: [size in bytes, CRC-32 as hex]} of the files in HASHED_FILES that the run folder has."""
     return {name: mark_of(run_dir / name) for name in HASHED_FILES if (run_dir / name).is_file()}
 
 

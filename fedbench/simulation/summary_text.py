@@ -159,7 +159,14 @@ def kib(total: int, summary: dict[str, Any]) -> str:
 
 
 def global_note(summary: dict[str, Any]) -> str:
-    """Return a note beside the global score, if the method has no global model, or if all clients use it; else ""."""
+    """Return the note that is printed beside the score of the global model; "" if there is nothing to say.
+
+    It says that the method has no global model, or that all clients use it, so that personal and global scores are
+    equal.
+
+    Args:
+        summary: The content of summary.json.
+    """
     if f"global/{primary_of(summary)}" not in summary["last"]:
         return "  none: this method has no global model"
     same = summary.get("personal_is_global")
@@ -232,7 +239,7 @@ def attack_line(name: str, attackers: list[int], num_clients: int) -> str:
 
 
 def clauses(sentence: str) -> list[str]:
-    """Split a sentence into its clauses, each of which but the last ends with a semicolon."""
+    """Split a sentence after each semicolon: "a; b" becomes ["a;", "b"]."""
     *parts, last = sentence.split("; ")
     return [*(f"{part};" for part in parts), last]
 
@@ -268,7 +275,14 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 
 def command_of(run_dir: Path) -> tuple[str | None, list[str]]:
-    """Return (--config-dir or None, overrides) of the command that started a run; without its .hydra folder, []."""
+    """Return the arguments of the command that started a run, from its folder .hydra.
+
+    Args:
+        run_dir: The run folder.
+
+    Returns:
+        The value of --config-dir, None without it; and the overrides, such as "rounds=2".  Without .hydra: (None, []).
+    """
     return config_dir_of(run_dir), [str(text) for text in _yaml(run_dir / ".hydra" / "overrides.yaml") or ()]
 
 

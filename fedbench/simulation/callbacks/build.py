@@ -44,7 +44,7 @@ def build_on_other_ranks(cfg: DictConfig) -> list[Callback]:
 
 
 def group_callbacks(cfg: DictConfig) -> list[Callback]:
-    """Return the callbacks of the group ``callbacks``, in order, each in `Guarded`, so that its errors end no run."""
+    """Return the callbacks of the group ``callbacks``, in order, each in `Guarded`, which logs exceptions."""
     return [Guarded(f"callbacks.{name}", _build_one(cfg, name)) for name in cfg.callbacks]
 
 

@@ -33,7 +33,10 @@ class Checkpoint(Callback):
         self.seconds, self.last = 0.0, -float("inf")
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Save a checkpoint if one is due after this round, and measure how long that takes; `costs` is not used."""
+        """Save a checkpoint if `is_due` says so for round ``run.done``, and measure the seconds that this takes.
+
+        The argument `costs` is not used.
+        """
         is_due = self.is_due(run.done, run.is_last_round)
         if run.engine.rows.is_sharded:  # then all processes take part
             is_due = run.engine.executor.ranks.broadcast_object("whether a checkpoint is due", is_due)

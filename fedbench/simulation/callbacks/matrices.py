@@ -53,12 +53,18 @@ class Matrices(Callback):
             self.matrix_log.note(0)
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Record the method's matrices after round ``run.done``, if it is to be recorded.  The scores are not used."""
+        """Record the method's client-by-client matrices [N, N] if round ``run.done`` is one of those to record.
+
+        The scores `metrics` and `clients` are not used.
+        """
         if self.matrix_log is not None:
             self.matrix_log.note(run.done)
 
     def on_checkpoint(self, run: Simulation) -> str:
-        """Write matrices.npz, and return the digests by recorded round as JSON; "{}" before the run has started."""
+        """Write matrices.npz, and return its digests as JSON: {round: digest of that round's matrices}.
+
+        Before `on_start`, nothing is written, and the result is "{}".
+        """
         if self.matrix_log is None:
             return "{}"
         self.matrix_log.save()
@@ -94,17 +100,20 @@ class MatrixLog:
         Args:
             round: The number of finished rounds; 0 for the initial matrices.
         """
-        if self.active and self._is_recorded(round):  # active: the matrices of at least one round fit in BUDGET
+        if self.active and self._is_recorded(round):  # active: there are matrices, and two rounds fit in BUDGET
             self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
 
     def _record(self, round: int, matrices: dict[str, np.ndarray]) -> None:
-        """Store the matrices [N, N] of a round, given by name, and their digest, in memory."""
+        """Append the matrices of a round, {name: [N, N]}, and their digest to the records in memory."""
         self.rounds.append(round)
         self.recorded.append(matrices)
         self.digests[str(round)] = digest(matrices)
 
     def save(self) -> None:
-        """Write all matrices that were recorded so far to matrices.npz, replacing the file."""
+        """Write all matrices that were recorded so far to matrices.npz, replacing the file.
+
+        Do nothing if the method has no matrices, or if they do not fit in BUDGET (`active`).
+        """
         if self.active:
             stacked = {name: np.stack([r[name] for r in self.recorded]) for name in self.recorded[0]}
             write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)

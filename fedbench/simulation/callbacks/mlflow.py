@@ -95,7 +95,7 @@ class MLflow(Callback):
         self._log(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _log(self, round: int, values: Mapping[str, float]) -> None:
-        """Log the values of a round, given by name, to MLflow as metrics with the current time."""
+        """Log values, {name: value}, to MLflow as metrics of a round (from 1), with the current time."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())  # in milliseconds

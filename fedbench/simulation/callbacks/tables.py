@@ -100,7 +100,7 @@ class Tables(Callback):
         self.tables["costs"].append([{"round": round, **values}])
 
     def on_checkpoint(self, run: Simulation) -> dict[str, Mark]:
-        """Flush the tables to the disk, and return {file name: [number of bytes, CRC-32]} for all of them."""
+        """Flush the tables to the disk, and return [number of bytes, CRC-32 as hex] of each by file name."""
         for table in self.tables.values():
             table.sync()
         return {table.path.name: table.written.mark for table in self.tables.values()}

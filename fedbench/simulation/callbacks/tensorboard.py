@@ -46,7 +46,7 @@ class TensorBoard(Callback):
         self._write(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
 
     def _write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write the values of a round, given by name, as scalars."""
+        """Write values, {name: value}, as scalars of a round (from 1)."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
 

@@ -60,7 +60,10 @@ class Wandb(Callback):
             self._connect()
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Send ``metrics``, the scores of round ``run.done``, to W&B, if connected; those of clients at the end."""
+        """Send ``metrics``, the scores of round ``run.done``, to W&B, if connected.
+
+        The argument ``clients`` is not used, because `on_end` sends the last scores of the clients.
+        """
         self._send(run.done, metrics)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
@@ -86,7 +89,10 @@ class Wandb(Callback):
         self.run = None
 
     def _send(self, round: int, values: Mapping[str, Any]) -> None:
-        """Send the values of a round to W&B, by name, except those that are None.  Do nothing if not connected."""
+        """Send values, {name: value}, of a round (from 1) to W&B, except those that are None.
+
+        Do nothing if not connected.
+        """
         if self.run is not None:
             defined = {name: value for name, value in values.items() if value is not None}
             self._try("sending", lambda: self.run.log({"round": round, **defined}, step=round))

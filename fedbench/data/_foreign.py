@@ -42,7 +42,7 @@ def refuse_foreign(path: Path, reader: str) -> None:
 
 
 def _kind(path: Path) -> str | None:
-    """Return the foreign format of a file by its first bytes, such as "a Parquet file"; None for any other file."""
+    """Return a file's format in words, such as "a Parquet file", by its first bytes; None if it is not recognized."""
     with path.open("rb") as file:
         start = file.read(1024)
     if start.startswith(b"PK") and zipfile.is_zipfile(path):

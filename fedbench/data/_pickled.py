@@ -211,7 +211,11 @@ class _Builder:
         return value
 
     def _count(self, size: int) -> None:
-        """Subtract `size` entries or bytes, which are about to be built, from the limit; raise ValueError below 0."""
+        """Subtract a size from ``left``, how much may still be built from the pickle; raise ValueError below 0.
+
+        Args:
+            size: Number of list entries, or bytes of an array, that are built next.
+        """
         self.left -= size
         if self.left < 0:
             raise ValueError(
@@ -295,7 +299,14 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _code(dtype: Any) -> str:
-    """Return the type code in a pickle's record of a dtype, such as "f8"; raise NotPlainError for another value."""
+    """Return the type code of a NumPy dtype in a pickle, such as "f8" for float64.
+
+    Args:
+        dtype: The recorded call of numpy.dtype in the pickle.
+
+    Raises:
+        NotPlainError: The value is not such a call.
+    """
     if not (isinstance(dtype, _Call) and dtype.name == DTYPE and dtype.args and isinstance(dtype.args[0], str)):
         raise NotPlainError("arrays without a dtype")
     return dtype.args[0].removeprefix("|")

@@ -101,7 +101,7 @@ def _listing(dataset: Mapping[str, Any], data_dir: str) -> str | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in the value of an option, at any depth of mappings and lists.  Some of them are paths."""
+    """Yield the value if it is a string, else all strings in its lists, tuples and mappings' values, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):

@@ -74,7 +74,7 @@ class Arrays:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all fields except ``fit``, in hexadecimal digits; ``shared`` counts unless None."""
+        """A hash, in hexadecimal digits, that is equal for equal data: of all fields except ``fit``."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
         if self.targets.dtype == np.uint8:  # masks have the same digest with any dtype
             facts["targets"] = digests.Widened(self.targets, np.int64)
@@ -101,7 +101,7 @@ class Arrays:
 
     @property
     def num_domains(self) -> int:
-        """The number of natural clients (hospitals, users, styles): 1 + the largest index in ``domain``; 0 if None."""
+        """The number of natural clients, such as hospitals: the largest index in ``domain`` + 1; 0 if it is None."""
         return 0 if self.domain is None else int(self.domain.max()) + 1
 
     def labels(self) -> np.ndarray:

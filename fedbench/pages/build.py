@@ -32,7 +32,7 @@ class BuiltPage:
 
 
 def find_pages(root: Path) -> list[Path]:
-    """Return the folders of pages: the subfolders of root that have a page.json, sorted by name."""
+    """Return the subfolders of root that contain a file page.json, sorted by name."""
     return sorted(path.parent for path in root.glob("*/page.json"))
 
 
@@ -121,7 +121,11 @@ def differences(built: BuiltPage) -> list[str]:
 
 
 def _outdated(built: BuiltPage) -> dict[Path, Drawing]:
-    """Return the figures of a page whose SVG file is missing or shows other data, by the path of the file."""
+    """Return the figures to draw again: those whose SVG file is missing or was drawn from other data.
+
+    Returns:
+        From the path of each SVG file to the content of the figure; {} if all are current.
+    """
     paths = {built.folder / f"{name}.svg": drawing for name, drawing in built.drawings.items()}
     return {path: drawing for path, drawing in paths.items() if not is_current(path, drawing)}
 

@@ -184,7 +184,7 @@ def _run_row(run: Run, part: str, name: str, labels: Mapping[str, Any]) -> Row:
 
 
 def form_of(run: Run) -> str:
-    """Return the form of a run: "reduced" if it uses an experiment of conf/experiment/reduced, else "full"."""
+    """Return "reduced" if a run uses one of the smaller settings in conf/experiment/reduced, else "full"."""
     names = str(run.choice("experiment") or "").split(",")
     return "reduced" if any(name.startswith("reduced/") for name in names) else "full"
 

@@ -39,7 +39,10 @@ DIGEST = re.compile(r"data sha256:([0-9a-f]{64})")
 
 
 def digest(drawing: Drawing) -> str:
-    """Return the sha256 (hex) of a figure's data, rounded to six significant digits, and of the VERSION of drawing."""
+    """Return a hash of a figure's content, 64 hexadecimal digits.
+
+    Numbers are rounded to six significant digits.  The constant VERSION counts, which changes with the drawing code.
+    """
 
     def rounded(value: Any) -> Any:
         if isinstance(value, float):
@@ -52,7 +55,7 @@ def digest(drawing: Drawing) -> str:
 
 
 def is_current(path: Path, drawing: Drawing) -> bool:
-    """Return whether an SVG file exists and was drawn from the given data, according to the digest in it."""
+    """Return whether an SVG file exists and contains the digest of this drawing, its data and title."""
     found = DIGEST.search(path.read_text(encoding="utf-8")) if path.is_file() else None
     return found is not None and found.group(1) == digest(drawing)
 
@@ -242,7 +245,7 @@ def _ordered(names: Iterable[str], spec: Mapping[str, Any], key: str) -> tuple[s
 
 
 def _rounds(page: Page, group: Group, metric: str) -> list[int]:
-    """Return the rounds for which curves.csv has a value of the metric for every run of a group; [] if none."""
+    """Return the rounds, ascending, for which curves.csv has the metric for each run of a group; [] if none."""
     rows = page.curves[page.curves["run"].isin(group.rows["run"])] if len(page.curves) else page.curves
     if not len(rows) or metric not in rows:
         return []

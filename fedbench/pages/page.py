@@ -61,16 +61,16 @@ class Page:
 
     @property
     def parts(self) -> list[str]:
-        """The names of the parts, which separate the runs of a page, in the order of runs.csv."""
+        """The distinct values of the column part of runs.csv, in their order.  Each part has its own tables."""
         return list(self.runs["part"].unique()) if len(self.runs) else []
 
     @property
     def scale(self) -> int:
-        """The factor of displayed scores: 100 if they are displayed in percent, else 1."""
+        """The factor by which scores are displayed: 100 if page.json says that they are in percent, else 1."""
         return 100 if self.about["percent"] else 1
 
     def labels(self, part: str) -> list[str]:
-        """Return the columns of runs.csv whose values distinguish the groups of a part; ["method"] by default."""
+        """Return the columns of runs.csv by which the runs of a part are grouped; ["method"] if page.json has none."""
         return list(self.about["labels"].get(part, ["method"]))
 
     def part(self, name: str | None) -> str:
@@ -118,7 +118,7 @@ class Group:
 
     @property
     def n(self) -> int:
-        """The number of runs in the group."""
+        """The number of runs in the group, the sum of the column n."""
         return int(self.rows["n"].sum())
 
     @property
@@ -128,7 +128,7 @@ class Group:
 
     @property
     def tuned(self) -> bool:
-        """Whether the method fine-tunes, but only after the last round."""
+        """Whether clients fine-tune their models after the last round, and do not do so in the rounds before."""
         return "tuned_at_end" in self.rows and bool(self.rows["tuned_at_end"].any())
 
     @property
@@ -139,7 +139,7 @@ class Group:
 
     @property
     def seeds(self) -> dict[Any, Group]:
-        """One group per seed, which contains only the rows with this seed."""
+        """A dict from seed to the group of the rows with this seed."""
         return {seed: Group(self.labels, rows) for seed, rows in self.rows.groupby("seed")}
 
     def spread(self, key: str) -> Spread:

@@ -201,7 +201,7 @@ class PageFunctions:
         return None if row is None else _ours(row)
 
     def _mean(self, spread: Spread | None, message: str) -> float:
-        """Return the mean of a Spread; for None, raise ConfigError with the folder of the page and the message."""
+        """Return the mean of a Spread; if it is None, raise ConfigError("FOLDER: MESSAGE") with the page's folder."""
         if spread is None:
             raise ConfigError(f"{self._page.folder}: {message}")
         return spread.mean
@@ -325,11 +325,19 @@ class PageFunctions:
         return _markdown(ranking or Table("", []))
 
     def coverage(self, table: str) -> str:
-        """Return a sentence that says how many cells of a paper's table, given by its name, were not run."""
+        """Return a sentence that says how many cells of a paper's printed table have been run.
+
+        Args:
+            table: The name of the printed table, that of its file in fedbench/papers without .csv.
+        """
         return paper.commands(table, cells_of(self._page, table), [])[0]
 
     def figure(self, name: str) -> str:
-        """Return the Markdown of the figure NAME.svg, with the alternative text of page.json, or else its name."""
+        """Return the Markdown of an image, "![ALT](NAME.svg)".
+
+        Args:
+            name: The name of a figure in page.json.  ALT is its key alt, else the name.
+        """
         return f"![{self._page.entry('figures', name).get('alt', name)}]({name}.svg)"
 
     def picture(self, name: str) -> str:
@@ -340,7 +348,11 @@ class PageFunctions:
         return f"![{self._page.entry('pictures', name)['alt']}]({name})"
 
     def commands(self, part: str | None = None) -> str:
-        """Return the commands of page.json for a part (None: the first), a line each, as a code block in Markdown."""
+        """Return commands of page.json as a code block in Markdown, one command per line.
+
+        Args:
+            part: The name in its key commands; None for the first one.
+        """
         name = part or next(iter(self._page.about["commands"]), "")
         return "\n".join(["```bash", *self._page.entry("commands", name), "```"])
 
@@ -362,7 +374,11 @@ class PageFunctions:
         return f"Commit {_unique(rows, 'commit')}; {noun} {text}, n = {n}; {_unique(rows, 'machine')}"
 
     def commit(self, part: str | None = None) -> str:
-        """Return the distinct commits of the runs of a part (None: the first) as text, separated by commas."""
+        """Return the distinct commits of fedbench with which runs were made, separated by commas.
+
+        Args:
+            part: The part of the page; None for the first one.
+        """
         return _unique(self._page.runs[self._page.runs["part"] == self._page.part(part)], "commit")
 
     def page(self, name: str) -> PageFunctions:
@@ -456,7 +472,11 @@ def _cell(page: Page, row: dict[str, str], our_row: Mapping[str, Any]) -> paper.
 
 
 def _ours(our_row: Mapping[str, Any]) -> Spread:
-    """Return mean and standard deviation over our runs, from a row of cells.csv (a dict from column to value)."""
+    """Return mean and standard deviation of our runs for a cell of a printed table.
+
+    Args:
+        our_row: The row of cells.csv, from column to value.
+    """
     count = int(our_row["ours_n"])
     total = our_row.get("ours_of", count)
     std = float_or_none(our_row["ours_std"])

@@ -379,7 +379,11 @@ def _stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> li
 
 
 def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
-    """Return one array of sample indices for each client as a Ragged (such arrays joined); a Ragged is unchanged."""
+    """Return a Ragged: the sample indices of all clients in one array, with the offset where each client begins.
+
+    Args:
+        lists: One array of sample indices per client, or a Ragged, which is returned unchanged.
+    """
     return lists if isinstance(lists, Ragged) else Ragged.from_lists(lists)
 
 

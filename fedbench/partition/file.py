@@ -123,7 +123,7 @@ class File:
         return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the name in the file of client 0, 1 and so on; None if it has no names.  `arrays` is not used."""
+        """Return the names of the clients in the file, in order; None if it has no names.  `arrays` is not used."""
         return self.content.names
 
     @cached_property
@@ -250,7 +250,11 @@ def _read_pickle(path: Path) -> Content:
 
 
 def _read_trusted_pickle(path: Path) -> Content:
-    """Return the clients' sample indices and names in a pickle that may run code, a file that partition.trust names."""
+    """Return the sample indices and names of clients in a pickle file, by Python's pickle, which may run code in it.
+
+    Args:
+        path: The file.  The user must have named it in partition.trust.
+    """
     with path.open("rb") as file:
         return _parse(pickle.load(file))
 

@@ -48,7 +48,11 @@ class Sweep:
 
 
 def choose_command(args: argparse.Namespace) -> list[Table]:
-    """Return the tables of ``fedbench report --choose KEY``: a list of one table, which compares the key's values."""
+    """Return a list of one table: the scores with each client's best value of the config key ``--choose KEY``.
+
+    Args:
+        args: The parsed flags of ``fedbench report``.  ``args.choose`` is the key, such as "finetune.epochs".
+    """
     runs, damaged = runs_of(args)
     report_damage(damaged, [], [], "csv")
     return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))]

@@ -217,7 +217,7 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
 
 
 def _title(options: Options) -> str:
-    """Return the name of the metric, options.metric, followed by " (%)" if it is displayed in percent."""
+    """Return options.metric, followed by " (%)" if it is displayed in percent, such as "personal/accuracy (%)"."""
     return options.metric + (" (%)" if scores.is_fraction(options.metric) else "")
 
 
@@ -331,7 +331,10 @@ def client_names(run: Run) -> list[str]:
 
 
 def _unknown_client(groups: list[Group], name: str, options: Options) -> str:
-    """Return the error message for --client `name` without scores: no such client, or no options.metric of it."""
+    """Return why no table can be made for ``--client NAME``.
+
+    Either no run has a client with this name (or index as text), or no run has values of options.metric for it.
+    """
     runs = [group.runs[0] for group in groups]
     if any(client_index(run, name) is not None for run in runs):
         return (

@@ -85,7 +85,11 @@ def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
 
 
 def differences_for_readers(table: Table) -> Table:
-    """Return the table for people: better, equal, worse as one column, "5 / 0 / 3"; without redundant columns."""
+    """Return a table of differences between methods as people read it, rather than programs.
+
+    The columns better, equal and worse (numbers of clients) become one, such as "5 / 0 / 3".  Columns whose cells
+    are all equal move to the title (`drop_redundant`).
+    """
     counts = ("better", "equal", "worse")
     rows = []
     for row in table.rows:

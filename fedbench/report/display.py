@@ -114,7 +114,7 @@ def metric_axis_label(metric: str) -> str:
 
 
 def key_title(key: str) -> str:
-    """Return the last part of a dotted key in words: "Number of experts" for num_experts, "λ" for lam."""
+    """Return the last part of a dotted config key in words: "λ" for algorithm.lam, "Local steps" for local_steps."""
     last_part = _last_part(key)
     text = GREEK.get(last_part) or " ".join(ABBREVIATIONS.get(word, word) for word in last_part.split("_"))
     return text[:1].upper() + text[1:] if last_part not in GREEK else text
@@ -193,6 +193,6 @@ def _is_measured(value: Any) -> bool:
 
 
 def _repeats(text: str, label: str) -> bool:
-    """Return whether all words of ``text`` occur in ``label``, so that showing both would repeat them."""
+    """Return whether all words of ``text`` occur in ``label``, in any order and in upper or lower case."""
     text_words, label_words = (set(re.findall(r"\w+(?:\.\d+)?", part.casefold())) for part in (text, label))
     return text_words <= label_words

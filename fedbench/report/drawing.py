@@ -141,7 +141,7 @@ def escape_mathtext(text: str) -> str:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Return color, linestyle and zorder of line number ``i`` (from 0), by name, as options of ``axes.plot``."""
+    """Return color, linestyle and zorder of the line number ``i`` (from 0), a dict of arguments of ``axes.plot``."""
     styles = LINE_STYLES[i // len(COLOURS) % len(LINE_STYLES)]  # other styles when the colours begin again
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": styles[i % 2], "zorder": 2.2 + 0.5 * (i % 2) - i / 1000}
 

@@ -85,7 +85,10 @@ def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
 
 
 def file_name(*texts: str) -> str:
-    """Return texts joined by commas, with each run of characters other than letters, digits, _, . and - as one "_"."""
+    """Return a name for a file, such as "fedavg_mnist_alpha_0.1" for the texts "fedavg", "mnist" and "alpha=0.1".
+
+    The texts that are not empty are joined.  Characters other than letters, digits, "_", "." and "-" become "_".
+    """
     return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, texts)))
 
 

@@ -39,7 +39,10 @@ class Regression:
 
 
 def regression(x: np.ndarray, y: np.ndarray) -> Regression:
-    """Return slope, intercept and correlation of the least-squares line of y [n] over x [n]; NaN if undefined."""
+    """Return slope, intercept and correlation of the least-squares line of y [n] over x [n].
+
+    All three are NaN if all x are equal.  The correlation is also NaN if all y are equal.
+    """
     dx, dy = x - x.mean(), y - y.mean()
     xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)  # sums of squares and of products
     slope = xy / xx if xx else float("nan")
@@ -69,7 +72,7 @@ def label_counts(run: Run) -> DataFrame | None:
 
 
 def figure_title(run: Run) -> str:
-    """Return the title of a run's figures: method, data set, partition, seed."""
+    """Return the title of a run's figures, such as "FedAvg, mnist, dirichlet partition, seed 0"."""
     name = legend_name({"method": run.method}, run.tuned, run.conf)
     return drawing.escape_mathtext(
         f"{name}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}"

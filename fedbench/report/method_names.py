@@ -66,12 +66,12 @@ def name_methods(settings: dict[str, list[Group]]) -> dict[str, dict[str, Group]
 
 
 def option_of(group: Group) -> str:
-    """Return the group's method, such as "fedprox", without other labels; "" if the method is not a label."""
+    """Return the method of a group of runs, such as "fedprox"; "" if the runs are grouped by other keys only."""
     return next((str(value) for key, value in group.labels.items() if key in METHOD_KEYS), "")
 
 
 def full_name(group: Group) -> str:
-    """Return the group's method with its other labels outside of the setting: "fedprox algorithm.mu=0.1"."""
+    """Return the method of a group of runs and its distinguishing options, such as "fedprox algorithm.mu=0.1"."""
     labels = {key: value for key, value in group.method_labels.items() if value is not None}
     return " ".join(str(value) if key in METHOD_KEYS else f"{key}={value}" for key, value in labels.items())
 

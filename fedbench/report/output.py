@@ -20,7 +20,7 @@ SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex", "
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that ``fedbench report`` and ``fedbench paper`` have in common."""
+    """Add --target, --format, --json, --out, --figures and --config-dir, which report and paper have in common."""
     parser.add_argument("--target", type=float, default=0.7,
                         help="value of the metric for rounds and time to reach it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--format", choices=[*FORMATS], help="default: by the suffix of --out, else text")
@@ -60,7 +60,10 @@ def check_output(args: argparse.Namespace) -> None:
 
 
 def format_of(args: argparse.Namespace) -> str:
-    """Return the format of the tables: that of ``--json``, ``--format`` or the suffix of ``--out``, else "text"."""
+    """Return the format of the tables, such as "csv".
+
+    The first of these decides: ``--json``, ``--format``, the suffix of ``--out``.  Without any, it is "text".
+    """
     if args.json:
         return OBJECT
     return args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")

@@ -52,12 +52,12 @@ class Difference:
 
     @property
     def groups(self) -> tuple[Group, Group]:
-        """The group of ``method`` and the group of ``against``."""
+        """The runs of ``method`` and the runs of ``against`` in this setting, as (method, against)."""
         return self.setting.groups[self.method], self.setting.groups[self.against]
 
     @property
     def has_same_clients(self) -> bool:
-        """Whether there are scores of clients, and the clients are the same for all seeds."""
+        """Whether there are scores of single clients, and the partition of the data is the same for all seeds."""
         runs = [run for run in self.groups[0].runs if run.seed in self.means.index]
         return self.clients.size > 0 and len({run.summary.get("partition_hash") for run in runs}) == 1
 

@@ -75,7 +75,7 @@ class Cell:
 
     @property
     def difference(self) -> float:
-        """Our mean minus the printed one; NaN if the cell was not run."""
+        """Our mean minus the printed one; NaN if no run reproduces the cell."""
         return self.ours.mean - self.reported.mean
 
     @property
@@ -114,7 +114,7 @@ class Experiment:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that it runs, by their names in the printed table; empty if ``paper`` has no method."""
+        """The methods that the experiment runs, by their names in the printed table; [] if ``paper`` has no method."""
         return [str(name) for name in _as_list(self.paper.get("method", []))]
 
     def overrides(self, row: dict[str, str]) -> list[str]:
@@ -132,7 +132,7 @@ class Experiment:
         return overrides
 
     def config_keys(self) -> set[str]:
-        """Return the config keys whose values determine which cell of the table a run reproduces."""
+        """Return the config keys by which a run of the experiment is matched to a cell: {"partition.num_clients"}."""
         keys = set()
         for value in self.paper.values():
             if reference := REFERENCE.match(str(value)):  # ${key}: the cell holds the value of a config key
@@ -143,7 +143,10 @@ class Experiment:
 
 
 def tables() -> list[str]:
-    """Return the names of the files in fedbench/papers that are compared with runs, without .csv, sorted."""
+    """Return the names of the printed tables that `fedbench paper` can compare with runs, sorted.
+
+    They are the CSV files in fedbench/papers, without .csv, that have all columns of such a table.
+    """
     columns = {"method", "mean", "std", *KEYS}
     return sorted(path.stem for path in PAPERS.glob("*.csv") if columns <= set(_read_csv(path)[0]))
 
@@ -181,7 +184,12 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def names_table(paper: dict[str, Any], table: str) -> bool:
-    """Return whether ``table`` is a table of ``paper``, the value of an experiment's key ``paper``."""
+    """Return whether an experiment reproduces cells of a printed table.
+
+    Args:
+        paper: The value of the key ``paper`` of the experiment file.  paper["table"] is a name or a list of names.
+        table: The name of the printed table, that of its file in fedbench/papers without .csv.
+    """
     return table in _as_list(paper.get("table"))
 
 

@@ -56,7 +56,10 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench paper`` with these arguments; return the exit status: with --run that of `run_rows`, else 0."""
+    """Run ``fedbench paper`` with these arguments, and return the exit status; mistakes raise ConfigError.
+
+    The status is 0, or with ``--run`` that of the sweep that is started.
+    """
     args = parser().parse_intermixed_args(argv)
     check_output(args)
     if args.run:

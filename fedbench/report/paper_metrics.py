@@ -153,7 +153,7 @@ def _gains(run: Run, cell: PrintedCell, metric: str) -> Series:
 
 
 def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
-    """Return the first evaluated round with a mean accuracy of at least the cell's target; NaN if there is none."""
+    """Return the first evaluated round in which the mean accuracy over clients is at least cell.target; else NaN."""
     return Measurement(scores.rounds_to(run, ACCURACY, cell.target))
 
 
@@ -203,7 +203,7 @@ RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float
 
 
 def is_measured(metric: str) -> bool:
-    """Return whether fedbench can compute a metric of a printed table from a run."""
+    """Return whether fedbench can compute a metric from a run, given by its name in a printed table's CSV file."""
     return metric in METRICS or metric in RELATIVE_METRICS
 
 

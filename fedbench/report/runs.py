@@ -70,7 +70,7 @@ class Run:
 
     @property
     def primary(self) -> str:
-        """The primary metric of the run's task, a column of metrics.csv."""
+        """The primary metric of the run's task, a column of metrics.csv such as "personal/accuracy"."""
         return f"personal/{self._task.get('primary', 'accuracy')}"
 
     @property
@@ -80,12 +80,12 @@ class Run:
 
     @property
     def tuned(self) -> bool:
-        """Whether the clients fine-tuned their models after the last round only."""
+        """Whether clients fine-tuned their models after the last round, and had not done so in the rounds before."""
         return bool(self.summary.get("tuned_at_end"))
 
     @property
     def seed(self) -> Any:
-        """The seed; None without summary.json."""
+        """The seed, an integer; None if the run has no summary.json."""
         return self.summary.get("seed")
 
     def choice(self, group: str) -> str | None:
@@ -139,7 +139,11 @@ class Run:
 
     @cached_property
     def partition(self) -> dict[str, Any]:
-        """The content of partition.json: train [N], label_counts [N, C], class_names, names, domains and others."""
+        """The content of partition.json, a dict; {} without the file.
+
+        Keys are, for example, train (number of training samples of each client, a list [N]), label_counts [N, C],
+        class_names [C] and names (of clients, [N]).
+        """
         return read_json(self.path / "partition.json")
 
     def clients(self, metric: str) -> DataFrame:
@@ -225,7 +229,7 @@ def damage_of(run: Run) -> str | None:
 
 
 def _check_summary(run: Run) -> None:
-    """Raise ConfigError if summary.json cannot be read or has values of wrong types."""
+    """Raise ConfigError if summary.json exists but cannot be read, or has values of wrong types."""
     summary = run.summary
     require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
     for types, expected, keys in SUMMARY_TYPES:

@@ -34,17 +34,17 @@ class Options:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether smaller values of a metric are better."""
+    """Return whether smaller values of a metric, such as "personal/loss", are better; ConfigError if it is unknown."""
     return not direction(metric).higher_is_better
 
 
 def is_fraction(metric: str) -> bool:
-    """Return whether a metric lies in [0, 1] and is displayed in percent."""
+    """Return whether a metric lies in [0, 1] and is displayed in percent; ConfigError if the metric is unknown."""
     return direction(metric).fraction
 
 
 def scale_of(metric: str) -> int:
-    """Return 100 for a metric that is displayed in percent, 1 for others."""
+    """Return the factor by which a metric is displayed: 100 if it lies in [0, 1], as an accuracy, else 1."""
     return 100 if is_fraction(metric) else 1
 
 
@@ -170,7 +170,7 @@ def seconds_to(run: Run, round: float) -> float:
 
 
 def is_local(run: Run) -> bool:
-    """Return whether a run is a finished run of Local without fine-tuning, the baseline of gains."""
+    """Return whether a run is finished, its algorithm is Local (clients train alone), and it does not fine-tune."""
     return run.finished and run.choice("algorithm") == "local" and not run.flat_config.get("finetune.epochs")
 
 

@@ -48,22 +48,22 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The name in a legend: the method, and the other labels that are not part of the setting."""
+        """The name in a legend: the method and its distinguishing options, such as "FedProx mu=0.1"."""
         return legend_name(self.method_labels, self.tuned, self.conf)
 
     @property
     def conf(self) -> tuple[Path, ...] | None:
-        """The folders of options in which methods are looked up; None for those of fedbench."""
+        """The config folders, with files algorithm/NAME.yaml, of the runs' methods; None for those of fedbench."""
         return self.runs[0].conf
 
     @property
     def method_labels(self) -> dict[str, Any]:
-        """The labels of the method: those that are not keys of the setting, from column title to value."""
+        """The entries of ``labels`` whose keys are not in ``setting``: the method and its distinguishing options."""
         return {key: value for key, value in self.labels.items() if key not in self.setting}
 
     @property
     def tuned(self) -> bool:
-        """Whether the method fine-tunes after the last round only."""
+        """Whether clients fine-tune their models after the last round, and do not do so in the rounds before."""
         return any(run.tuned for run in self.runs)
 
 
@@ -390,7 +390,7 @@ def _failed_starts(failed: list[tuple[Path, str]]) -> str:
 
 
 def _to_finish(run: Run) -> str:
-    """Return the command that resumes a run, or why it cannot be resumed."""
+    """Return the command that resumes a run; if it cannot be resumed, "start it again: " with the reason."""
     from fedbench.simulation.run_folder import is_resumable  # slow to import
     from fedbench.simulation.status import resume_command
 

@@ -37,7 +37,7 @@ class Spread:
     total: int = 1
 
     def scaled(self, factor: float) -> Spread:
-        """Return a Spread with mean and std (None stays None) multiplied by a factor, and the same counts."""
+        """Return a Spread whose mean and std are multiplied by a factor; a std of None stays None."""
         return replace(self, mean=self.mean * factor, std=None if self.std is None else self.std * factor)
 
 

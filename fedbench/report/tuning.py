@@ -141,7 +141,13 @@ def studies(runs: list[Run]) -> list[Study]:
 
 
 def _setting_of(run: Run) -> Hashable:
-    """Return the config entries of a run's setting, which a search does not change, as sorted pairs (key, text)."""
+    """Return the config entries of a run that must be equal in trials that are compared, such as its data set.
+
+    These are all that affect results but are not in `TUNABLE`.
+
+    Returns:
+        A sorted tuple of pairs (key, repr of the value).
+    """
     entries = identity(run)
     return tuple(sorted((key, repr(value)) for key, value in entries.items() if _is_setting(key)))
 
@@ -257,7 +263,15 @@ def validation_score(run: Run, metric: str, select: str, until: int | None = Non
 
 
 def _edges(study: Study, chosen: Trial) -> list[str]:
-    """Return "key=value (largest)" or "(smallest)" for each chosen number at an end of the tried ones; else []."""
+    """Return the options of the best trial whose values are the smallest or largest that were tried.
+
+    Args:
+        study: All trials of the method.
+        chosen: The best of these trials.
+
+    Returns:
+        Texts such as "optimizer.lr=0.1 (largest)"; [] if the best value of each numeric option lies between others.
+    """
     texts = []
     for key, value in chosen.options.items():
         tried = {trial.options[key] for trial in study.trials if _is_number(trial.options[key])}

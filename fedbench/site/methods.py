@@ -129,7 +129,11 @@ def departures(header: str) -> str:
 
 
 def _options(text: str) -> list[Option]:
-    """Return the options of a method, given the text of its YAML: all keys except for ``_target_`` and ``defaults``."""
+    """Return the options of a method, with default and comment: the keys of its YAML but ``_target_`` and ``defaults``.
+
+    Args:
+        text: The text of conf/algorithm/NAME.yaml.
+    """
     rows = re.findall(r"^(\w+):[ \t]*([^#\n]*?)[ \t]*(?:#[ \t]*(.*))?$", text, re.MULTILINE)
     return [Option(*row) for row in rows if row[0] not in ("_target_", "defaults")]
 

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return the object of a public name when it is first used; AttributeError for other names."""
+    """Import the object with a public name of this package, and return it; AttributeError for any other name."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = name.removeprefix("check_") if name.startswith("check_") else "_suite"

@@ -62,7 +62,7 @@ SERVER_RATES = ("server_lr",)
 
 @functools.cache
 def _composer() -> Composer:
-    """Return the object that composes configurations by Hydra; cached, because it is slow to make."""
+    """Return the Composer, which makes configurations of overrides by Hydra; always the same, as it is slow to make."""
     return Composer()
 
 
@@ -163,12 +163,12 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """The overrides of model and optimizer and the size of the federation, in words, for reports."""
+        """The overrides and the size of the federation, "on model=mlp; 6 clients of 4 to 21 samples, 4 a round"."""
         return f"on {' '.join(self.overrides)}; 6 clients of 4 to 21 samples, 4 a round"
 
     @functools.cached_property
     def states(self) -> list[dict[str, Tensor]]:
-        """All tensors of one run by path (`state_of`), after 0, 1, 2, 3 and 4 rounds, as a list of five dicts."""
+        """All tensors of one run, after 0, 1, 2, 3 and 4 rounds: dicts from path, such as "/rows/c_i", to tensor."""
         sim = set_up(self.simulation())
         states = [state_of(sim)]
         for num_done in range(1, ROUNDS + 1):
@@ -177,7 +177,7 @@ class Case:
 
     @functools.cached_property
     def after_two_rounds(self) -> Simulation:
-        """A run after two rounds.  All checks share it, so they must not change it."""
+        """A run of the method after two rounds.  All checks share it, so they must not change it."""
         return run_rounds(self.simulation(), 2)
 
 
@@ -414,7 +414,7 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float, names: str) -> None:
 
 
 def label_of(path: str) -> str:
-    """Return the words for a path of `state_of` in messages, such as "the clients' state 'c_i'" for /rows/c_i."""
+    """Return words for a tensor of a run, such as "the clients' state 'c_i'", for its path "/rows/c_i"."""
     _, kind, *rest = path.split("/")
     inner = "/".join(rest)
     if kind == "rows":
@@ -425,7 +425,11 @@ def label_of(path: str) -> str:
 
 
 def require_finite(state: dict[str, Tensor]) -> None:
-    """Assert that all values of a state (`state_of`) are finite; tensors of one number may be NaN (undefined)."""
+    """Assert that tensors are finite, except for tensors without axes, such as a mean of nothing, which may be NaN.
+
+    Args:
+        state: From path, such as "/rows/c_i", to tensor, as returned by `state_of`.
+    """
     for name, value in state.items():
         assert value.dim() == 0 or bool(torch.isfinite(value).all()), (
             f"{label_of(name)} contains values that are not finite after two rounds"

@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     base: type
 
     def includes(self, found: Any) -> bool:
-        """Return whether an object is a class, and a subclass of `base` (for a protocol: has its methods)."""
+        """Return whether an object is a class, and a subclass of `base`.  If `base` is a protocol: has its methods."""
         return inspect.isclass(found) and issubclass(found, self.base)
 
 
@@ -44,7 +44,7 @@ class Partition(Protocol):
     """A class with a method assign(...), whatever its arguments; partitions have no common base class."""
 
     def assign(self) -> Any:
-        """Return the samples of each client; arguments and result are described in `fedbench.partition.base`."""
+        """Return the sample indices of each client.  `fedbench.partition.base` describes arguments and result."""
 
 
 KINDS = {

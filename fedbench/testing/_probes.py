@@ -48,7 +48,7 @@ def trained_by(wrapper: Callable[[Training, Cohort, Tensor, dict[str, Any]], Sim
 
 @contextlib.contextmanager
 def other_padding() -> Iterator[None]:
-    """Return a context in which training gets other padding: other samples of weight 0 that fill up a batch."""
+    """Return a context in which training gets other padding, the samples of weight 0 that fill up short batches."""
 
     def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
         extra_grad = arguments.pop("extra_grad", None)  # an argument of the default step only
@@ -60,11 +60,11 @@ def other_padding() -> Iterator[None]:
 
 
 def _with_other_padding(batch: Batch) -> Batch:
-    """Return a batch in which each sample of padding is replaced by a changed copy of the sample before it."""
+    """Return a batch in which other values replace the samples of padding, those where ``batch.real`` is False."""
     padding = ~batch.real  # [k, B]
 
     def fill(values: Tensor) -> Tensor:
-        """Return values [k, B, ...], inputs or targets, with other values for the samples of padding."""
+        """Return inputs or targets [k, B, ...] of a batch with other values for the samples of padding."""
         other = values.roll(1, 1)  # along the samples of a batch
         if values.is_floating_point():
             other = 1 - 2 * other  # any values that differ from those of real samples
@@ -105,7 +105,11 @@ def cohort_tensors(function: Any, size: int) -> set[str]:
 
 
 def _content(cell: CellType) -> Any:
-    """Return the value in a cell, a variable of the function that encloses another; None if it is not assigned yet."""
+    """Return the value of a variable that a closure reads; None if the variable is not assigned yet.
+
+    Args:
+        cell: An element of ``function.__closure__``.
+    """
     try:
         return cell.cell_contents
     except ValueError:
@@ -160,7 +164,11 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
         return SimpleNamespace(**{name: sample(name, t) for name, t in tensors.items()})
 
     def recorded(name: str) -> Any:
-        """Return a replacement for the method `name` of Cohort that also appends its tensors to `messages`."""
+        """Return a function in place of a method of Cohort: it calls the method and appends copies to `messages`.
+
+        Args:
+            name: The method, such as "upload".  All tensors in its arguments are copied.
+        """
         function = getattr(Cohort, name)
 
         def send(self: Cohort, *args: Tensor, **tensors: Any) -> SimpleNamespace:
@@ -176,7 +184,10 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
 
 # -- random numbers --------------------------------------------------------------------------------------
 def global_random_states() -> dict[str, Any]:
-    """Return the states of the global random generators, which no class may use, by library, to compare by ==."""
+    """Return the states of the global random generators, a dict with the keys "torch", "NumPy" and "Python".
+
+    Two states are equal by == if the generator was not used or seeded in between.
+    """
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     return {
         "torch": torch.random.get_rng_state().tolist(),
@@ -186,7 +197,11 @@ def global_random_states() -> dict[str, Any]:
 
 
 def generators_used_since(states: dict[str, Any]) -> list[str]:
-    """Return the names of the libraries whose global generator differs from `states` (`global_random_states`)."""
+    """Return which of "torch", "NumPy" and "Python" have another state of their global generator now.
+
+    Args:
+        states: The earlier states, a result of `global_random_states`.
+    """
     now = global_random_states()
     return [name for name, state in states.items() if state != now[name]]
 

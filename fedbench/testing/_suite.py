@@ -56,7 +56,7 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def messages(self, status: Status) -> dict[str, str]:
-        """Return the messages of all checks that have this status, by the name of the check."""
+        """Return a dict from the name of each check with this status, such as "failed", to its message."""
         return {outcome.name: outcome.message for outcome in self.outcomes if outcome.status == status}
 
     @property
@@ -66,12 +66,12 @@ class Report:
 
     @property
     def failed(self) -> dict[str, str]:
-        """The messages of the checks that failed, by the name of the check."""
+        """A dict from the name of each check that failed to its message."""
         return self.messages("failed")
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The reasons of the checks that were skipped, by the name of the check."""
+        """A dict from the name of each check that was skipped to the reason."""
         return self.messages("skipped")
 
     @property
@@ -122,11 +122,11 @@ class Suite(Generic[Case]):
         return function
 
     def description(self, name: str) -> str:
-        """Return what a check tests: the first paragraph of its docstring, in one line without the last period."""
+        """Return the first paragraph of a check's docstring, what it tests, as one line without the final period."""
         return self._paragraphs(name)[0].rstrip(".")
 
     def _paragraphs(self, name: str) -> list[str]:
-        """Return the paragraphs of the docstring of the check `name`, each joined to one line."""
+        """Return the paragraphs of a check's docstring, each as one line; [""] if it has none."""
         return [" ".join(text.split()) for text in (self.checks[name].__doc__ or "").split("\n\n")]
 
     def outcome(self, name: str, case: Case) -> Outcome:

@@ -59,7 +59,7 @@ class AdapterCase:
         return make(self.values, key="adapter")
 
     def flat(self) -> FlatModel:
-        """Return a new model with the adapter, whose rows contain only what is trained."""
+        """Return a new model with the adapter; its flat vector contains only the parameters that are trained."""
         return build_model(self.cfg, self.federation)
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class AdapterCase:
 
     @functools.cached_property
     def together(self) -> tuple[Tensor, Tensor]:
-        """The logits [K, B, C] and gradients [K, P] at `rows_of`, with all three clients computed at once."""
+        """The logits [K, B, C] and gradients [K, P] of K clients with the parameters of `rows_of`, computed at once."""
         model = self.flat()
         return _logits_and_gradients(model, rows_of(model), self.inputs())
 

@@ -45,7 +45,7 @@ class StopAfter(StopSignals):
         self.sim, self.round = sim, round
 
     def requested(self) -> bool:
-        """Return True, a request to stop, as soon as `round` rounds are done."""
+        """Return whether the run shall stop: True when at least ``self.round`` rounds are done."""
         return self.sim.done >= self.round
 
 
@@ -121,7 +121,7 @@ class CallbackCase:
         return make(self.values, key="callbacks")
 
     def folder(self) -> Path:
-        """Return a new, empty run folder, which is deleted together with this case."""
+        """Make a new, empty folder for a run, and return its path.  It is deleted together with this object."""
         return Path(tempfile.mkdtemp(dir=self.scratch.name))
 
     def prepare(self, folder: Path, saved: dict[str, Any] | None = None, write: bool = False) -> Simulation:
@@ -167,18 +167,21 @@ class CallbackCase:
 
     @functools.cached_property
     def two_uninterrupted(self) -> tuple[Results, Results]:
-        """The results of two equal, complete runs with the callback; attributes that differ are not compared."""
+        """The results of two complete runs with the callback and the same seed.
+
+        What differs between them, such as a time, is not reproducible and thus not compared with other runs.
+        """
         return self.run(self.folder(), self.make()), self.run(self.folder(), self.make())
 
     @functools.cached_property
     def resumed(self) -> Results:
-        """The results of a run with the callback that was interrupted after its second round and then resumed."""
+        """The results of a complete run with the callback that was interrupted after round 2 and then resumed."""
         folder = self.folder()
         self.run(folder, self.make(), stop=2)
         return self.run(folder, self.make())
 
     def started(self) -> tuple[Callback, Simulation]:
-        """Return a new callback, whose hook on_start was called, and its run, before the first round."""
+        """Return a new callback and a run before its first round, after the callback's hook on_start was called."""
         callback, sim = self.make(), self.prepare(self.folder())
         callback.on_start(sim, None)
         return callback, sim

@@ -150,7 +150,7 @@ def _options(arguments: list[str]) -> dict[str, Any]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    """Return the shape of a sample from the text of ``--input``, 3,32,32 or 3x32x32; ConfigError if it is another."""
+    """Return (3, 32, 32) for the value "3,32,32" or "3x32x32" of ``--input``; ConfigError for other values."""
     sizes = text.replace("x", ",").split(",")
     require(
         all(size.isdigit() and int(size) > 0 for size in sizes),

@@ -41,7 +41,7 @@ class CompressionCase:
         return make(self.values, key="compression")
 
     def ready(self, message: Message) -> Compressor:
-        """Return a new compressor, set up for a message's number of clients and values, with no state stored."""
+        """Return a new compressor after its setup for the clients and the number of values of a message."""
         compressor = self.make()
         compressor.setup(store(len(message.ids)), message.of(0, 0))  # a message without clients describes the values
         return compressor
@@ -107,7 +107,7 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Compre
 
 
 def store(num_clients: int) -> RowStore:
-    """Return a store for the states of `num_clients` clients, without any state yet, in memory of the CPU."""
+    """Return an empty store for the state vectors of `num_clients` clients, in CPU memory."""
     return RowStore(num_clients, CPU, 1 << 30, 1 << 30)
 
 
@@ -122,7 +122,7 @@ def message_of(size: int, clients: int = K) -> Message:
 
 
 def keys_of(message: Message, seed: int = 0) -> Tensor:
-    """Return different keys of random numbers for each client of a message and each seed.  # [k] int64"""
+    """Return the keys of the clients' random numbers, one per client of a message [k], different for each seed."""
     return torch.from_numpy(message.ids * 7919 + 104729 * (seed + 1))  # two primes
 
 

@@ -59,7 +59,7 @@ class ModelCase:
     federation: Federation
 
     def flat(self, seed: int = 0) -> FlatModel:
-        """Return a new model, initialized in a run with this seed."""
+        """Return a new model with the initial parameters of a run with this seed."""
         cfg = self.cfg.copy()
         cfg.seed = seed
         return build_model(cfg, self.federation)
@@ -81,7 +81,7 @@ class ModelCase:
 
     @functools.cached_property
     def reason_for_loop(self) -> str:
-        """Why the model must compute one client at a time (the plan "loop"); "" if it can compute several at once."""
+        """Why the model must compute one client at a time, as a sentence; "" if it can compute several at once."""
         try:
             autotune.usable_plans(self.engine("vmap"), [PLANS["vmap"]])
             return ""
@@ -90,12 +90,12 @@ class ModelCase:
 
     @property
     def plans(self) -> tuple[str, ...]:
-        """The names in `PLANS` of the ways to compute clients that the model allows."""
+        """The ways in which the model can compute several clients, keys of `PLANS` such as "loop" and "vmap"."""
         return ("loop", "threads") if self.reason_for_loop else ("loop", "threads", "vmap", "pairs")
 
     @functools.cached_property
     def rows(self) -> Tensor:
-        """A row for each of three clients: random trained parameters near the initial ones, equal buffers.  # [K, P]"""
+        """Parameters of K clients: the initial ones, with random noise on the trained ones.  # [K, P]"""
         generator = torch.Generator().manual_seed(1)
         rows, trained = self.model.init_row().repeat(K, 1), self.model.trained.size  # trained columns come first
         rows[:, :trained] += 0.1 * torch.randn(K, trained, generator=generator)
@@ -139,7 +139,7 @@ class ModelCase:
 
     @property
     def way(self) -> str:
-        """How the model computes several clients, in words, such as "a traced graph", for reports."""
+        """How the model computes several clients at once, in words for reports, such as "torch.vmap"."""
         if isinstance(self.model.module, BatchedModule):
             return "its own batched forward pass"
         if self.model.uses_vmap:
@@ -247,12 +247,17 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
 
 
 def _select(x: Inputs, which: Any) -> Inputs:
-    """Return t[which] for each input t, where which is an index or slice of its first axis, the clients."""
+    """Return t[which] for each tensor t of the inputs, whose first axis is the clients.
+
+    Args:
+        x: A tensor [K, ...] or a dict of them.
+        which: An index, slice or tensor of indices.
+    """
     return map_inputs(lambda t: t[which], x)
 
 
 def _only(i: int) -> slice:
-    """Return the slice that selects only position i of an axis, and keeps the axis with length 1."""
+    """Return slice(i, i + 1), by which t[_only(i)] is client i of a tensor t [K, ...], as [1, ...]."""
     return slice(i, i + 1)
 
 

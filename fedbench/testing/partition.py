@@ -134,7 +134,7 @@ def example_data() -> Arrays:
 
 
 def _pools(arrays: Arrays) -> list[np.ndarray]:
-    """Return two arrays of indices: those of published training samples and those of published test samples."""
+    """Return two arrays of sample indices: those of the published training part, and of the published test part."""
     return [np.flatnonzero(arrays.split == code) for code in (TRAIN, TEST)]
 
 

@@ -236,7 +236,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> str:
 
 
 def saved_round(sim: Simulation) -> str:
-    """Return a phrase for messages: the round of the run's saved models, and whether it is the best one by score."""
+    """Return words for messages: the round of a run's saved models, and whether these are the best by test score."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved
@@ -275,12 +275,12 @@ def _run_module_with(sim: Simulation, state: dict[str, Tensor], client: int | st
 
 
 def _bare_module(sim: Simulation) -> nn.Module:
-    """Return a new module of the run's model without its adapter, with the initial, untrained weights of the run."""
+    """Return a new module of the model that the adapter of a run changes, with the weights before training."""
     return build_module(sim.cfg, sim.engine.federation)
 
 
 def _adapter_key(sim: Simulation) -> str:
-    """Return the option of a run's adapter for messages, such as "adapter=lora"."""
+    """Return the override that chose the adapter of a run, such as "adapter=lora"."""
     return f"adapter={sim.cfg.choices.adapter}"
 
 

@@ -31,21 +31,21 @@ a pickle that the run trusts (dataset.trust=MNIST): see docs/security.md."""
 
 
 def _count(text: str) -> int:
-    """Return an integer >= 1; raise ArgumentTypeError for another text."""
+    """Return the value of a flag as an integer >= 1 of at most 9 digits; ArgumentTypeError for any other text."""
     if not re.fullmatch(r"[1-9]\d{0,8}", text):
         raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
     return int(text)
 
 
 def _seed(text: str) -> int:
-    """Return an integer >= 0; raise ArgumentTypeError for another text."""
+    """Return the value of a flag as an integer >= 0 of at most 18 digits; ArgumentTypeError for any other text."""
     if not re.fullmatch(r"\d{1,18}", text):
         raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
     return int(text)
 
 
 def _temperature(text: str) -> float:
-    """Return a finite number >= 0; raise ArgumentTypeError for another text."""
+    """Return the value of a flag as a finite number >= 0; ArgumentTypeError for any other text."""
     try:
         value = float(text)
     except ValueError:
@@ -150,7 +150,7 @@ def _class_overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
-    """Raise ConfigError if the arguments request no export, exclude each other, or need an argument that is missing."""
+    """Raise ConfigError if no export is requested, two flags exclude each other, or a flag needs an absent one."""
     is_given = (args.client, args.predictions, args.peft, args.generate, args.merged) != (None, None, None, None, False)
     require(is_given, "no export is requested: add --client N for the model of a client, or --predictions FILE.npz")
     require(

@@ -235,7 +235,7 @@ def run_network(path: Path, config_dir: str | None = None) -> Network:
     row = starting_row(sim.algorithm, sim.engine)
 
     def features(x: Tensor) -> Tensor:
-        """Return the inputs [b, d] of the run's head for uint8 images x [b, C, H, W]; ConfigError for another shape."""
+        """Return the inputs [b, d] of the last layer for uint8 images x [b, C, H, W]; ConfigError for another shape."""
         require(  # the head is the last layer of the model
             tuple(x.shape[1:]) == federation.input_shape,
             f"the model of {path} needs images of shape {federation.input_shape}, got {tuple(x.shape[1:])}: name a run "

@@ -97,7 +97,11 @@ class _Model:
         self._length = shape["text"][0]
 
     def next_logits(self, text: list[int]) -> np.ndarray:
-        """Return the logits [C], float64, of the token after a text.  The model reads the last tokens of the text."""
+        """Return the logits [C], float64, of the token that follows a text.
+
+        Args:
+            text: The tokens of the text, at least one.  The model reads at most the last ``self._length`` of them.
+        """
         read = text[-self._length :]
         x = torch.full((1, 1, self._length), PADDING, device=self._device)  # one client with one sample
         x[0, 0, : len(read)] = torch.tensor(read, device=self._device)

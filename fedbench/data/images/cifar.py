@@ -94,7 +94,11 @@ class CIFAR10(DownloadedImages):
         return arrays
 
     def _published(self, side: int = 32) -> Published:
-        """Return name, classes and sizes by which a file of the set is recognized; images have side x side pixels."""
+        """Return the facts that a file of the published set must have: class names, and numbers and shape of images.
+
+        Args:
+            side: Height and width of the images in pixels.
+        """
         counts = {"train": 50_000, "test": 10_000}
         return Published(self.name, channels=3, sides=[side], classes=self.classes.split(), counts=counts)
 
@@ -254,7 +258,7 @@ def read_members(source: Path, folders: Sequence[str], names: Sequence[str]) -> 
 
 
 def is_jpeg_layout(path: Path) -> bool:
-    """Return whether an npz file has an array called jpeg; False also for a file that cannot be read."""
+    """Return whether an npz file stores images as JPEG bytes, in an array called "jpeg"; False if it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return "jpeg" in getattr(file, "files", ())

@@ -128,7 +128,11 @@ class PictureSet:
         return paths_and_labels(self.kind, data)
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the class names of `data`, a part of the set as torchvision's object, by class index."""
+        """Return the class names in the order of their indices.
+
+        Args:
+            data: One part of the set, such as its training part, as an object of torchvision's class.
+        """
         return list(data.classes)
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -143,7 +147,7 @@ class PictureSet:
     # -- files -----------------------------------------------------------------------------------------------
     @property
     def _root(self) -> Path:
-        """The folder of the pictures in torchvision's layout, whether it exists or not."""
+        """The folder where torchvision stores the pictures of this set below data_dir; it need not exist."""
         return Path(self.data_dir) / self.folders[0]
 
     def _find_split_file(self) -> Path | None:
@@ -166,7 +170,10 @@ class PictureSet:
         return next((path for path in paths if path.is_file()), None)
 
     def _folder(self) -> Path:
-        """Return the folder of the pictures: torchvision's, or else CoOp's; if none exists, download torchvision's."""
+        """Return the folder of the pictures: where torchvision stores them, or else where CoOp does.
+
+        If neither folder exists, torchvision downloads the pictures.
+        """
         folders = [Path(self.data_dir) / folder for folder in self.folders]
         return next((folder for folder in folders if folder.is_dir()), None) or self._split_by_rule().root
 
@@ -224,7 +231,7 @@ class PictureSet:
             ) from error
 
     def _check(self, listing: Listing) -> None:
-        """Raise ConfigError if a picture is listed twice, or if a class has no training or no test pictures."""
+        """Raise ConfigError if a picture is listed twice, or if a class lacks training pictures or test pictures."""
         twice = [file for file, count in Counter(listing.files).items() if count > 1]
         if twice:
             raise ConfigError(
@@ -277,7 +284,7 @@ class OxfordPets(PictureSet):
     template = "a photo of a {}, a type of pet."
 
     def class_names(self, data: Any) -> list[str]:
-        """Return the breeds' names of torchvision's object `data`, by class index, in lower case as in CoOp."""
+        """Return the names of the breeds in the order of their indices, in lower case as in CoOp."""
         return [name.lower() for name in data.classes]
 
     def assign(self, labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -338,7 +345,11 @@ class Caltech101(PictureSet):
         return [self.renamed.get(name, name) for name in self._used(data)]
 
     def _used(self, data: Any) -> list[str]:
-        """Return the class names of torchvision's object `data`, in its order, without ``excluded``, as in CoOp."""
+        """Return the names of the classes that CoOp uses, in torchvision's order: those not in ``self.excluded``.
+
+        Args:
+            data: The data set as an object of torchvision's class.
+        """
         return [name for name in data.categories if name not in self.excluded]
 
 

@@ -216,7 +216,14 @@ class Table(CsvTable):
             self._select(silos)
 
     def _select(self, silos: list[str]) -> None:
-        """Keep only the rows of the natural clients in `silos`; raise ConfigError if one of them has no rows."""
+        """Keep only the rows of the file whose cell in the column of natural clients is one of `silos`.
+
+        Args:
+            silos: Names of natural clients, such as hospitals.
+
+        Raises:
+            ConfigError: One of the names is in no row.
+        """
         silo_of = self.cells("silo")
         absent = sorted(set(silos) - set(silo_of))
         require(

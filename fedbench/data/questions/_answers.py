@@ -50,11 +50,14 @@ class AnswerRule:
 
     @property
     def drops_questions(self) -> bool:
-        """Whether questions whose answer is not a class are removed.  Otherwise they count as answered wrongly."""
+        """Whether questions whose answer is not a class are removed.  If not, they count as answered wrongly."""
         return self.selection == "top100_drop"
 
     def normalize(self, answer: object) -> str:
-        """Return an answer as it is compared: by `normalize_plain`, or with normalizer="vqa" as in VQA's evaluation."""
+        """Return an answer as text in which equal answers are equal, such as "yes" for "Yes.".
+
+        With ``normalizer="vqa"``, the rules of the evaluation of VQA apply, else those of `normalize_plain`.
+        """
         return normalize_plain(answer) if self.normalizer == "plain" else normalize_vqa(answer)
 
     def classes(self, answers: Iterable[str]) -> list[str]:

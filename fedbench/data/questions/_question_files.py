@@ -165,7 +165,7 @@ class Files:
         )
 
     def fingerprint(self, names: Sequence[str]) -> object:
-        """Return a cache key that changes if a file in `names` changes, or the zip that contains them."""
+        """Return a cache key for these files that changes when one of them, or the zip that contains them, changes."""
         return fingerprint(self.path) if self.zip is not None else [fingerprint(self.path / name) for name in names]
 
 
@@ -268,7 +268,7 @@ class QuestionOptions(PictureTextOptions):
 
     @property
     def rule(self) -> AnswerRule:
-        """The rule by which answers become classes, from the options min_count, answers and normalizer."""
+        """The AnswerRule of the options min_count, answers and normalizer: it decides which answers are classes."""
         return AnswerRule(self.min_count, self.answers, self.normalizer)
 
 

@@ -53,7 +53,7 @@ def split_words(text: str) -> list[str]:
 
 
 def vocabulary(texts: Sequence[str]) -> dict[str, int]:
-    """Return a dict from tokens to indices: the special tokens are 0 to 3, and the sorted words of the texts follow."""
+    """Return a dict from token to index: [PAD], [CLS], [SEP], [UNK] are 0 to 3; then the sorted words of the texts."""
     words = sorted({word for text in texts for word in split_words(text)})
     return {word: i for i, word in enumerate([*SPECIAL, *words])}
 

@@ -61,7 +61,7 @@ class MedVQA(QuestionOptions):
         )
 
     def load(self) -> Arrays:
-        """Return the questions of all data sets in the order of ``sets``.  Each data set is a natural client."""
+        """Return the questions of the data sets in ``sets``, in this order.  Each data set is a natural client."""
         return rows_to_arrays(self.read(), self.sets, self, "dataset=med_vqa")
 
     def read(self) -> list[tuple[Files, list[Row]]]:
@@ -78,7 +78,7 @@ class MedVQA(QuestionOptions):
 
 
 def read_slake(files: Files) -> list[Row]:
-    """Return SLAKE's English questions: training, validation and test questions in this order."""
+    """Return a Row for each English question of SLAKE: training questions, then validation, then test questions."""
     rows = []
     for split, names in SLAKE_FILES:  # TRAIN, VAL or TEST, and the names that its file may have
         for row in files.json(*names):

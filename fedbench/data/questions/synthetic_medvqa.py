@@ -117,7 +117,10 @@ class SyntheticMedVQA:
         return HOSPITALS[site % 5] if site < 5 else f"{HOSPITALS[site % 5]}_{site // 5 + 1}"
 
     def _samples(self) -> Iterator[tuple[int, int]]:
-        """Yield (TRAIN or TEST, index within this part) for each sample of a hospital, training samples first."""
+        """Yield (part, index in the part) for each sample of one hospital.
+
+        The part is TRAIN for the first self.train samples, and TEST for the following self.test samples.
+        """
         for split, count in ((TRAIN, self.train), (TEST, self.test)):
             for i in range(count):
                 yield split, i

@@ -124,7 +124,7 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether more than half of the values are numbers.  True for a column without values."""
+        """Whether more than half of the cells that are not missing are numbers.  True if all cells are missing."""
         return len(self.texts) * 2 < max(1, len(self.present))
 
     def first_text(self) -> str:

@@ -92,12 +92,12 @@ class TableFit:
 
     @property
     def _numeric(self) -> np.ndarray:
-        """The indices of the numeric columns, those with 0 in ``categories``, ascending; maybe empty.  # int64"""
+        """The indices of the numeric columns, ascending, an int64 array: those whose number in ``categories`` is 0."""
         return np.flatnonzero(np.array(self.categories, np.int64) == 0)
 
     @property
     def _categorical(self) -> np.ndarray:
-        """The indices of the categorical columns, those with > 0 in ``categories``, ascending; maybe empty.  # int64"""
+        """The indices of the categorical columns, ascending, an int64 array: those not 0 in ``categories``."""
         return np.flatnonzero(np.array(self.categories, np.int64))
 
     def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:

@@ -52,7 +52,10 @@ class Clinical:
         )
 
     def load(self) -> Arrays:
-        """Return the generated table, with 2% of its cells NaN; ``fit`` fills and scales it when there is a split."""
+        """Return the generated table, with 2% of its cells NaN.
+
+        The attribute ``fit`` of the result fills and scales it, once the samples are divided over clients.
+        """
         from sklearn.datasets import make_classification  # slow to import
 
         negative = self.n - self.positive  # numbers of patients of class 0 and class 1

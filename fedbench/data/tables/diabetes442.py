@@ -30,7 +30,10 @@ class Diabetes442:
     scale_fit: ScaleFit = "train"
 
     def load(self) -> Arrays:
-        """Return 442 patients from files of scikit-learn, not standardized: ``fit`` does this when there is a split."""
+        """Return 442 patients from files in the package scikit-learn, not standardized.
+
+        The attribute ``fit`` of the result standardizes them, once the samples are divided over clients.
+        """
         raw = bundled_csv("diabetes_data_raw.csv.gz", (442, 10), delimiter=None)  # [n, 10]
         return Arrays(
             inputs=raw,

@@ -133,7 +133,12 @@ class TableCsv:
             ).check()
 
     def _column(self, table: CsvTable, role: str) -> Column | None:
-        """Return the column of a role (label, client, patient or split); None if dataset.columns has none for it."""
+        """Return the column of the CSV file that has a role; None if the options name no column for it.
+
+        Args:
+            table: The CSV file.
+            role: "label", "client", "patient" or "split".
+        """
         name = self.roles[role]
         return None if name is None else Column(table, name, missing=self._missing, decimal=self.decimal)
 

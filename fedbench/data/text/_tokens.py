@@ -56,7 +56,7 @@ class HasTokenizer(Protocol):
     """A data set of texts, which a model trained on it can continue."""
 
     def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer with which the texts were read; raise ConfigError if it cannot be read."""
+        """Return the tokenizer that makes tokens of this data set's texts; raise ConfigError if it cannot be read."""
         ...
 
 
@@ -93,7 +93,7 @@ def cut(tokens: Sequence[int], length: int, ignored: int = 0) -> Sequences:
 
 
 def joined(samples: Iterable[Sequences]) -> Sequences:
-    """Return the samples of several documents as one, in the same order; there must be at least one document."""
+    """Concatenate samples [n, T] of several documents, at least one, along their first axis."""
     texts, targets = zip(*samples, strict=True)
     return Sequences(np.concatenate(texts), np.concatenate(targets))
 

@@ -91,7 +91,15 @@ class TextCsv:
             ).check()
 
     def _cells(self, table: CsvTable, role: str) -> list[str] | None:
-        """Return the cells of a role's column, none of which is empty; None if the role has no column."""
+        """Return the cells of the column that has a role, one per sample; None if the options name no column for it.
+
+        Args:
+            table: The CSV file.
+            role: Such as "text" or "label".
+
+        Raises:
+            ConfigError: A cell is empty.
+        """
         name = self.roles[role]
         return None if name is None else Column(table, name, {""}).require_values()
 
@@ -110,7 +118,7 @@ class TextCsv:
         return tokens, mask
 
     def _tokenizer(self, texts: list[str]) -> Tokenizer:
-        """Return the tokenizer that dataset.tokenizer names; if None, one of the characters of `texts`."""
+        """Return the tokenizer named in dataset.tokenizer; if None, one with a token for each character in `texts`."""
         if self.tokenizer is not None:
             return read_tokenizer(self.tokenizer)
         return characters("".join(sorted(set("".join(texts)))))

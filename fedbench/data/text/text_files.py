@@ -102,7 +102,7 @@ class TextFiles:
         return language_arrays(clients, tokenizer, SOURCE)
 
     def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer that dataset.tokenizer names; if None, one of the characters of all texts."""
+        """Return the tokenizer named in dataset.tokenizer; if None, one with a token per character in the texts."""
         return self._tokenizer_of(list(self._documents()) if self.tokenizer is None else [])
 
     def _tokenizer_of(self, documents: list[Document]) -> Tokenizer:
@@ -271,5 +271,5 @@ def _value(values: dict[str, Any], key: str, option: str, where: str, kinds: tup
 
 
 def _is_hidden(path: Path) -> bool:
-    """Return whether a file, or a folder that contains it, has a name that begins with a dot."""
+    """Return whether any component of a path, a file or one of its folders, begins with a dot."""
     return any(part.startswith(".") for part in path.parts)

@@ -325,7 +325,7 @@ class PageFunctions:
         return _markdown(ranking or Table("", []))
 
     def coverage(self, table: str) -> str:
-        """Return a sentence that says how many cells of a paper's printed table have been run.
+        """Return a sentence that says how many cells of a paper's printed table have not been run.
 
         Args:
             table: The name of the printed table, that of its file in fedbench/papers without .csv.

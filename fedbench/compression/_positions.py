@@ -16,7 +16,7 @@ from fedbench.compression._stream import Reader, Writer
 
 
 def num_selected(share: float, size: int) -> int:
-    """Return how many of `size` values are selected: ceil(share * size), from 1 to size."""
+    """Return how many of `size` values are selected: ceil(share * size), at least 1; share is a fraction in (0, 1]."""
     return min(size, math.ceil(round(share * size, 6)) or 1)  # 0.07 * 100 is 7.000000000000001
 
 
@@ -55,7 +55,15 @@ def rice_width(m: int, n: int) -> int:
 
 
 def count(positions: Tensor, n: int) -> Tensor:
-    """Return the number of bits that `write` takes for each row of ascending positions [k, m] of n.  # [k] int64"""
+    """Return the number of bits that `write` takes for each row of positions.
+
+    Args:
+        positions: The selected positions, from 0 to n - 1, ascending.  # [k, m]
+        n: Number of possible positions, the length of a row.
+
+    Returns:
+        The numbers of bits.  # [k] int64
+    """
     width = rice_width(positions.shape[1], n)  # remainder bits of the Rice code
     gaps = positions.diff(dim=1, prepend=positions.new_full((len(positions), 1), -1)) - 1  # [k, m]
     return 1 + ((gaps >> width) + 1 + width).sum(1).clamp_max(n)
@@ -82,7 +90,16 @@ def write(positions: Tensor, n: int, out: Writer) -> None:
 
 
 def read(stream: Reader, m: int, n: int) -> Tensor:
-    """Read m ascending positions of n, which `write` wrote.  # [1, m] int64"""
+    """Read the selected positions of one row, which `write` wrote.
+
+    Args:
+        stream: The stream, whose next bits are the positions.
+        m: Number of selected positions.
+        n: Number of possible positions, the length of a row.
+
+    Returns:
+        The positions, from 0 to n - 1, ascending.  # [1, m] int64
+    """
     if stream.fixed(1):  # the first bit is 1 for a bitmap
         positions = [p for p in range(n) if stream.fixed(1)]
     else:

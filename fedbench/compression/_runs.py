@@ -33,7 +33,7 @@ def omega_lengths(values: Tensor) -> Tensor:
 
 
 def count(levels: Tensor) -> Tensor:
-    """Return the number of bits that `write` takes for each row of integers, levels [k, n].  # [k] int64"""
+    """Return the number of bits that `write` takes for each row of levels [k, n], positive or negative.  # [k] int64"""
     n, is_nonzero = levels.shape[1], levels != 0
     index = torch.arange(n, device=levels.device)
     last = torch.where(is_nonzero, index, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
@@ -62,7 +62,7 @@ def write(levels: Tensor, out: Writer) -> None:
 
 
 def read(stream: Reader, n: int) -> list[int]:
-    """Read one row of n integers, which `write` wrote."""
+    """Read one row that `write` wrote; return its n integers, positive, negative or 0."""
     levels: list[int] = []
     while len(levels) < n:
         levels += [0] * (stream.omega() - 1)  # a run of zeros; its code is 1 + their number

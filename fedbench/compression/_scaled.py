@@ -21,7 +21,10 @@ FACTOR = "damped/factor"
 
 
 def contractive(compressor: Compressor) -> Compressor:
-    """Return a compressor with |C(x) - x| <= |x|: the given one if it has this property, else a scaled one."""
+    """Return a contractive compressor C: every row x is received as C(x) with |C(x) - x| <= |x|.
+
+    It is the given compressor if its attribute `contractive` or `exact` is True, else that compressor in `Scaled`.
+    """
     return compressor if compressor.contractive or compressor.exact else Scaled(compressor)
 
 
@@ -53,33 +56,42 @@ class Scaled(Compressor):
         return Encoded(encoded.values, {**encoded.codes, FACTOR: a})  # FACTOR: name of the code a
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows as they are received, the factor a times those of the inner compressor.  # [k, n]"""
+        """Return the received rows: the inner compressor's, each times its factor a in encoded.codes.  # [k, n]"""
         return encoded.codes[FACTOR] * self.inner.decompress(encoded, message)
 
     def num_values(self, message: Message) -> int:
-        """Return the number of float32 values in the inner compressor's encoding of a row."""
+        """Return m, the number of float32 values in the inner compressor's encoding of a row; a is not one of them."""
         return self.inner.num_values(message)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of the codes of each row: those of the inner compressor, and 32 for a.  # [k]"""
+        """Return the bits of each row's codes: those of the inner compressor, and 32 for the factor a.  # [k] int64"""
         return FLOAT + self.inner.count(encoded, message)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row: the factor a, then those of the inner compressor."""
+        """Write the codes of one row (k = 1) to `out`: the factor a as 32 bits, then the inner compressor's codes."""
         out.floats(encoded.codes[FACTOR][0])
         self.inner.write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row; return by name the factor a [1, 1] and those of the inner compressor."""
+        """Read the codes of one row that `write` wrote.
+
+        Returns:
+            "damped/factor", the factor a [1, 1], and the inner compressor's codes by their names.
+        """
         factor = stream.floats(1)[None]
         return {**self.inner.read(stream, message), FACTOR: factor}
 
     def setup(self, rows: "RowStore", message: Message) -> None:
-        """Create the inner compressor's client states for messages like this one."""
+        """Create the inner compressor's client states for all messages named message.name.
+
+        Args:
+            rows: Creates tensors with one row for each client of the run.
+            message: Name and size of the messages; message.ids is empty.
+        """
         self.inner.setup(rows, message)
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the inner compressor's states of the message's clients with `encoded`, after its transmission."""
+        """Let the inner compressor update the states of the clients message.ids after `encoded` was transmitted."""
         self.inner.update_state(encoded, message)
 
     def state_dict(self) -> dict[str, Tensor]:

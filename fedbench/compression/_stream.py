@@ -19,7 +19,7 @@ class Writer:
         self._bits: list[str] = []
 
     def fixed(self, value: int, width: int) -> None:
-        """Write an integer 0 <= value < 2^width as `width` bits, none if width is 0."""
+        """Write an integer 0 <= value < 2^width as `width` bits, highest bit first; no bits if width is 0."""
         self._bits.append(format(value, f"0{width}b") if width else "")
 
     def unary(self, value: int) -> None:
@@ -50,7 +50,7 @@ class Writer:
         self.fixed(value & ((1 << width) - 1), width)
 
     def floats(self, values: Tensor) -> None:
-        """Write the values [m] of a float32 tensor, 32 bits each."""
+        """Write the values of a float32 tensor [m] in order, each as the 32 bits of IEEE 754, sign bit first."""
         for bits in values.cpu().numpy().view(np.uint32).tolist():
             self.fixed(bits, 32)
 
@@ -69,12 +69,12 @@ class Reader:
         self._at = 0
 
     def fixed(self, width: int) -> int:
-        """Read an integer >= 0 of `width` bits; 0 if width is 0."""
+        """Read an integer >= 0 of `width` bits, highest bit first; return 0 without reading if width is 0."""
         self._at += width
         return int(self._bits[self._at - width : self._at] or "0", 2)
 
     def unary(self) -> int:
-        """Read an integer >= 0 in unary code: the number of ones before the next zero."""
+        """Read an integer >= 0 in unary code, that many ones and a zero."""
         begin, self._at = self._at, self._bits.index("0", self._at) + 1
         return self._at - 1 - begin
 
@@ -91,10 +91,10 @@ class Reader:
         return value
 
     def rice(self, width: int) -> int:
-        """Read an integer >= 0 in the Rice code with `width` remainder bits."""
+        """Read an integer >= 0 in the Rice code: value >> width in unary, then the lowest `width` bits."""
         return (self.unary() << width) + self.fixed(width)
 
     def floats(self, count: int) -> Tensor:
-        """Read `count` float32 values of 32 bits each.  # [count]"""
+        """Read `count` values of 32 bits each, which `Writer.floats` wrote.  # [count] float32"""
         bit_patterns = np.array([self.fixed(32) for _ in range(count)], np.uint32)
         return torch.from_numpy(bit_patterns.view(np.float32).copy())

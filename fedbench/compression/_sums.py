@@ -29,12 +29,15 @@ def l2_norm(values: Tensor) -> Tensor:
 
 
 def mean_magnitude(values: Tensor) -> Tensor:
-    """Return the mean absolute value of each row [k, n], summed in a fixed order.  # [k, 1] float32"""
+    """Return the mean absolute value of each row [k, n], summed in float64 in a fixed order.  # [k, 1] float32"""
     return divided(total(values.double().abs())[:, None], values.shape[1]).float()
 
 
 def divided(values: Tensor, by: float) -> Tensor:
-    """Return values / by, rounded once on every device; a GPU may otherwise multiply by the rounded reciprocal."""
+    """Return values / by, element by element, with equal rounding on every device.
+
+    For a Python number, a GPU may multiply by its rounded reciprocal instead, so `by` is converted to a tensor.
+    """
     return values / torch.full((), by, dtype=values.dtype, device=values.device)
 
 

@@ -21,7 +21,10 @@ Row = np.ndarray  # [d] float64
 
 
 def largest_gamma(g: Row) -> float:
-    """Return the smallest weight gamma for which the denoised row is 0: the largest |g_1 + ... + g_k| of all k."""
+    """Return the smallest gamma for which `exact(g, gamma)` is 0.
+
+    It is the largest |g_1 + ... + g_k| for k = 1 .. d, and 0 for an empty row.
+    """
     return float(np.abs(np.cumsum(g)).max(initial=0.0))
 
 
@@ -46,7 +49,10 @@ def exact(g: Row, gamma: float) -> Row:
 
 @functools.cache
 def _compiled_solve() -> Callable[..., None]:
-    """Return the function `_solve` compiled by numba; `_solve` itself, which is slow, if numba is not installed."""
+    """Return `_solve` compiled by numba, with the same arguments.
+
+    Without numba, log how to install it, and return the slow Python function `_solve` itself.
+    """
     try:
         import numba
     except ImportError:
@@ -124,10 +130,10 @@ def smoothed(g: Row, k: float, times: int) -> Row:
 
 
 def differences(v: Row) -> Row:
-    """Return L v, the differences v_k - v_{k+1} of neighbours, where the value after the last is 0.  # [d]"""
+    """Return the d differences v_k - v_{k+1} of neighbours in v [d]; the last one is v_d - 0.  # [d]"""
     return v - np.append(v[1:], 0.0)
 
 
 def transposed(u: Row) -> Row:
-    """Return L^T u, the differences u_k - u_{k-1} of neighbours, where the value before the first is 0.  # [d]"""
+    """Return the d differences u_k - u_{k-1} of neighbours in u [d]; the first one is u_1 - 0.  # [d]"""
     return u - np.insert(u[:-1], 0, 0.0)

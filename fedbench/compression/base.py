@@ -50,7 +50,7 @@ class Message:
     cohort: Tensor | None = None
 
     def of(self, a: int, b: int) -> Message:
-        """Return a copy of this message for some of its clients: those at positions a <= i < b of `ids`."""
+        """Return a copy of this message for the clients ids[a:b] and their weights[a:b]; other fields stay the same."""
         return replace(self, ids=self.ids[a:b], weights=None if self.weights is None else self.weights[a:b])
 
 
@@ -131,11 +131,19 @@ class Compressor:
         raise NotImplementedError
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows that the receiver gets from an encoding, which `compress` made of this message.  # [k, n]"""
+        """Return the rows that the receiver gets.
+
+        Args:
+            encoded: Result of `compress`, or what `read` and the float32 values of a stream gave.
+            message: The message that was given to `compress`.
+
+        Returns:
+            The rows, equal to those given to `compress` only if the compressor is lossless.  # [k, n]
+        """
         raise NotImplementedError
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of float32 values in the encoding of one row of this message; 0 by default."""
+        """Return m, the number of columns of `Encoded.values` [k, m], sent as float32; 0 unless overridden."""
         return 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -178,10 +186,13 @@ class Compressor:
         return type(self).observe is not Compressor.observe
 
     def observe(self, losses: Tensor) -> None:
-        """Adapt to the training losses [K] of a round's clients.  The default does nothing."""
+        """Adapt to the training losses [K] of the round's clients after each round.  The default does nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a dict from name to tensor, for all tensors that are attributes.  Row stores are saved separately."""
+        """Return all attributes that are tensors, by name, for a checkpoint.
+
+        The clients' states that `setup` created are not among them: the row store saves them.
+        """
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -80,7 +80,10 @@ class CER(Compressor):
         return Encoded(v[:, :0], {"row": v, "begins": begins})  # v[:, :0]: no float32 values
 
     def denoised(self, row: np.ndarray) -> np.ndarray:
-        """Return a row [n] after denoising each block of `block` values by itself; None: one block.  # [n] float64"""
+        """Return a row [n] with each block of `self.block` values denoised by itself (total variation).  # [n] float64
+
+        The last block may be shorter.  If `self.block` is None, the whole row is one block.
+        """
         size = self.block or len(row)  # None: the whole row is one block
         return np.concatenate([self._block_of(row[a : a + size]) for a in range(0, len(row), size)])
 
@@ -96,11 +99,11 @@ class CER(Compressor):
         return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, times=20)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the denoised rows of an encoding.  # [k, n]"""
+        """Return the received rows, which are the denoised rows in the encoding (values or code "row").  # [k, n]"""
         return encoded.values if self.has_values else encoded.codes["row"]
 
     def num_values(self, message: Message) -> int:
-        """Return the number of float32 values in the encoding of a row: n with send="all", else 0."""
+        """Return the number of float32 values in a row's encoding: n = message.size with send="all", else 0."""
         return message.size if self.has_values else 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -119,7 +122,7 @@ class CER(Compressor):
         return torch.where(lengths > 0, FLOAT + 2 * exponent + 1, 0).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the length and the value of each segment of one row; nothing with send="all"."""
+        """Write each segment of one row: its length in gamma code, its value as 32 bits.  send="all" writes nothing."""
         if self.has_values:  # send="all"
             return
         starts = torch.nonzero(encoded.codes["begins"][0])[:, 0].tolist()  # position of each segment

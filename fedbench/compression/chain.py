@@ -50,7 +50,11 @@ class Chain(Compressor):
         )
 
     def _check(self, operators: list) -> None:
-        """Raise ConfigError unless each compressor in the list can compress the values of the one before it."""
+        """Raise ConfigError if the compressors cannot be chained in this order.
+
+        The list must not be empty.  All except the last must have values in their encoding, and at most one may select
+        positions.  One that uses shapes of parameters must be the first.
+        """
         key = "compression.operators"
         require(bool(operators), f"{key}=[] must list at least one compressor: add one, or set compression=none")
         wrong = next((type(o).__name__ for o in operators if not isinstance(o, Compressor)), None)
@@ -114,19 +118,27 @@ class Chain(Compressor):
         return Encoded(x, codes)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows that the receiver gets, decompressed from the last compressor to the first.  # [k, n]"""
+        """Return the rows that the receiver gets, decompressed from the last compressor to the first.
+
+        Args:
+            encoded: Values of the last compressor, and codes of all; "1/positions" is code "positions" of the second.
+            message: The message that was given to `compress`.
+
+        Returns:
+            The rows.  # [k, n]
+        """
         x = encoded.values
         for prefix, compressor, part in reversed(self._links(message)):
             x = compressor.decompress(Encoded(x, _below(prefix, encoded.codes)), part)
         return x
 
     def num_values(self, message: Message) -> int:
-        """Return the number of float32 values in the last compressor's encoding of a row."""
+        """Return the number of float32 values in the last compressor's encoding of a row; those before send none."""
         _, compressor, part = self._links(message)[-1]
         return compressor.num_values(part)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's codes, the sum over all compressors.  # [k]"""
+        """Return the bits of each row's codes, summed over all compressors, without float32 values.  # [k] int64"""
         # _links: each compressor, the prefix of its codes' names ("0/", "1/" ...), and the message part that it
         # compresses; _below: the codes with this prefix
         parts = [
@@ -136,24 +148,36 @@ class Chain(Compressor):
         return torch.stack(parts).sum(0)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row, those of the first compressor first."""
+        """Write the codes of one row (k = 1) to `out`: those of the first compressor, then of the second, and so on."""
         for prefix, compressor, part in self._links(message):
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Return the codes of one row by name: "0/NAME" of the first compressor, "1/NAME" of the next."""
+        """Read the codes of one row that `write` wrote.
+
+        Returns:
+            The codes [1, ...] of all compressors by name; "1/positions" is the code "positions" of the second one.
+        """
         codes = {}
         for prefix, compressor, part in self._links(message):
             codes |= {prefix + name: code for name, code in compressor.read(stream, part).items()}
         return codes
 
     def setup(self, rows: "RowStore", message: Message) -> None:
-        """Create the client states of each compressor for messages like this one."""
+        """Create the client states of each compressor for all messages named message.name.
+
+        Args:
+            rows: Creates tensors with one row for each client of the run.
+            message: Name and size of the messages; message.ids is empty.
+        """
         for _, compressor, part in self._links(message):
             compressor.setup(rows, part)
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the client states of each compressor with its encoding as the receiver gets it."""
+        """Let each compressor update the states of the clients message.ids after `encoded` was transmitted.
+
+        A compressor gets its own codes, and the values that the receiver has after decompression of the next ones.
+        """
         if all(type(o).update_state is Compressor.update_state for o in self.operators):
             return  # no compressor has a state, so nothing need be decompressed
         x = encoded.values
@@ -174,7 +198,7 @@ class Chain(Compressor):
             compressor.observe(losses)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all compressors' tensors, for a checkpoint: "0/NAME" of the first one, "1/NAME" of the next."""
+        """Return the compressors' tensors for a checkpoint: "0/q" is the tensor "q" of the first compressor."""
         return {f"{i}/{n}": t for i, o in enumerate(self.operators) for n, t in o.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -184,5 +208,5 @@ class Chain(Compressor):
 
 
 def _below(prefix: str, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries whose names begin with the prefix; their new names lack it."""
+    """Return the entries whose names begin with the prefix, such as "0/", under the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in entries.items() if name.startswith(prefix)}

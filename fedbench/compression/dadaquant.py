@@ -123,15 +123,24 @@ class DAdaQuant(QSGD):
         return Encoded(x[:, :0], {"scale": scale, "q": q.int(), "level": level})  # x[:, :0]: no float32 values
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the quantized rows, norm * level / q, with each row's own norm and number q of levels.  # [k, n]"""
+        """Return the received rows, norm * level / q.
+
+        Args:
+            encoded: Codes "scale", the norm of each row [k, 1]; "q", its number of levels [k, 1]; "level", its levels
+                from -q to q [k, n].
+            message: Unused.
+
+        Returns:
+            The quantized rows.  # [k, n]
+        """
         return encoded.codes["scale"] * (encoded.codes["level"].float() / encoded.codes["q"].float())
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's codes: those of QSGD, and an Elias omega code of q.  # [k]"""
+        """Return the bits of each row: norm and levels as in QSGD, and q in the Elias omega code.  # [k] int64"""
         return super().count(encoded, message) + omega_lengths(encoded.codes["q"][:, 0])
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row: q, its number of levels, then its norm and the level of each value."""
+        """Write one row (k = 1) to `out`: q, its number of levels, then its norm and signed levels as QSGD does."""
         out.omega(int(encoded.codes["q"][0, 0]))
         super().write(encoded, out, message)
 

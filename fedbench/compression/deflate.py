@@ -34,28 +34,28 @@ class Deflate(Compressor):
         super().__init__(error_feedback, direction)
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Return an encoding that contains the rows x [k, n] themselves; only `write` and `count` deflate them."""
+        """Return the rows x [k, n] unchanged as the code "row"; only `write` and `count` deflate them."""
         return Encoded(x[:, :0], {"row": x})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows, which are unchanged.  # [k, n]"""
+        """Return the rows that were given to `compress`, because zlib is lossless.  # [k, n]"""
         return encoded.codes["row"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row: its B deflated bytes, and the Elias gamma code of B.  # [k]"""
+        """Return the bits of each row: 8 B for its B deflated bytes, and the Elias gamma code of B.  # [k] int64"""
         sizes = [len(self._deflated(row)) for row in encoded.codes["row"].cpu()]
         bits = [8 * size + 2 * size.bit_length() - 1 for size in sizes]
         return torch.tensor(bits, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row: the number of deflated bytes, then the bytes."""
+        """Write one row (k = 1) to `out`: the number of its deflated bytes in the Elias gamma code, then the bytes."""
         deflated = self._deflated(encoded.codes["row"][0])
         out.gamma(len(deflated))
         for byte in deflated:
             out.fixed(byte, 8)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Return {"row": the values [1, n]} of a row of n values that `write` wrote.  The message is not used."""
+        """Read one row that `write` wrote; return {"row": its n values [1, n] float32}.  `message` is unused."""
         deflated = bytes(stream.fixed(8) for _ in range(stream.gamma()))
         row = np.frombuffer(zlib.decompress(deflated), "<f4").astype(np.float32)
         return {"row": torch.from_numpy(row)[None]}

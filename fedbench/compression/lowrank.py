@@ -35,7 +35,7 @@ class _Part(NamedTuple):
 
     @property
     def values(self) -> int:
-        """Number of float32 values that are transmitted for these columns of a row."""
+        """Number of transmitted float32 values: r (a + b) for two factors, end - begin without factors (r = 0)."""
         return self.r * (self.a + self.b) if self.r else self.end - self.begin
 
 
@@ -165,23 +165,26 @@ class LowRank(Compressor):
         return [_halves(values, part) if part.r else (values,) for values, part in zip(split, parts)]
 
     def num_values(self, message: Message) -> int:
-        """Return the number of values in the encoding of a row: r (a + b) per matrix [a, b], and all other values."""
+        """Return m, the number of float32 values in the encoding of a row.
+
+        They are r (a + b) for each matrix [a, b] that has factors of rank r, and all other values of the row.
+        """
         return sum(part.values for part in self._parts(message))
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row besides its float32 values: 0, because factors are values.  # [k]"""
+        """Return the bits of each row's codes: 0, because the factors are sent as float32 values.  # [k] int64"""
         return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write nothing, because everything is transmitted as values."""
+        """Write nothing: there are no codes, because the factors are sent as float32 values."""
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Return an empty dict, because everything is transmitted as values."""
+        """Return {}: there are no codes, because the factors are sent as float32 values."""
         return {}
 
 
 def _halves(values: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
-    """Split the values [k, r (a + b)] of the matrix `part` into its factors [k, a, r] and [k, b, r]."""
+    """Split the transmitted values [k, r (a + b)] of a matrix `part` into its factors (P [k, a, r], Q [k, b, r])."""
     p, q = values.split([part.a * part.r, part.b * part.r], 1)
     return p.reshape(-1, part.a, part.r), q.reshape(-1, part.b, part.r)
 
@@ -225,7 +228,7 @@ def _orthonormal(columns: Tensor) -> Tensor:
 
 
 def _product(p: Tensor, q: Tensor) -> Tensor:
-    """Return the matrices p q' of factors p [k, a, r] and q [k, b, r], summed in a fixed order.  # [k, a, b]"""
+    """Return products of p [k, a, r] and the transposed q [k, b, r], summed over r in a fixed order.  # [k, a, b]"""
     pairs = zip(p.unbind(2), q.unbind(2))  # columns of both factors
     products = (u[:, :, None] * v[:, None] for u, v in pairs)  # matrices of rank 1, which are added one by one
     result = next(products)

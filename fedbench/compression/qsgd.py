@@ -71,12 +71,20 @@ class QSGD(Compressor):
         return Encoded(x[:, :0], {"scale": scale, "level": torch.where(x < 0, -level, level).int()})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the quantized rows, norm * level / s for s levels.  # [k, n]"""
+        """Return the received rows, norm * level / s for s levels.
+
+        Args:
+            encoded: Codes "scale", the norm of each row [k, 1], and "level", its signed levels from -s to s [k, n].
+            message: Unused.
+
+        Returns:
+            The quantized rows.  # [k, n]
+        """
         return encoded.codes["scale"] * divided(encoded.codes["level"].float(), self.levels)
 
     @property
     def width(self) -> int:
-        """Number of bits of a signed level with code="fixed", for levels from -s to s."""
+        """Number of bits of one signed level, from -s to s, with code="fixed": enough for 2 s + 1 values."""
         return (2 * self.levels).bit_length()
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -94,7 +102,7 @@ class QSGD(Compressor):
         return FLOAT + (2 * exponent + 1 + (level > 0)).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row: the norm, and each level with its sign.  `message` is unused."""
+        """Write one row (k = 1) to `out`: the norm as 32 bits, then its signed levels in the code `self.code`."""
         out.floats(encoded.codes["scale"][0])
         if self.code == "runs":
             runs.write(encoded.codes["level"][0], out)
@@ -108,7 +116,7 @@ class QSGD(Compressor):
                 out.fixed(int(level < 0), 1)  # the sign
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row; return {"scale": the norm [1, 1], "level": the signed levels [1, n]}."""
+        """Read one row that `write` wrote; return {"scale": the norm [1, 1], "level": signed levels [1, n] int32}."""
         scale = stream.floats(1)[None]
         if self.code == "runs":
             levels = runs.read(stream, message.size)  # run lengths of zeros, and other levels
@@ -119,7 +127,7 @@ class QSGD(Compressor):
         return {"scale": scale, "level": torch.tensor([levels], dtype=torch.int32)}
 
     def _fixed(self, stream: Reader) -> int:
-        """Read one signed level of code="fixed", an integer of `width` bits."""
+        """Read one signed level, from -s to s, that was written with code="fixed": `self.width` bits for level + s."""
         return stream.fixed(self.width) - self.levels
 
 

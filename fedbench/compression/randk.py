@@ -41,7 +41,17 @@ class RandK(Compressor):
         self.share, self.unbiased, self.contractive, self.exact = share, unbiased, not unbiased, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Select m values of each row x [k, n]; codes: a random "key" [k, 1], and its "positions" [k, m], ascending."""
+        """Select m values of each row at random positions.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers of each row, for its key.
+            message: The message, with the length n of its rows.
+
+        Returns:
+            The selected values [k, m] and two codes.  "key" is a random int64 per row [k, 1]; "positions" are the
+            ascending positions that follow from it [k, m].
+        """
         key = draws.random_bits(1)
         where = self._positions(key, message)
         return Encoded(x.gather(1, where), {"key": key, "positions": where})
@@ -62,19 +72,19 @@ class RandK(Compressor):
         return positions.scatter(encoded.values * scale, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of selected values of a row: ceil(share * n), at least 1."""
+        """Return m, the number of selected values of a row of n = message.size values: ceil(share * n), at least 1."""
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's key; the positions follow from it.  # [k]"""
+        """Return the bits of each row's codes: 64 for its key; the positions follow from it.  # [k] int64"""
         return torch.full((len(encoded.values),), KEY, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the key of one row."""
+        """Write the key of one row (k = 1) to `out`, as 64 bits; the positions follow from it."""
         out.fixed(int(encoded.codes["key"]) % 2**KEY, KEY)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the key of one row; return {"key": key [1, 1], "positions": those that follow from it}."""
+        """Read the key of one row; return {"key": the key [1, 1], "positions": those that follow from it [1, m]}."""
         bits = stream.fixed(KEY)  # the key as a number without sign
         key = torch.tensor([[bits - 2**KEY if bits >> (KEY - 1) else bits]])
         return {"key": key, "positions": self._positions(key, message)}

@@ -31,21 +31,21 @@ class Sign(Compressor):
         return Encoded(x[:, :0], {"scale": mean_magnitude(x), "negative": x < 0})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with the values scale or -scale.  # [k, n]"""
+        """Return the received rows: -scale where the code "negative" [k, n] is True, else scale [k, 1].  # [k, n]"""
         scale = encoded.codes["scale"]
         return torch.where(encoded.codes["negative"], -scale, scale)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row: 32 for the scale, and one per value.  # [k]"""
+        """Return the bits of each row: 32 for the scale, and one per value for its sign.  # [k] int64"""
         return torch.full((len(encoded.values),), FLOAT + message.size, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row: the scale, and one bit per value, 1 for a negative one."""
+        """Write one row (k = 1) to `out`: the scale as 32 bits, and one bit per value, 1 for a negative one."""
         out.floats(encoded.codes["scale"][0])
         for negative in encoded.codes["negative"][0].tolist():
             out.fixed(int(negative), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row; return {"scale": mean magnitude [1, 1], "negative": True for negative values [1, n]}."""
+        """Read one row that `write` wrote; return {"scale": [1, 1], "negative": True where the value is < 0 [1, n]}."""
         scale = stream.floats(1)[None]
         return {"scale": scale, "negative": torch.tensor([[stream.fixed(1) == 1 for _ in range(message.size)]])}

@@ -62,7 +62,7 @@ class STC(Compressor):
         return Encoded(x[:, :0], {"mean": mean_magnitude(selected), "positions": where, "negative": selected < 0})
 
     def _num_selected(self, message: Message) -> int:
-        """Return m, the number of selected values of a row with variant="sattler": ceil(share * n), at least 1."""
+        """With variant="sattler", return m, the number of selected values of n = message.size: ceil(share * n) >= 1."""
         return positions.num_selected(self.share, message.size)
 
     def _by_sign(self, x: Tensor) -> Encoded:

@@ -42,11 +42,11 @@ class Ternary(Compressor):
         return Encoded(x[:, :0], {"scale": scale, "trit": (is_nonzero * x.sign()).to(torch.int8)})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with the values -scale, 0 or scale.  # [k, n]"""
+        """Return the received rows: the codes "scale" [k, 1] times "trit" [k, n], which is -1, 0 or 1.  # [k, n]"""
         return encoded.codes["scale"] * encoded.codes["trit"]
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row: 32 for the scale, and a byte per five values, rounded up.  # [k]"""
+        """Return the bits of each row: 32 for the scale, and 8 for every five values, rounded up.  # [k] int64"""
         bits = FLOAT + BYTE * -(-message.size // TRITS)
         return torch.full((len(encoded.values),), bits, device=encoded.values.device)
 

@@ -31,26 +31,35 @@ class TopK(Compressor):
         self.share, self.exact = share, share == 1
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Select the m values of largest magnitude of each row x [k, n]; the code is "positions" [k, m], ascending."""
+        """Select the m values of largest magnitude of each row.
+
+        Args:
+            x: The rows.  # [k, n]
+            draws: Unused, because nothing is random.
+            message: The message, with the length n of its rows.
+
+        Returns:
+            The selected values [k, m], with the code "positions", their ascending positions [k, m].
+        """
         where = positions.largest(x.abs(), self.num_values(message))
         return Encoded(x.gather(1, where), {"positions": where})
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with the received values at their positions, and zeros elsewhere.  # [k, n]"""
+        """Return rows with encoded.values [k, m] at the positions in encoded.codes, and zeros elsewhere.  # [k, n]"""
         return positions.scatter(encoded.values, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of selected values of a row: ceil(share * n), at least 1."""
+        """Return m, the number of selected values of a row of n = message.size values: ceil(share * n), at least 1."""
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's coded positions.  # [k]"""
+        """Return the bits of each row's positions, as `write` codes them, without its float32 values.  # [k] int64"""
         return positions.count(encoded.codes["positions"], message.size)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the coded positions of one row."""
+        """Write the positions of one row (k = 1) to `out`: a bitmap or coded gaps, whichever is shorter."""
         positions.write(encoded.codes["positions"][0], message.size, out)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row that `write` wrote; return {"positions": the selected positions [1, m]}."""
+        """Read the codes of one row that `write` wrote; return {"positions": the m selected positions [1, m]}."""
         return {"positions": positions.read(stream, self.num_values(message), message.size)}

@@ -175,7 +175,7 @@ MISTAKES = [
 
 @pytest.fixture(autouse=True)
 def example(monkeypatch: pytest.MonkeyPatch) -> None:
-    import_example(monkeypatch, "compression.md", "my_compressors")
+    import_example(monkeypatch, "compressors.md", "my_compressors")
 
 
 def test_the_example_of_the_page_passes() -> None:

@@ -181,18 +181,18 @@ class Adapter:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a name matches at least one of the patterns, which may contain * and ? (fnmatch)."""
+    """Return whether a layer's name matches one of the patterns, such as "blocks.*.mlp" (fnmatch, with * and ?)."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def inputs_of(layer: nn.Module) -> int:
-    """Return how many inputs `layer.forward` requires: arguments without a default, such as x, or x and a mask."""
+    """Return the number of positional arguments of `layer.forward` without a default, such as 2 for x and a mask."""
     parameters = inspect.signature(layer.forward).parameters.values()
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def takes_more(layer: nn.Module) -> bool:
-    """Return whether `layer.forward` accepts more than one argument, such as a mask or options besides x."""
+    """Return whether `layer.forward` has more than one parameter, such as a mask or options after x."""
     return len(inspect.signature(layer.forward).parameters) > 1
 
 

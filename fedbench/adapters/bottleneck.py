@@ -116,7 +116,7 @@ class Bottleneck(Adapter):
 
 
 def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequential:
-    """Return an nn.Sequential that applies down, act and up in turn, under these names instead of numbers."""
+    """Return an nn.Sequential of the layers down, act and up, in this order; its children have these names."""
     network = nn.Sequential()
     for name, layer in (("down", down), ("act", act), ("up", up)):
         network.add_module(name, layer)
@@ -143,7 +143,7 @@ class Added(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output plus `added`, [..., out], for inputs x [..., in]."""
+        """Return the layer's output for x [..., in] plus the output of `added`.  # [..., out]"""
         y = self.base_layer(x)
         return y + self.added(x, y)
 
@@ -169,7 +169,7 @@ class BeforeNorm(Added):
     """`Added` for the layer norm that ends a block: norm(x + added(norm(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return norm(x + added(norm(x))) for inputs x [..., width] of the layer norm."""
+        """Return norm(x + added(norm(x))) for x [..., width], the input of the layer norm `norm`."""
         return self.base_layer(x + self.added(x, self.base_layer(x)))
 
 
@@ -181,15 +181,29 @@ class Behind(Added):
         self.adapter, self.twin = network, twin
 
     def hidden_units(self) -> HiddenUnits | None:
-        """Return the hidden units of the first bottleneck; None if one of its layers is of an unknown kind."""
+        """Return the hidden units of the first bottleneck, or None if they cannot be reordered.
+
+        They can be if its layers are linear, or those of adapter=compacter.
+        """
         return hidden_units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return `scale` times the output of the bottleneck for the layer's output y; x is not used.  # [..., out]"""
+        """Return the bottleneck's output for y times the option scale.
+
+        Args:
+            x: Input of the layer; unused here.
+            y: Output of the layer, the input of the bottleneck.  # [..., out]
+
+        Returns:
+            The term that is added to y.  # [..., out]
+        """
         return self.scale * self.change(y)
 
     def change(self, x: Tensor) -> Tensor:
-        """Return the output of the bottleneck for x, without scale; with a twin, the mean of both.  # [..., out]"""
+        """Return the bottleneck's output for its input x, without scale; with two bottlenecks, their mean.
+
+        # [..., out]
+        """
         return self.adapter(x) if self.twin is None else 0.5 * self.adapter(x) + 0.5 * self.twin(x)
 
 
@@ -197,7 +211,15 @@ class Alongside(Behind):
     """y + scale U s(D x)."""
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return `scale` times the output of the bottleneck for the layer's input x; y is not used.  # [..., out]"""
+        """Return the bottleneck's output for x times the option scale.
+
+        Args:
+            x: Input of the layer and of the bottleneck.  # [..., in]
+            y: Output of the layer; unused here.
+
+        Returns:
+            The term that is added to y.  # [..., out]
+        """
         return self.scale * self.change(x)
 
 

@@ -111,7 +111,10 @@ class PHMLinear(nn.Module):
             nn.init.xavier_uniform_(factor.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x H + b [..., out] for inputs x [..., in], without computing H: its factors are applied in turn."""
+        """Return x H + b for inputs x [..., in]; the factors of H are applied in turn, without computing H.
+
+        # [..., out]
+        """
         # Axes: i summands; p and q: block and position of an input; a and c: block and position of an output; r rank.
         A = self._rule[0].A  # _rule: tuple of the one module that has A  [i, p, a]
         x = x.unflatten(-1, (len(A), -1))  # [..., p, q]
@@ -120,7 +123,7 @@ class PHMLinear(nn.Module):
         return torch.einsum("...iar,irc->...ac", x, self.t).flatten(-2) + self.bias
 
     def weight(self) -> Tensor:
-        """Return the matrix H [in, out] that multiplies inputs."""
+        """Return the matrix H, by which inputs [..., in] are multiplied from the right.  # [in, out]"""
         return _written_out(self._rule[0].A, self.s, self.t)
 
     # -- hidden units: unit c is position c of all n blocks, because only such a reordering keeps the form of H ----
@@ -135,7 +138,11 @@ class PHMLinear(nn.Module):
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
 
     def input_units(self) -> UnitAxes:
-        """Return {"s": (its shape, 1)}: s is reordered along axis 1 with the hidden units that this layer reads."""
+        """Return which axis of which parameter belongs to the hidden units that this layer reads.
+
+        Returns:
+            {"s": (shape, axis)}: the shape of the parameter s, and 1, the axis to reorder with the units.
+        """
         return {"s": (tuple(self.s.shape), 1)}
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:

@@ -146,7 +146,7 @@ class _WithProduct(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight W + (alpha / r) B A in the shape of W, for modules that read it instead of calling the layer."""
+        """The adapted weight W + (alpha / r) B A in the shape of W, for modules that do not call the layer."""
         product = self.lora_B.weight.flatten(1) @ self.lora_A.weight.flatten(1)  # type: ignore[operator, union-attr]
         return self.base_layer.weight + self.scale * product.view_as(self.base_layer.weight)  # type: ignore
 
@@ -156,7 +156,11 @@ class _WithProduct(nn.Module):
         return self.base_layer.bias  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute that this module lacks, such as a convolution's stride, from the original layer."""
+        """Return an attribute of the original layer that this module lacks, such as the stride of a convolution.
+
+        Raises:
+            AttributeError: The original layer lacks it, too.
+        """
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -165,7 +169,7 @@ class _WithProduct(nn.Module):
             return getattr(self.base_layer, name)
 
     def merged(self) -> nn.Module:
-        """Return a plain layer without LoRA, of the original class, whose weight is W + (alpha / r) B A."""
+        """Return a copy of the original layer whose weight is W + (alpha / r) B A; this layer does not change."""
         layer: Any = copy.deepcopy(self.base_layer)
         with torch.no_grad():
             layer.weight.copy_(self.weight)
@@ -173,7 +177,12 @@ class _WithProduct(nn.Module):
 
 
 def cut_to_rank(model: nn.Module, rank: int) -> None:
-    """Keep only the first `rank` rows of A and columns of B in all LoRA layers of a model, in place."""
+    """Keep only the first rows of A and columns of B in all LoRA layers, in place.
+
+    Args:
+        model: The model.
+        rank: How many are kept, at most the rank of the layers.
+    """
     for layer in model.modules():
         if isinstance(layer, _WithProduct):
             layer.lora_A.weight = nn.Parameter(layer.lora_A.weight[:rank].detach().clone())  # type: ignore[index]
@@ -228,12 +237,15 @@ class LoRAAttention(_WithProduct):
         return self.base_layer.in_proj_weight + self.scale * product  # type: ignore[operator]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Return the outputs of nn.MultiheadAttention with the adapted weights; arguments and results as there."""
+        """Return the outputs of nn.MultiheadAttention for the same arguments, with the adapted weights."""
         weight = {"in_proj_weight": self.in_proj_weight}
         return torch.func.functional_call(self.base_layer, weight, inputs, options)
 
     def merged(self) -> nn.Module:
-        """Return a plain nn.MultiheadAttention without LoRA, with the products added to both weights."""
+        """Return a copy of the original nn.MultiheadAttention, with the adapted values as weights of both projections.
+
+        The projections are those of queries, keys and values (in_proj_weight), and of the output.
+        """
         layer: Any = copy.deepcopy(self.base_layer)
         layer.out_proj = layer.out_proj.merged()
         with torch.no_grad():

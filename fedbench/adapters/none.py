@@ -14,5 +14,5 @@ class NoAdapter(Adapter):
         super().__init__((), ())
 
     def insert(self, model: nn.Module) -> list[str]:
-        """Return an empty list of new parameters, and leave the model unchanged: all its parameters are trained."""
+        """Leave the model unchanged, and return [], the names of new parameters; so all parameters are trained."""
         return []

@@ -89,7 +89,7 @@ class PromptBehind(nn.Module):
         return self.insert(self.base_layer(x, *more, **options))
 
     def insert(self, x: Tensor) -> Tensor:
-        """Return tokens x [B, T, d] with the prompts inserted after the first one, [B, T + tokens, d]."""
+        """Return tokens x [B, T, d] with the prompts after the first token of each sample.  # [B, T + tokens, d]"""
         prompts = self.network(torch.zeros_like(x[:, :1]) + self.prompts)  # [B, tokens, d]
         return torch.cat([x[:, :1], prompts, x[:, 1:]], 1)
 

@@ -16,7 +16,7 @@ ROUNDING = 1e-6  # of a sum of normalized float32 weights
 
 
 def are_equal(weights: Tensor) -> bool:
-    """Return whether all weights [m] are equal."""
+    """Return whether all weights [m] are exactly equal."""
     return bool((weights == weights[0]).all())
 
 

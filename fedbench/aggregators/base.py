@@ -44,12 +44,15 @@ class Uploads:
 
     @property
     def mean(self) -> Tensor:
-        """The weighted mean of the rows.  # [p]"""
+        """The mean of the rows, weighted by `weights`.  # [p]"""
         return self.weights @ self.rows
 
     @property
     def start(self) -> Tensor:
-        """A point near the rows: the center, or without it their coordinate-wise weighted median.  # [p]"""
+        """A first guess of the result: the center, or the coordinate-wise weighted median of the rows if it is None.
+
+        # [p]
+        """
         return weighted_median(self.rows, self.weights) if self.center is None else self.center
 
 
@@ -92,11 +95,11 @@ class Aggregator:
         raise NotImplementedError
 
     def max_f(self, m: int) -> int:
-        """Return the largest number of wrong rows that the rule allows among m rows.  The default is less than half."""
+        """Return the largest number of wrong rows among m that the rule allows.  By default, it is below m / 2."""
         return max((m - 1) // 2, 0)
 
     def num_wrong(self, n: int) -> int:
-        """Return the assumed number of wrong uploads among n: the option f; if it is below 1, f times n, rounded up."""
+        """Return how many of n uploads are assumed to be wrong: the option f, or f n rounded up if f is below 1."""
         return math.ceil(self.f * n - 1e-9) if self.f < 1 else int(self.f)  # 0.1 * 30 is more than 3
 
     def check(self, num_clients: int) -> None:

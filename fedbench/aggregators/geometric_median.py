@@ -40,7 +40,10 @@ class GeometricMedian(Aggregator):
         self.iterations, self.nu = iterations, nu
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the geometric median of the rows, as approximated by `iterations` Weiszfeld iterations.  # [p]"""
+        """Return the geometric median of u.rows, as approximated by `iterations` Weiszfeld iterations from u.start.
+
+        # [p]
+        """
         z = u.start  # [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, z)  # [m]

@@ -39,7 +39,10 @@ class Krum(Aggregator):
         self.left_out = int(neighbors[-1])
 
     def max_f(self, m: int) -> int:
-        """Return the largest f for m rows: with m > 2f + 2 as in the paper, or with m > 2f for neighbors="n-f-1"."""
+        """Return the largest f that Krum allows for m rows, so that m > 2 f + 2; at least 0.
+
+        With neighbors="n-f-1" it is the largest with m > 2 f.
+        """
         return max((m - 1) // 2 if self.left_out == 1 else (m - 3) // 2, 0)
 
     def scores(self, u: Uploads) -> Tensor:
@@ -53,5 +56,5 @@ class Krum(Aggregator):
         return others[:, : max(m - u.f - self.left_out, 1)].sum(1)
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the row with the lowest score (see `scores`); of rows with equal scores, the first.  # [p]"""
+        """Return the row of u.rows with the lowest score (see `scores`); the first one if several have it.  # [p]"""
         return u.rows[self.scores(u).argmin()].clone()

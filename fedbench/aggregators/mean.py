@@ -12,5 +12,5 @@ class Mean(Aggregator):
         super().__init__(f=0)
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the weighted mean of the rows.  # [p]"""
+        """Return the mean of u.rows, weighted by u.weights.  # [p]"""
         return u.mean

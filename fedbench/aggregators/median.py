@@ -15,5 +15,5 @@ class Median(Aggregator):
     uses_f = False
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the weighted median of each coordinate of the rows.  # [p]"""
+        """Return the weighted median of each column of u.rows.  # [p]"""
         return weighted_median(u.rows, u.weights)

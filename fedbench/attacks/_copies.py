@@ -19,7 +19,12 @@ from fedbench.data.base import Arrays
 
 
 def require_classes(arrays: Arrays, attack: str) -> None:
-    """Raise ConfigError unless each target is one class; `attack` is the option, for the message."""
+    """Raise ConfigError unless the targets of the data set are one class per sample.
+
+    Args:
+        arrays: The data set.
+        attack: Name of the attack for the message, such as "label_flip".
+    """
     require(
         arrays.task == "classification",
         f"attack={attack} changes classes, but the targets of this data set are of the kind {arrays.task}: use a data "
@@ -59,7 +64,15 @@ def append_copies(arrays: Arrays, samples: np.ndarray, targets: np.ndarray, imag
 
 
 def entries_of(lists: Ragged, clients: np.ndarray) -> np.ndarray:
-    """Return the positions in `lists.indices` of all samples of some clients, ascending.  # [k]"""
+    """Return the positions in `lists.indices`, the concatenated samples of all clients, that belong to some clients.
+
+    Args:
+        lists: The samples of each client.
+        clients: Ids of the clients.
+
+    Returns:
+        Positions, ascending.  # [k] int64
+    """
     return np.flatnonzero(np.isin(lists.owners(), clients))
 
 

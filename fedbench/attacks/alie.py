@@ -51,7 +51,7 @@ class ALIE(Attack):
 
 
 def largest_z(n: int, f: int) -> float:
-    """Return the paper's number of standard deviations for f attackers among n clients, at least 0."""
+    """Return how many standard deviations f attackers may move the mean of n uploads unnoticed (z_max); at least 0."""
     honest = n - f
     supporters = max(n // 2 + 1 - f, 1)  # s
     fraction = (honest - supporters) / max(honest, 1)

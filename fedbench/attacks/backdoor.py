@@ -47,7 +47,7 @@ class Backdoor(Attack):
         self.changes_uploads = scale != 1
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the attackers' own changes times the option scale.  # [f, p]"""
+        """Return the attackers' uploads after training on their poisoned samples, times the option scale.  # [f, p]"""
         return self.scale * o.truthful
 
     def poison(self, arrays: Arrays, split: Split, attackers: np.ndarray, seed: int) -> Poisoned:

@@ -49,7 +49,12 @@ class AttackState:
         return store[SHARED][0]
 
     def set(self, name: str, value: Tensor) -> None:
-        """Store `value` [...] under `name` for later rounds.  `get` must have been called for this name before."""
+        """Store a tensor for later rounds, as the new value of what `get` returns.
+
+        Args:
+            name: Name of the tensor; `get` must have been called with it before.
+            value: The tensor.  # [...]
+        """
         self.rows.all[f"{self.path}/{name}"][SHARED] = value[None]
 
 
@@ -105,7 +110,7 @@ class Poisoned:
 
     @property
     def used(self) -> Split:
-        """The split with the triggered samples added to their clients' test samples; `split` itself without any."""
+        """The samples of each client; if `triggered` is not None, its samples are appended to the test samples."""
         if self.triggered is None:
             return self.split
         test = self.split.test
@@ -205,5 +210,5 @@ class Attack:
 
 
 def repeat(row: Tensor, o: Observed) -> Tensor:
-    """Return the upload row [p] once for each of the f attackers of o.  # [f, p]"""
+    """Return f copies of one upload `row` [p], where f is the number of attackers in `o`.  # [f, p]"""
     return row.expand(len(o.truthful), -1)

@@ -41,7 +41,10 @@ class FOE(Attack):
         self.evaluations, self.largest = evaluations, largest
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return (1 - eta) m for each attacker: m is the mean honest change, eta that of the line search.  # [f, p]"""
+        """Return (1 - eta) m for each attacker: m is the mean of honest uploads, and a line search finds eta.
+
+        # [f, p]
+        """
         mean = o.honest.mean(0)  # m  [p]
 
         # how far the server's result moves; repeat: the same upload for each attacker

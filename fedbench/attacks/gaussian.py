@@ -30,5 +30,8 @@ class Gaussian(Attack):
         self.std = std
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return Gaussian noise (option std), which differs between attackers, uploads and rounds.  # [f, p]"""
+        """Return normal noise of standard deviation `std` (an option), independent for attackers, uploads and rounds.
+
+        # [f, p]
+        """
         return self.std * o.random.normal(o.truthful.shape[1]).to(o.truthful)

@@ -42,7 +42,7 @@ class Mimic(Attack):
         self.client, self.warmup = client, warmup
 
     def check(self, attackers: np.ndarray, num_clients: int) -> None:
-        """Raise ConfigError unless the option client is None, or an id below num_clients that is no attacker."""
+        """Raise ConfigError if the option client is not None and not the id of an honest client."""
         require(
             self.client is None or (self.client < num_clients and self.client not in attackers),
             f"attack.client={self.client} must be an honest training client: choose one of 0 to {num_clients - 1} "
@@ -85,5 +85,5 @@ class Mimic(Attack):
 
 
 def unit(v: Tensor) -> Tensor:
-    """Return a vector [p] divided by its norm; a zero vector unchanged.  # [p]"""
+    """Return the vector v [p] divided by its Euclidean norm; a zero vector stays zero.  # [p]"""
     return v / v.norm().clamp_min(torch.finfo(v.dtype).tiny)

@@ -30,5 +30,5 @@ class SignFlip(Attack):
         self.scale = scale
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the attackers' own changes times minus the option scale.  # [f, p]"""
+        """Return what the attackers would upload if honest, times -scale, the negative option scale.  # [f, p]"""
         return -self.scale * o.truthful

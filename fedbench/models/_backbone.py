@@ -75,7 +75,7 @@ class Backbone(nn.Module):
         self._check(key, input_shape, num_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C] for images x [B, 1 or channels, H, W]."""
+        """Return logits [B, C] for images x [B, channels, H, W]; the channel of a grey image [1, H, W] is repeated."""
         return self.head(self.features_of(self.body(x.expand(-1, self.channels, -1, -1))))
 
     def sublayers(self) -> dict[str, list[str]]:
@@ -169,7 +169,13 @@ def load_file(weights: str | None, with_head: bool = False) -> Callable[[nn.Modu
     """
 
     def load(network: nn.Module) -> None:
-        """Load the file `weights` into a network in place, its classifier only if with_head; if None, do nothing."""
+        """Load the tensors of the file `weights` into a network, in place; do nothing if `weights` is None.
+
+        The classifier keeps its random values, except if `with_head` is True.
+
+        Raises:
+            ConfigError: The file does not exist, cannot be read, or is not of this network.
+        """
         if weights is None:
             return
         path = Path(weights)
@@ -227,7 +233,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return a dict from name to tensor of a .safetensors file; raise ValueError if the file is damaged."""
+    """Return the tensors of a .safetensors file by name; raise ValueError if the file is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -257,5 +263,5 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the error's class if the message is empty."""
+    """Return the first line of an error's message; if this is empty, the name of the error's class."""
     return next(iter(str(error).splitlines()), type(error).__name__)

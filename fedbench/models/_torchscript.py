@@ -35,7 +35,7 @@ DTYPES = {
 
 
 def is_torchscript(path: Path) -> bool:
-    """Return whether a file is a TorchScript archive: a zip file with a folder "code" in its top folder."""
+    """Return whether a file is a zip archive with a folder "code" in its top folder, as torch.jit.save writes it."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -120,7 +120,11 @@ class _Recorder(pickle.Unpickler):
         return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Return the storage to which the pickle refers by pid = ("storage", dtype, key, device, count)."""
+        """Return a description of the storage to which the pickle refers; its values are read later.
+
+        Args:
+            pid: The reference, ("storage", dtype, key, device, count): `count` values are in the file data/<key>.
+        """
         _, dtype, key, _, count = pid
         return _Storage(dtype, key, count)
 
@@ -134,7 +138,7 @@ class _Archive:
         self.storages: dict[_Storage, Tensor] = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all modules of the archive by their dotted names, such as "visual.conv1.weight"."""
+        """Return the tensors of all modules of the archive, by dotted names such as "visual.conv1.weight"."""
         content = self.archive.read(f"{self.top}/data.pkl")
         check_memo(content)  # bounds the memory that the pickle can use
         root = _Recorder(io.BytesIO(content)).load()  # a tree of modules, with descriptions of their tensors (_View)

@@ -31,7 +31,7 @@ class TextEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return embeddings [B, T, width] of int64 tokens [B, T], where T is the length given as `tokens`."""
+        """Return the embeddings [B, T, width] of token ids [B, T] int64; T must be the number of positions."""
         return self.norm(self.word(tokens) + self.segment(torch.zeros_like(tokens)) + self.position)
 
 
@@ -54,7 +54,10 @@ class ImageEmbedding(nn.Module):
         self.position = nn.Parameter(INITIAL_STD * torch.randn(1 + patches, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return embeddings of class token and patches, [B, 1 + patches, width], for images x [B, channels, H, W]."""
+        """Return the embedded tokens of images x [B, channels, H, W]: the class token, then the patches.
+
+        # [B, 1 + patches, width]
+        """
         x = torch.cat([x] * self.copies, 1) if self.copies > 1 else x
         patches = self.patches(x).flatten(2).transpose(1, 2)  # [B, patches, width]
         class_token = torch.zeros_like(patches[:, :1]) + self.class_token

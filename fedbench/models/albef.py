@@ -46,7 +46,10 @@ class ImageTower(nn.Module):
         self.norm = nn.LayerNorm(width, eps=IMAGE_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return normalized class token and patches, [B, 1 + patches, width], for images x [B, channels, H, W]."""
+        """Return the tokens of images x [B, channels, H, W] after all blocks and the last layer norm.
+
+        The first one is the class token.  # [B, 1 + patches, width]
+        """
         x = self.embed(x)
         visible = torch.ones_like(x[:, :, 0]) > 0  # [B, 1 + patches], all True
         for block in self.blocks:
@@ -76,7 +79,15 @@ class TextBlock(nn.Module):
         self.norm = nn.LayerNorm(width, eps=TEXT_EPS)
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Return the outputs [B, T, width] for words x [B, T, width]; visible [B, 1, 1, T] is False for padding."""
+        """Return the outputs of the block for the tokens of texts.
+
+        Args:
+            x: Embedded tokens.  # [B, T, width]
+            visible: False for padding, to which no token attends.  # [B, 1, 1, T] bool
+
+        Returns:
+            The outputs.  # [B, T, width]
+        """
         x = self.attn_norm(x + self.attn(x, visible))
         return self.norm(x + self.mlp(x))
 
@@ -153,11 +164,21 @@ class ALBEF(nn.Module):
             self._load(Path(weights))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C] for {"image": [B, channels, H, W], "text": [B, T]}."""
+        """Return the logits of the classes.
+
+        Args:
+            inputs: {"image": images [B, channels, H, W], "text": int64 token ids [B, T], 0 for padding}.
+
+        Returns:
+            Logits.  # [B, C]
+        """
         return self.head(self.fused(inputs))
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
-        """Return patterns of the layers to which adapter.places=block adds adapters: the last layer of each block."""
+        """Return {"block": patterns of layer names}: where adapter.places=block adds adapters.
+
+        These are the last layers of the blocks of both towers.
+        """
         return {"block": ("image.blocks.*", "blocks.*.norm")}
 
     def fused(self, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -180,14 +180,19 @@ class TextBlock(nn.Module):
 
 
 def _linear(weight: Any, bias: Any) -> nn.Linear:
-    """Return a linear layer that shares the given parameters: weight [outputs, inputs], and bias [outputs] or None."""
+    """Return an nn.Linear that shares the given parameters, without copies.
+
+    Args:
+        weight: The weight.  # [outputs, inputs]
+        bias: The bias [outputs], or None for a layer without bias.
+    """
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     layer.weight, layer.bias = weight, bias
     return layer
 
 
 def _layer_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
-    """Return a plain nn.LayerNorm that shares the parameters of norm, open_clip's subclass, which also casts dtypes."""
+    """Return a plain nn.LayerNorm with the same parameters as `norm`, which may be of a subclass that casts dtypes."""
     layer = nn.LayerNorm(list(norm.normalized_shape), norm.eps, device="meta")
     layer.weight, layer.bias = norm.weight, norm.bias
     return layer
@@ -242,7 +247,14 @@ class ImageTower:
 
     @torch.no_grad()
     def pooled(self, images: Tensor) -> Tensor:
-        """Return one feature vector per image, not normalized, for scaled images [n, 3, size, size].  # [n, D]"""
+        """Return one feature vector per image, not normalized.
+
+        Args:
+            images: Images with CLIP's pixel normalization.  # [n, 3, size, size]
+
+        Returns:
+            Feature vectors in the space that images and texts share.  # [n, D]
+        """
         return self.clip.encode_image(images)
 
     @torch.no_grad()
@@ -421,13 +433,16 @@ def _check_activation(open_clip: Any, backbone: str, pretrained: str, needs_quic
 
 
 def _openai_state(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of a TorchScript file of OpenAI's CLIP, in float32, without entries that are no weights."""
+    """Return the weights in OpenAI's TorchScript file of CLIP, by name, as float32.
+
+    Entries that are settings, such as input_resolution, are left out.
+    """
     stored = read_torchscript(path)
     return {name: t.float() for name, t in stored.items() if name.rpartition(".")[2] not in NOT_WEIGHTS}
 
 
 def digest(module: nn.Module) -> str:
-    """Return a hash of the names and values of a module's state dict, 16 hexadecimal digits, as a key of caches."""
+    """Return a hash of the names and values in a module's state dict: 16 hexadecimal digits.  It is a key of caches."""
     sha = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         sha.update(name.encode())

@@ -122,16 +122,26 @@ class CLIPPrompt(MoveListener):
 
     @property
     def clip(self) -> Any:
-        """The frozen open_clip model.  All runs of a process share this object."""
+        """The frozen open_clip model, one object for all runs of a process."""
         return self._clip[0]
 
     def on_move(self) -> None:
-        """Move the text tower to the device of the parameters, after `to` moved these; it is not a submodule."""
+        """Move the text tower to the device of this module's parameters.
+
+        It is called after `to`, which does not move the tower, because the tower is not a submodule.
+        """
         self.text_tower.to(self.shared.device)
 
     # -- text --------------------------------------------------------------------------------------------
     def context(self, named: dict[str, Tensor]) -> Tensor:
-        """Return the context [..., l, d]: the parameters named["shared"] and named["own"], joined along the tokens."""
+        """Return the context, the learned token embeddings of the prompt: the shared ones, then the personal ones.
+
+        Args:
+            named: Parameters by name, with "shared" [..., l1, d] and "own" [..., l2, d].
+
+        Returns:
+            The context.  # [..., l1 + l2, d]
+        """
         return torch.cat([named["shared"], named["own"]], -2)
 
     def text(
@@ -158,7 +168,12 @@ class CLIPPrompt(MoveListener):
         params = params if params is not None and self._layers else {}  # _layers: empty without an adapter
 
         def layer(name: str, x: Tensor) -> Tensor:
-            """Return the output of the layer blocks.<name>, computed with the client's parameters, for the input x."""
+            """Return the output of a layer for the input x, computed with its parameters in `params`.
+
+            Args:
+                name: Name of the layer within the tower's blocks, such as "0.qkv".
+                x: Its input.  # [..., width]
+            """
             return self._layers[0].apply(f"blocks.{name}", x, params, batched, context)
 
         adapted = [p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen]
@@ -194,7 +209,10 @@ class CLIPPrompt(MoveListener):
         return ["shared", "own"]  # the two parts of the learned context
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
-        """Return the layers to which adapter.places=block adds adapters: the end of each block of the text tower."""
+        """Return {"block": patterns of layer names}: where adapter.places=block adds adapters.
+
+        These are the ends of the text tower's blocks.
+        """
         return {"block": ("blocks.*.end",)}
 
     def templated(self, template: str) -> Tensor:
@@ -237,12 +255,12 @@ class CLIPPrompt(MoveListener):
         return self.scale * self.image(inputs[0]) @ text.transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C] for image features x [B, D], with this module's own parameters."""
+        """Return logits [B, C] for image features x [B, D], with the prompt that this module stores."""
         return self.run(dict(self.named_parameters()), (x,), batched=False, context=ForwardContext())
 
     # -- images ------------------------------------------------------------------------------------------
     def image(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-        """Return the image features [..., D]: `inputs` itself if it is a tensor, or the entry "image" of a dict."""
+        """Return image features [..., D]: `inputs` itself if it is a tensor, inputs["image"] if it is a dict."""
         return inputs["image"] if isinstance(inputs, dict) else inputs
 
     def tokens(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -485,7 +503,7 @@ class CLIPPrompt(MoveListener):
 
     @staticmethod
     def _unwrap(features: dict[str, Tensor]) -> Any:
-        """Return the entry "image" of features if it is the only one, else the dict."""
+        """Return the tensor features["image"] if the dict has no other entry, else the dict itself."""
         return features if len(features) > 1 else features["image"]
 
 

@@ -29,7 +29,7 @@ class DenseLayer(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x [B, inputs, H, W] with growth new channels appended, [B, inputs + growth, H, W]."""
+        """Return x [B, inputs, H, W] with `growth` new channels after its own.  # [B, inputs + growth, H, W]"""
         new = self.conv2(self.relu(self.norm2(self.conv1(self.relu(self.norm1(x))))))
         return torch.cat([x, new], 1)
 

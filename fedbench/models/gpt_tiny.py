@@ -101,7 +101,10 @@ class GPTTiny(nn.Module):
 
     @torch.no_grad()
     def _initialize(self) -> None:
-        """Draw GPT-2's initial weights: N(0, 0.02^2), smaller for layers that add to the residual stream."""
+        """Draw GPT-2's initial weights: normal with standard deviation 0.02.
+
+        In the last layers of attention and mlp, it is 0.02 / sqrt(2 depth).  Biases become 0.
+        """
         nn.init.normal_(self.position, std=INITIAL_STD)
         residual_std = INITIAL_STD / math.sqrt(2 * len(self.blocks))  # each block adds to the stream twice
         for name, layer in self.named_modules():
@@ -112,6 +115,13 @@ class GPTTiny(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, T, C] for {"text": int64 [B, T]}; those of a position depend on no later token."""
+        """Return the logits of the next token at each position, which do not depend on later tokens.
+
+        Args:
+            inputs: {"text": int64 token ids [B, T]}, where T is the length of the data set's texts.
+
+        Returns:
+            Logits.  # [B, T, C]
+        """
         tokens = F.embedding(inputs["text"], self.head.weight) + self.position  # [B, T, width]
         return self.head(self.norm(self.blocks(self.dropout(tokens))))

@@ -75,7 +75,14 @@ class HFCausal(nn.Module):
         )
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, T, C] for {"text": int64 [B, T]}, without those of tokens that the data set lacks."""
+        """Return the logits of the next token at each position.
+
+        Args:
+            inputs: {"text": int64 token ids [B, T]}.
+
+        Returns:
+            Logits of the data set's C tokens, the first ones of the network's.  # [B, T, C]
+        """
         logits = self.network(input_ids=inputs["text"], use_cache=False).logits  # [B, T, tokens of the network]
         return logits[..., : self.num_classes]
 

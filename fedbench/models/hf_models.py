@@ -52,7 +52,7 @@ class HFModel(Backbone):
             architecture = classes if isinstance(classes, str) else classes[0]  # DeiT's second class has a teacher
 
             def build() -> nn.Module:
-                """Return the network `name` with random weights and its own classifier."""
+                """Return a new network of the kind `name`, such as "vit", with random weights and a classifier."""
                 config: Any = AutoConfig.for_model(name, architectures=[architecture], **arguments)  # type: ignore
                 return AutoModelForImageClassification.from_config(config, **attention)
         else:

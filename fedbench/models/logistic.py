@@ -28,7 +28,11 @@ class Logistic(nn.Module):
         self.head = nn.Linear(math.prod(input_shape), num_classes, bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits [B, C] for inputs x [B, ...]; if l1 > 0, also l1 * sum |W| as a loss of each sample [B]."""
+        """Return logits [B, C] for inputs x [B, ...].
+
+        If the option l1 is positive, return (logits, penalty) with l1 times the sum of absolute weights for each sample
+        [B].
+        """
         logits = self.head(self.body(x))
         if not self.l1:
             return logits

@@ -23,5 +23,5 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C] for inputs x [B, ...], which are flattened."""
+        """Return logits [B, C] for inputs x [B, ...]; each sample is flattened to a vector."""
         return self.head(self.body(x))

@@ -34,7 +34,12 @@ class Block(nn.Module):
         self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """Return the outputs [B, outputs, H, W] for x [B, inputs, H, W] and the embedding of step and class [B, E]."""
+        """Return the outputs [B, outputs, H, W] of the block.
+
+        Args:
+            x: Its inputs.  # [B, inputs, H, W]
+            embedding: Embedding of noise step and class.  # [B, E]
+        """
         return self.skip(x) + self.after(self.before(x) + self.told(embedding)[:, :, None, None])
 
 

@@ -51,10 +51,17 @@ class Recurrent(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        """Change PyTorch's initial parameters in place.  The default keeps them; subclasses may override it."""
+        """Change PyTorch's initial parameters in place.  The default does nothing; LSTM overrides it."""
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C] for {"text": int64 [B, T]}, from the last of the T outputs of the upper layer."""
+        """Return the logits of the token that follows each text.
+
+        Args:
+            inputs: {"text": int64 token ids [B, T]}.
+
+        Returns:
+            Logits, computed from the last layer's output at the last token.  # [B, C]
+        """
         outputs, _ = self.rnn(self.embedding(inputs["text"]))  # [B, T, hidden]
         return self.head(outputs[:, -1])
 

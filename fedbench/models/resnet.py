@@ -28,7 +28,11 @@ class Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs [B, outputs, H / stride, W / stride] for x [B, inputs, H, W]."""
+        """Return the outputs of the block for x [B, inputs, H, W].
+
+        Returns:
+            Outputs; height and width are divided by the stride, and rounded up.  # [B, outputs, H / stride, W / stride]
+        """
         z = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(z)) + self.short(x))
 

@@ -50,7 +50,7 @@ class GatedUnit(nn.Module):
         self.norm = GhostNorm(linear.out_features, virtual_batch, momentum)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return a * sigmoid(b) [B, outputs], where [a, b] is the normalized z [B, 2 outputs]."""
+        """Normalize z [B, 2 outputs], split it into halves a and b, and return a * sigmoid(b).  # [B, outputs]"""
         return nn.functional.glu(self.norm(z), -1)
 
 

@@ -80,7 +80,14 @@ class ViLT(nn.Module):
             self._load(Path(weights))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, C] for {"image": [B, channels, H, W], "text": [B, T]}."""
+        """Return the logits of the classes.
+
+        Args:
+            inputs: {"image": images [B, channels, H, W], "text": int64 token ids [B, T], 0 for padding}.
+
+        Returns:
+            Logits.  # [B, C]
+        """
         return self.head(self.pooled(inputs))
 
     def pooled(self, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return softmax(q k^T / sqrt(d)) v of all heads, concatenated and projected, [B, T, width] as tokens x."""
+        """Return multi-head self-attention of tokens x [B, T, width], after the output projection.  # [B, T, width]"""
         q, k, v = self.qkv(x).unflatten(-1, self.split).transpose(-2, -3).chunk(3, -3)  # [B, heads, T, d] each
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
 

@@ -43,7 +43,7 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "
 
 
 def _safe(text: str) -> str:
-    """Return the text with "_" for each character that a file system may not allow."""
+    """Return the text with "_" for each character but letters, digits and ``_.,=+-[]~``, for the name of a folder."""
     return re.sub(r"[^\w.,=+\-\[\]~]", "_", text)
 
 
@@ -70,7 +70,7 @@ def _shortened(overrides: list[str], length: int) -> list[str]:
 
 
 def _key(override: str) -> str:
-    """Return the key of an override, without value and signs: "algorithm.mu" for "+algorithm.mu=0.1"."""
+    """Return the key of an override, without value and leading + or ~: "algorithm.mu" for "+algorithm.mu=0.1"."""
     return override.lstrip("+~").split("=", 1)[0]
 
 

@@ -264,7 +264,11 @@ class Composer:
 
 
 def _circular_defaults(folders: list[Path]) -> str:
-    """Return an error message with the files in folders[-1], the user's folder, that include themselves by defaults."""
+    """Return the message of an error: which of the user's YAML files include themselves by their lists `defaults`.
+
+    Args:
+        folders: The conf folders, of which the last is the user's.
+    """
     names = [path.relative_to(folders[-1]).with_suffix("").as_posix() for path in folders[-1].rglob("*.yaml")]
     circular = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
     return f"files in {folders[-1]} include themselves by their defaults: {circular}"

@@ -92,7 +92,7 @@ def requested_help(arguments: list[str]) -> str:
 
 
 def _config_dir(arguments: list[str]) -> str | None:
-    """Return the value of --config-dir; None if it is not given."""
+    """Return the folder in ``--config-dir FOLDER``, ``-cd FOLDER`` or ``--config-dir=FOLDER``; None without them."""
     for flag, value in pairwise(arguments):
         if flag in ("--config-dir", "-cd"):
             return value
@@ -141,7 +141,10 @@ def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tu
 
 
 def of_every_option(group: str) -> dict[str, str]:
-    """Return a dict from key to description, for the keys that all options of a group have; {} if there are none."""
+    """Return {key: description} of the keys that every option of a group has, such as columns in all files of model.
+
+    The result is {} if the group has no such keys.
+    """
     from fedbench.config.run_keys import KEYS
 
     shared = KEYS.get(group)
@@ -172,7 +175,14 @@ def header(text: str) -> list[str]:
 
 
 def commented_keys(text: str) -> dict[str, tuple[str, str]]:
-    """Return a dict from top-level key to (value as text, comments next to and below it) for a YAML file's text."""
+    """Return the keys at the top level of a YAML file with their values and comments.
+
+    Args:
+        text: The content of the file.
+
+    Returns:
+        For each key: its value as text, and the comments next to and below it as one text, "" without any.
+    """
     import yaml
 
     root, lines = yaml.compose(text, yaml.SafeLoader), text.splitlines()
@@ -190,7 +200,7 @@ def commented_keys(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _one_line(value: Any) -> str:
-    """Return a value as YAML in one line: null, [1, 2], {a: 1}."""
+    """Return a list, mapping or None as YAML text in one line: "[1, 2]", "{a: 1}" or "null"."""
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()
@@ -211,18 +221,28 @@ def help_text() -> str:
 
 
 def _group(group: str, chosen: str | None) -> str:
-    """Return the lines of a group in the general help: its options, with a star behind the default one (``chosen``)."""
+    """Return the lines of a group in the general help, such as "algorithm  fedavg*  ditto ...".
+
+    Args:
+        group: The group.
+        chosen: Its default option, which is marked by a star; None if it has no default.
+    """
     names = [f"{name}*" if name == chosen else name for name in families(group_overview(group_options(group)))]
     return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
 
 
 def _all_options(group: str, folders: list[Path]) -> str:
-    """Return a line of help with all options of a group, including nested ones; ``folders`` contain the options."""
+    """Return the help of a group: its name and all of its options, those in subfolders included, as "table/a".
+
+    Args:
+        group: The group.
+        folders: The conf folders, in whose subfolder GROUP its options are.
+    """
     return _filled(f"{group:<16}", group_options(group, folders))
 
 
 def _filled(label: str, names: list[str], indent: int = 16) -> str:
-    """Return a label followed by names, wrapped to WIDTH columns; later lines are indented by ``indent``."""
+    """Return a label followed by names, wrapped to WIDTH columns; later lines begin with ``indent`` spaces."""
     return textwrap.fill(
         "  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * indent, break_on_hyphens=False
     )

@@ -110,7 +110,11 @@ def run_command(argv: list[str]) -> int:
 
 
 def execute(command: Command) -> Attempt | Swept:
-    """Start the sweep of a command, or else its new or resumed run, and return the result: Swept, or an Attempt."""
+    """Start the runs of a command line: a sweep, a new run, or with resume=FOLDER an earlier run.
+
+    Returns:
+        A Swept with the results of a sweep, or an Attempt with that of a single run.
+    """
     if command.resume:
         require(not command.args.multirun, "resume= is for one run; repeat the command of a sweep to resume its runs")
         return resume_run(Path(command.resume), command)
@@ -124,7 +128,11 @@ def execute(command: Command) -> Attempt | Swept:
 
 
 def show_config(command: Command) -> int:
-    """Print the configuration of a run that --cfg or --info shows, and return the exit status."""
+    """Print what --cfg or --info shows of a new run's configuration.
+
+    Returns:
+        The exit status: 0, or 2 after a mistake.
+    """
     require(
         not command.resume,
         "resume= resumes a run, --cfg and --info show the configuration of a new one: remove one of them",
@@ -137,7 +145,11 @@ def show_config(command: Command) -> int:
 
 
 def _expand_overrides(command: Command) -> Composer:
-    """Return the composer of a command, and expand the command's overrides in place (glob and sweeper parameters)."""
+    """Return an object that composes configurations with the command's --config-dir.
+
+    The command's overrides are replaced in place (`Composer.expand`): glob(...) becomes a list of values, and
+    hydra.sweeper.params={seed: "0,1"} becomes seed=0,1.
+    """
     composer = Composer(command.args.config_dir)
     command.overrides = composer.expand(command.overrides)
     composer.refuse_repeated(command.overrides)
@@ -199,7 +211,7 @@ def _resumed(folder: Path, command: Command) -> Ended:
 
 
 def _output(command: Command) -> Output:
-    """Return which lines a run prints: progress and warnings, or only warnings with --quiet."""
+    """Return "warnings" with --quiet, so that a run prints only these, else "lines", which include progress."""
     return "warnings" if command.args.quiet else "lines"
 
 
@@ -272,7 +284,7 @@ def _with_paper_tables(command: Command) -> list[str]:
 
 
 def _join_lists(arguments: list[str]) -> list[str]:
-    """Return the arguments with lists of values joined that the shell has split at spaces (``seed=0, 1``)."""
+    """Join arguments that the shell has split at spaces after a comma: ["seed=0,", "1"] becomes ["seed=0,1"]."""
     joined: list[str] = []
     for text in arguments:
         if joined and "=" in joined[-1] and "=" not in text and (joined[-1].endswith(",") or text.startswith(",")):

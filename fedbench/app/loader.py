@@ -55,7 +55,7 @@ class CachedRepository(ConfigRepository):
     """
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Set ``sources``, the folders and tables in which Hydra looks for configurations, with the papers' tables."""
+        """Set ``sources``, where Hydra looks for options: its folders, and the tables of papers in these folders."""
         super().initialize_sources(config_search_path)
         folders = [source.path for source in self.sources if source.scheme() == "file"]
         self.sources.insert(-1, PaperSource("fedbench", source_path(folders)))  # Hydra's schema must be the last
@@ -131,12 +131,22 @@ class Loader(ConfigLoader):
             )
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Return the configuration of one run of a sweep, from the cache of `compose_and_cache_run` if it is there."""
+        """Return the configuration of one run of a sweep, a copy of that in the cache if there is one.
+
+        Args:
+            master_config: The configuration of the sweep, with Hydra's node.
+            sweep_overrides: The overrides of the run, by which `compose_and_cache_run` has cached its configuration.
+        """
         config = self.composed_runs.get(tuple(sweep_overrides))
         return self._compose_run(master_config, sweep_overrides) if config is None else copy.deepcopy(config)
 
     def compose_and_cache_run(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Compose one run of a sweep, and cache it for the sweeper and the launcher of this process."""
+        """Return the configuration of one run of a sweep, and cache it for `load_sweep_config`.
+
+        Args:
+            master_config: The configuration of the sweep, with Hydra's node.
+            sweep_overrides: The overrides of the run.
+        """
         config = self._compose_run(master_config, sweep_overrides)
         self.composed_runs[tuple(sweep_overrides)] = copy.deepcopy(config)
         return config
@@ -154,7 +164,10 @@ class Loader(ConfigLoader):
             return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
     def added(self, overrides: Iterable[str]) -> list[str]:
-        """Return overrides, with `++` before those that set a key outside of groups, so that Hydra accepts new keys."""
+        """Return overrides, with `++` before those that change a key's value, so that Hydra accepts keys of no file.
+
+        Choices of options, such as algorithm=ditto, stay as they are (`_changes_a_key`).
+        """
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
 
@@ -167,15 +180,18 @@ class Loader(ConfigLoader):
         return self.hydra.get_sources()
 
     def list_groups(self, parent_name: str) -> list[str]:
-        """Return the names of the groups of options inside of the group ``parent_name``; "" for the top level."""
+        """Return the names of groups of options, such as "algorithm", inside of another group; "" is the top level."""
         return self.hydra.list_groups(parent_name)
 
     def get_group_options(self, group_name: str, *given: Any, **named: Any) -> list[str]:
-        """Return the names of a group's options, such as "fedavg" of "algorithm".  Other arguments are Hydra's."""
+        """Return the names of a group's options, such as "fedavg" of "algorithm".
+
+        The other arguments are passed on to the method of Hydra's loader.
+        """
         return self.hydra.get_group_options(group_name, *given, **named)
 
     def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:
-        """Return the files of a configuration in the order in which they are merged."""
+        """Return Hydra's DefaultsList: the files of a configuration, in the order in which they are merged."""
         return self.hydra.compute_defaults_list(config_name, overrides, run_mode)
 
 

@@ -33,7 +33,7 @@ def of_target(target: str) -> dict[str, str]:
 
 
 def of_docstring(docstring: str) -> dict[str, str]:
-    """Return a dict from name to description, of the sections Args and Attributes of a docstring; {} without them."""
+    """Return {name: description} of the sections Args and Attributes of a docstring; {} without these sections."""
     entries = [entry for section in SECTION.findall(inspect.cleandoc(docstring)) for entry in ENTRY.findall(section)]
     return {name: " ".join(text.split()).removesuffix(".") for name, text in entries}
 

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _top_level() -> dict[str, Any]:
-    """Return a dict from key to default, for the keys of config.yaml that belong to no group."""
+    """Return {key: default} of the keys of config.yaml that are no groups, such as "seed" and "local"."""
     values = yaml.safe_load((find_conf_dir() / "config.yaml").read_text(encoding="utf-8"))
     return {key: value for key, value in values.items() if key not in (*NOT_SET, *GROUPS)}
 
@@ -87,7 +87,10 @@ def rows_of(name: str, folders: list[Path]) -> list[Row]:
 
 
 def _top_level_rows(key: str) -> list[Row]:
-    """Return the rows that describe a key of config.yaml: one row, or a row for each key nested in it."""
+    """Return the rows (see `rows_of`) of a key of config.yaml, such as "local": one for each key nested in it.
+
+    A key whose value is not a mapping, such as "seed", has one row.
+    """
     text = (find_conf_dir() / "config.yaml").read_text(encoding="utf-8")
     field, value = fields_of(options_of(RunConfig))[key], _top_level()[key]
     # SETTINGS: pairs of key and meaning in the general help, which replace the comments in config.yaml
@@ -130,7 +133,10 @@ def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
 
 
 def _shared_defaults(group: str) -> dict[str, Any]:
-    """Return a dict from key to default, for keys that all options of a group have and their files may leave out."""
+    """Return {key: default} of the keys that every option of a group has, and that their YAML files may leave out.
+
+    The result is {} if the group has no such keys.
+    """
     shared = KEYS.get(group)  # the class that declares these keys; None for a group without such keys
     declared = fields(shared) if shared and is_dataclass(shared) else ()
     immutable = {field.name: field.default for field in declared if field.default is not MISSING}
@@ -184,7 +190,7 @@ def _rows(head: Row, key: str, field: FieldInfo | None, default: Any, described:
 
 
 def as_text(rows: list[Row]) -> str:
-    """Return rows as text: a heading for each option, and a paragraph for each key."""
+    """Return rows (see `rows_of`) as text: a heading for each option, and a paragraph for each row, that is, key."""
     lines: list[str] = []
     heading = None
     for row in rows:

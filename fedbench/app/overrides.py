@@ -128,7 +128,7 @@ def leaves(override: Override) -> list[str]:
 
 
 def _values(override: Override) -> list[Any]:
-    """Return all values of an override: [0.5] for ``lr=0.5``, several for ``lr=0.1,1``, [] for ``lr=interval(0,1)``."""
+    """Return all values of an override: [0.1, 1] for ``lr=0.1,1``, [0.5] for ``lr=0.5``, [] for an interval."""
     if override.is_sweep_override():
         return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
     return [override.value()]

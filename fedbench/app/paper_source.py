@@ -81,5 +81,5 @@ class PaperSource(ConfigSource):
 
 
 def source_path(folders: Iterable[str | Path]) -> str:
-    """Return the path of the source that reads the tables in conf folders."""
+    """Return the path of a PaperSource for the tables in conf folders, as in "paper://a:b" for the folders a and b."""
     return f"{SCHEME}://{os.pathsep.join(map(str, folders))}"

@@ -137,7 +137,11 @@ def require_run(folder: Path) -> None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's config.yaml; raise ConfigError if it lacks choices or rounds, which runs save."""
+    """Return the content of a run's config.yaml as dicts and lists.
+
+    Raises:
+        ConfigError: It cannot be read, or was not saved by fedbench, because it lacks "choices" or "rounds".
+    """
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
     is_valid = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
@@ -146,7 +150,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _target(stored: Mapping[str, Any], group: str) -> str | None:
-    """Return the dotted path of a group's class (``_target_``) in a stored configuration; None if it has none."""
+    """Return the dotted path of a class, ``GROUP._target_`` in a run's configuration; None if it is missing."""
     return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
 
 
@@ -234,6 +238,6 @@ def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str,
 
 
 def _check_checkpoint(folder: Path, finished: bool) -> None:
-    """Raise ConfigError if a run has no checkpoint to resume from, unless it is finished."""
+    """Raise ConfigError if a run folder has no checkpoint, unless `finished`: whether the run is finished."""
     has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
     require(has_checkpoint or finished, f"resume={folder}: it has no {CHECKPOINTS[0]}; start the run again")

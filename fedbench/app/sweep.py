@@ -57,7 +57,7 @@ class Swept(NamedTuple):
 
     @property
     def folders(self) -> list[Path]:
-        """The run folders of the sweep, in the order of `rows`."""
+        """The paths of the run folders, one for each item of `rows`, in the same order."""
         return [self.folder / row["run"] for row in self.rows]
 
 
@@ -190,14 +190,22 @@ def dry_run(composer: Composer, overrides: list[str]) -> int:
 
 
 def _with_number(full: DictConfig, number: int) -> DictConfig:
-    """Set hydra.job.num and hydra.job.id to a run's number, in place, as launchers do; return the configuration."""
+    """Set hydra.job.num to a run's number, and hydra.job.id to "<name of the job>_<number>", in place, as launchers do.
+
+    Returns:
+        The configuration itself.
+    """
     with open_dict(full.hydra.job):
         full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
     return full
 
 
 def _one_by_one(hydra: Any) -> bool:
-    """Return whether the launcher in Hydra's node starts the runs in this process, one after the other."""
+    """Return whether runs start in this process, one after the other: the launcher is Hydra's BasicLauncher.
+
+    Args:
+        hydra: Hydra's node of the sweep's configuration.
+    """
     return str(hydra.launcher._target_).endswith("BasicLauncher")
 
 
@@ -229,7 +237,12 @@ def _start_runs(composer: Composer, master: DictConfig, task: RunTask) -> tuple[
 
 
 def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
-    """Return the overrides in hydra.sweeper.params of a sweep's configuration, followed by ``overrides``."""
+    """Return the overrides that hydra.sweeper.params adds to a sweep, as "key=values", followed by ``overrides``.
+
+    Args:
+        master: The configuration of the sweep, with Hydra's node.
+        overrides: The overrides of the command.
+    """
     params = master.hydra.sweeper.get("params") or {}
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 

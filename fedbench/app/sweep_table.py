@@ -108,7 +108,14 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _scores(run_folder: Path) -> dict[str, str]:
-    """Return a dict from column to score as text, from summary.json of a run; scores that are missing are left out."""
+    """Return the scores of a run as texts with 4 decimals, for the table of a sweep.
+
+    Args:
+        run_folder: The run folder.  Its summary.json has the scores.
+
+    Returns:
+        {column: text} for the columns "last", "best by val", "val" and "clients".  Missing values are left out.
+    """
     summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)
     value_by_column = {

@@ -70,7 +70,7 @@ class RunLauncher:
         checked(full, full.hydra)
 
     def run_folder(self, run: Sequence[str]) -> Path:
-        """Return the folder of a run, given by all of its overrides."""
+        """Return the folder that a run, given by all of its overrides, has or would have.  It need not exist yet."""
         return self.folder / folder_key(self.compose(run), "hydra.sweep.subdir")
 
     def __call__(self, runs: Sequence[Sequence[str]]) -> list[Path]:

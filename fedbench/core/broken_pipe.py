@@ -74,7 +74,7 @@ def _wrapped(stream: Any, fd: int) -> TextIO:
 
 
 def _redirect_to_devnull(fd: int) -> None:
-    """Redirect a file descriptor to /dev/null; open it there if it is closed."""
+    """Redirect a file descriptor, such as 1 for standard output, to /dev/null.  A closed one is opened there."""
     devnull = os.open(os.devnull, os.O_RDWR)
     if devnull != fd:  # os.open returns fd itself if fd is closed and is the lowest free number
         os.dup2(devnull, fd)

@@ -27,7 +27,14 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def entry(argv: list[str] | None = None) -> int:
-        """Run the subcommand `main` with these arguments (None: those of the process), and return the exit status."""
+        """Call `main`, the function of the subcommand, and report mistakes of the user.
+
+        Args:
+            argv: The arguments after the name of the program.  None: those of this process, sys.argv[1:].
+
+        Returns:
+            The exit status: that of `main`, 2 after a mistake of the user, 130 after Ctrl-C.
+        """
         typed = list(sys.argv[1:] if argv is None else argv)
         with survive_broken_pipe():
             try:
@@ -51,7 +58,7 @@ class Arguments(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError for a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError, which `command` prints as one sentence."""
+        """Raise ConfigError with the parser's message about the arguments, instead of ending the process."""
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
@@ -77,7 +84,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--config-dir``, a folder with options of the user; None if it is not given."""
+    """Add the flag ``--config-dir FOLDER`` to a parser: the user's folder with YAML files of options.
+
+    The parsed value ``config_dir`` is a path as str, None without the flag.
+    """
     parser.add_argument("--config-dir", type=_folder, metavar="FOLDER", help="folder with your own options")
 
 

@@ -24,13 +24,13 @@ def cores(system: Path = SYSTEM) -> int:
 
 
 def _slurm() -> list[float]:
-    """Return a list with the number of CPUs that Slurm assigned to each task; [] outside of Slurm."""
+    """Return [CPUs per task] of this process's Slurm job; [] outside of Slurm."""
     count = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return [int(count)] if count.isdecimal() else []
 
 
 def _ray() -> list[float]:
-    """Return a list with the number of CPUs that Ray assigned to this worker; [] outside of Ray's workers."""
+    """Return [CPUs that Ray assigned to this process]; [] unless this process is a worker of Ray with CPUs."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return []

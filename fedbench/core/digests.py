@@ -105,7 +105,7 @@ class Running:
         self.size, self.crc = size, int(crc, 16)
 
     def add(self, data: bytes) -> None:
-        """Append bytes to the sequence."""
+        """Append bytes to the sequence whose size and CRC-32 are computed."""
         self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
 
     @property

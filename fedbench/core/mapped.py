@@ -32,7 +32,10 @@ def is_read_only_file(array: np.ndarray) -> bool:
 
 
 def release(array: np.ndarray) -> None:
-    """Free the memory of the file's pages that were read through a read-only mapped array.  Ignore other arrays."""
+    """Free the memory of the pages of an array's file, if the array is a read-only view of a memory-mapped file.
+
+    Its values stay: the system reads the pages again when they are used.  For other arrays, do nothing.
+    """
     if hasattr(mmap, "MADV_DONTNEED") and is_read_only_file(array):
         file = file_of(array)
         assert file is not None
@@ -124,7 +127,7 @@ def can_read_entries(array: np.ndarray) -> bool:
 
 
 def _memmap(array: np.ndarray) -> np.memmap | None:
-    """Return the np.memmap that an array is, or of which it is a view; None if the array is not from an np.memmap."""
+    """Return the np.memmap of which an array is a view, or the array itself if it is one; None for other arrays."""
     base: object = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base

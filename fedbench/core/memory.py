@@ -11,7 +11,7 @@ def physical_memory() -> int:
 
 
 def size_text(num_bytes: float) -> str:
-    """Return a number of bytes as text in GiB, or in KiB if it is below 0.1 GiB."""
+    """Return a number of bytes as text in GiB, such as "1.5 GiB", or if it is below 0.1 GiB in KiB: "12.0 KiB"."""
     gib = num_bytes / 2**30
     return f"{gib:,.1f} GiB" if gib >= 0.1 else f"{num_bytes / 2**10:,.1f} KiB"
 

@@ -54,4 +54,4 @@ class MoveListener(nn.Module):
         return self
 
     def on_move(self) -> None:
-        """React to a move or cast, after it was done.  Subclasses must implement it; here, it does nothing."""
+        """Do nothing.  Subclasses override it: it is called after each move or cast of the module."""

@@ -19,7 +19,10 @@ OLD = {new: old for old, new in RENAMED.items()}
 
 
 def new_name(key: str) -> str:
-    """Return the current name of an option, given its dotted key in any release; other keys are returned unchanged."""
+    """Return the current dotted key of an option, given its present or former one.
+
+    A key that was never renamed is returned unchanged.
+    """
     return RENAMED.get(key, key)
 
 

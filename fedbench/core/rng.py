@@ -70,7 +70,7 @@ def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """Return the next output of the generator SplitMix64 from each of the states z, uint64 of any shape."""
+    """Return what the generator SplitMix64 draws next, for each of its states z, as uint64 of the shape of z."""
     z = z + np.uint64(GAMMA)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
@@ -121,17 +121,17 @@ class RowRandom:
 
 
 def _signed(c: int) -> int:
-    """Return the int64 that has the same 64 bits as the uint64 c.  Torch computes with int64 only."""
+    """Return the int64 with the same 64 bits as c, a number from 0 to 2^64 - 1.  Torch has no uint64 arithmetic."""
     return c - (1 << 64) if c >> 63 else c
 
 
 def _shift(z: Tensor, n: int) -> Tensor:
-    """Shift the bits of int64 numbers to the right by n places, and fill with zeros."""
+    """Return int64 numbers shifted to the right by n bits, with zeros on the left, as for uint64 numbers."""
     return (z >> n) & ((1 << (64 - n)) - 1)  # torch's shift fills with the sign bit
 
 
 def _mix_torch(z: Tensor) -> Tensor:
-    """Do what `_mix` does on int64 tensors, whose bits are those of the uint64 numbers of `_mix`."""
+    """Return the result of `_mix` as an int64 tensor.  Each number stands for the uint64 with the same bits."""
     z = z + _signed(GAMMA)
     z = (z ^ _shift(z, 30)) * _signed(MIX1)
     z = (z ^ _shift(z, 27)) * _signed(MIX2)

@@ -70,7 +70,11 @@ class Rows:
         return self.default.numel() * self.default.element_size()
 
     def _allocate(self, capacity: int) -> Tensor:
-        """Return an uninitialized store [capacity, ...], in `location`: on the device, in host memory or on disk."""
+        """Return an uninitialized tensor for `capacity` rows, where `location` says: "device", "host" or "disk".
+
+        Returns:
+            [capacity, ...], with the type and the shape of the default row.
+        """
         shape = (capacity, *self.default.shape)
         if self.location == "disk" and capacity and self.default.numel():
             return mapped_tensor(scratch_folder(), self.name, shape, self.default.dtype)
@@ -78,7 +82,7 @@ class Rows:
         return torch.empty(shape, dtype=self.default.dtype, device=device)
 
     def _grow(self, needed: int) -> None:
-        """Enlarge the store to at least `needed` rows, if it is smaller, and copy the written rows into it."""
+        """Replace the tensor `store` by a larger copy if it has room for fewer than `needed` rows."""
         if needed <= len(self.store):
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.largest)  # largest: all rows of this process
@@ -108,7 +112,13 @@ class Rows:
         return torch.index_select(self.store, 0, index, out=self._pinned(len(index))).to(self.device)
 
     def _pinned(self, count: int) -> Tensor:
-        """Return uninitialized page-locked host memory [count, ...] for rows, which all calls of this state share."""
+        """Return page-locked host memory for copying `count` rows between GPU and host.
+
+        Every call returns the beginning of the same tensor `staging`, so copy the rows before the next call.
+
+        Returns:
+            An uninitialized tensor [count, ...].
+        """
         if self.staging is None or len(self.staging) < count:
             self.staging = torch.empty((count, *self.default.shape), dtype=self.default.dtype, pin_memory=True)
         return self.staging[:count]
@@ -172,7 +182,7 @@ class Rows:
             self[ids[start : start + block_rows]] = state["rows"][start : start + block_rows]
 
     def _count_stored(self, ids: Ids) -> int:
-        """Return how many of the rows of the clients ids [k] this process stores: here all, k."""
+        """Return how many rows of the clients ids [k] this process stores: k here, fewer if processes divide rows."""
         return len(ids)
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
@@ -216,7 +226,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def disk_space() -> int:
-    """Return the free disk space for large temporary files, in bytes; 0 if their folder is kept in memory."""
+    """Return the free bytes on the disk of `scratch_folder`; 0 if that folder is on a file system in memory."""
     folder = scratch_folder()
     return 0 if is_in_memory(folder) else shutil.disk_usage(folder).free
 
@@ -347,7 +357,11 @@ class RowStore:
         return f"{stored}{total:,} x {default.numel():,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return {name: `Rows.state_dict`} of all states: the clients whose rows were written, and these rows."""
+        """Return the written rows of all client states, for a checkpoint.
+
+        Returns:
+            For each state, by name: "ids", the k clients whose rows were written, and "rows" [k, ...].
+        """
         return {name: rows.state_dict() for name, rows in self.all.items()} | self._waiting
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]], late: Collection[str] = ()) -> None:

@@ -168,9 +168,8 @@ def _canonical(key: str, value: Any, root: str) -> Any:
     if isinstance(value, list | tuple):
         return [_canonical(key, item, root) for item in value]
     if key == "adapter.places":
-        layer = str(value).removeprefix(
-            "optional:"
-        )  # a place that the model may lack; older versions had no such prefix
+        # "optional:" precedes a place that the model may lack; older versions had no such prefix
+        layer = str(value).removeprefix("optional:")
         return FORMER_PLACES.get(layer, layer)  # such as "*.attn" for attention
     if isinstance(value, str) and value.startswith((f"{root}/", f"{root}\\")):
         return f"<data_dir>{value[len(root) :]}"
@@ -178,7 +177,10 @@ def _canonical(key: str, value: Any, root: str) -> Any:
 
 
 def renewed(values: Any) -> Any:
-    """Return nested values with the current dotted path of each class under ``_target_``, which may have moved."""
+    """Return a copy of nested values in which keys that end with ``_target_`` name classes where they are today.
+
+    For example, fedbench.optim.SGD, a path of an earlier release, becomes fedbench.engine.optim.SGD.
+    """
     if isinstance(values, list):
         return [renewed(value) for value in values]
     if not isinstance(values, Mapping):

@@ -61,12 +61,12 @@ def handled(handler: Handler, names: Iterable[str] = STOP_SIGNALS) -> Iterator[N
 
 
 def is_warning(number: int) -> bool:
-    """Return whether a signal is one of WARNINGS, which announce a time limit but do not end the process."""
+    """Return whether the signal with this number is in WARNINGS: schedulers send these before they end a process."""
     return number in [getattr(signal, name, None) for name in WARNINGS]
 
 
 def _restore(handlers: dict[int, Any]) -> None:
-    """Install the given handler of each signal number."""
+    """Install handlers again, given as {signal number: handler}."""
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

@@ -85,7 +85,7 @@ class Ragged:
         return np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], self.sizes)
 
     def select(self, ids: Sequence[int] | np.ndarray) -> Ragged:
-        """Return the lists of the clients ids [K], in the order of ids.  A client may occur twice."""
+        """Return a Ragged with the lists of the clients ids [K], in this order.  A client may occur twice."""
         ids = np.asarray(ids, np.int64)
         sizes = self.sizes_of(ids)  # [K]
         selected = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)  # its indices are set below
@@ -123,7 +123,7 @@ class Split:
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        """Return indices and offsets of the three parts, by the names "train_indices", "train_offsets" and so on."""
+        """Return six int64 arrays by name: "train_indices", "train_offsets", and the same of "val" and "test"."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
         return {f"{part}_{field}": getattr(parts[part], field) for part in parts for field in ("indices", "offsets")}
 

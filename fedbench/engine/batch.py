@@ -184,7 +184,7 @@ class BatchLoader:
         )
 
     def _load(self, t: int) -> None:
-        """Replace `x` and `y` by the inputs and targets of the block of steps that begins with step t (`_block`)."""
+        """Load inputs and targets of step t (from 0) and of the steps after it that `_block` adds, as `x` and `y`."""
         stop, num_active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
         # index: the samples of all steps  [T, k, B]

@@ -96,7 +96,13 @@ class Cohort:
         )
 
     def _with_clients(self, ids: np.ndarray) -> Cohort:
-        """Return a cohort of the clients `ids` [K] in this round, which uses the same channel and cost."""
+        """Return a cohort of other clients in the same round.
+
+        Its messages and trainings use the channel of this cohort, and count in the same cost.
+
+        Args:
+            ids: The clients, ascending.  # [K] int64
+        """
         other = copy.copy(self)
         other.context = self._context(ids, self.round, self.mode)
         return other
@@ -116,7 +122,10 @@ class Cohort:
 
     @property
     def mode(self) -> Mode:
-        """What it is used for: "round", "evaluation", "trial" or "new clients".  Only a round may change states."""
+        """What the cohort is used for: "round", "evaluation", "trial" (a measurement of speed) or "new clients".
+
+        Only "round" may change the states of clients.
+        """
         return self.context.mode
 
     @property
@@ -136,12 +145,15 @@ class Cohort:
 
     @property
     def epochs(self) -> float | np.ndarray:
-        """Number of local epochs in this round with the run's options: one for all clients, or one for each [K]."""
+        """Number of local epochs of a client in this round: one number for all clients, or one for each [K].
+
+        It is local.epochs, which may be a fraction, or with system.fewest_epochs a random whole number.
+        """
         return local_work.epochs_of(self.engine, self.context)
 
     @property
     def batch_size(self) -> int | np.ndarray:
-        """Largest number of samples in a local step, local.batch_size: one for all clients, or one for each [K]."""
+        """The option local.batch_size, in samples: an int for all clients, or an array with one for each [K] int64."""
         return local_work.batch_size_of(self.engine, self.context)
 
     @property
@@ -150,17 +162,24 @@ class Cohort:
         return int(self.num_steps.max(initial=0))
 
     def step_record(self) -> Tensor:
-        """Return float32 zeros [K, T], a state for `train` into which `s.record` writes one value per local step."""
+        """Return a tensor of zeros with one column per local step, [K, T] float32, T = max_local_steps.
+
+        Pass it to `train` as a state, for example norms=cohort.step_record().  In step t, s.record("norms", values)
+        writes column t; read the result as out.norms.  Columns after a client's last step stay 0.
+        """
         return torch.zeros(len(self), self.max_local_steps, device=self.device)
 
     @property
     def client_weights(self) -> np.ndarray:
-        """Weight of each client in the server's mean, [K] float64, not normalized: n_i, or 1 if all are equal."""
+        """Weight of each client in a mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K] float64"""
         return self.context.client_weights
 
     @property
     def weights(self) -> Tensor:
-        """Weight of each client in the server's mean, with sum 1: n_i / sum_j n_j, or 1 / K if uniform.  # [K]"""
+        """Weight of each client in a mean, with sum 1: n_i / sum_j n_j, or 1 / K with client_weights=uniform.
+
+        # [K] float32, on the device
+        """
         return self.context.mean_weights
 
     @property
@@ -194,11 +213,11 @@ class Cohort:
 
     @property
     def positions(self) -> Tensor:
-        """The positions 0 to K - 1 of the clients in tensors [K, ...] of the cohort, on the device.  # [K] int64"""
+        """The numbers 0 to K - 1 as a tensor on the device: positions of the clients in the cohort.  # [K] int64"""
         return torch.arange(len(self), device=self.device)
 
     def all_clients(self) -> Cohort:
-        """Return a cohort of all N clients in this round, dropped ones included, with the same channel."""
+        """Return a cohort of all N clients of the federation in this round, sampled or not, with the same channel."""
         return self._with_clients(np.arange(self.num_clients))
 
     def subset(self, which: np.ndarray) -> Cohort:
@@ -229,7 +248,7 @@ class Cohort:
     # -- communication -----------------------------------------------------------------------------------
     @property
     def cost(self) -> RoundCost:
-        """The local steps, samples and bytes of the round so far."""
+        """Local steps, training samples and bytes sent in this round so far, over all its clients."""
         return self._channel.cost
 
     @property
@@ -440,7 +459,10 @@ class Cohort:
 
     @property
     def mean_size(self) -> float:
-        """The number by which a mean divides the sum over clients: K, or the expected number if privacy=central."""
+        """The number by which a uniform mean divides the sum over clients.
+
+        It is K; with privacy=central the expected number of clients of a round, whatever number was sampled.
+        """
         return len(self) if self.engine.central is None else self.engine.central.expected
 
     def _private(self, central: CentralPrivacy, uploads: Any, updates: str | None, average: bool) -> Tensor:

@@ -154,7 +154,7 @@ class GraphedGradients(DirectGradients):
         self.static_buffers: dict[Any, Tensor] = {}
 
     def free_memory(self) -> None:
-        """Delete all recorded graphs and the static buffers that they use."""
+        """Delete all recorded graphs, and the static GPU buffers that they read and write."""
         self.replays.clear()
         self.static_buffers.clear()
 

@@ -62,12 +62,12 @@ class DividedTensor(Tensor):
 
     @property
     def mine(self) -> np.ndarray:
-        """The positions of this process's rows, ascending.  # [k]"""
+        """The positions, from 0 to K - 1, of this process's k rows among all K rows, ascending.  # [k] int64"""
         return np.flatnonzero(self.owners == self.ranks.rank)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows are here, because they were exchanged."""
+        """Whether this process has all K rows, because an earlier `whole` exchanged them."""
         return self._whole is not None or (self._derived is not None and self._derived[0].is_whole)
 
     def whole(self) -> Tensor:
@@ -86,7 +86,10 @@ class DividedTensor(Tensor):
         return self._whole
 
     def _exchanged(self) -> Tensor:
-        """Return all rows, after an exchange between the processes.  # [K, ...]"""
+        """Send this process's rows to all processes, receive theirs, and return all rows.  # [K, ...]
+
+        All processes must call this together.
+        """
         _require_local(self, self.owners)
         rows = self.local.new_zeros(len(self.owners), *self.local.shape[1:])
         rows[_index(self.mine, rows)] = self.local
@@ -96,7 +99,20 @@ class DividedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a function of torch for the local rows, if this can be done; else for all rows, after an exchange."""
+        """Compute a function of torch with divided tensors among its arguments.
+
+        If OPERATIONS has the function and it can do without other rows, it is computed for the local rows.  Otherwise,
+        the processes first exchange all rows of the arguments.
+
+        Args:
+            func: The function, such as torch.add or Tensor.__getitem__.
+            types: Classes of the arguments, unused.
+            args: Positional arguments.
+            kwargs: Keyword arguments, or None.
+
+        Returns:
+            The result of func(*args, **kwargs): a divided tensor if it has one row for each of the K rows.
+        """
         kwargs = kwargs or {}
         if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
@@ -392,12 +408,17 @@ OPERATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 # -- helpers ---------------------------------------------------------------------------------------------
 def _like(x: DividedTensor, local: Tensor) -> DividedTensor:
-    """Return a tensor [K, ...] divided among processes as x is; `local` [k, ...] are its rows in this process."""
+    """Return a tensor [K, ...] divided between processes as x is; `local` [k, ...] are the rows of this process."""
     return DividedTensor(local, x.owners, x.ranks)
 
 
 def _view(x: DividedTensor, view: Callable[[Tensor], Tensor]) -> DividedTensor:
-    """Return view(x), for a function that can be computed row by row and whose result shares the memory of x."""
+    """Return view(x) as a divided tensor that shares the memory of x.
+
+    Args:
+        x: The divided tensor.
+        view: From rows [k, ...] or [K, ...] to a view of them, computed for each row by itself.
+    """
     return DividedTensor(view(x.local), x.owners, x.ranks, (x, view))  # type: ignore[call-arg]
 
 
@@ -422,7 +443,7 @@ def _selected(value: Any, x: DividedTensor, dim: int) -> Any:
 
 
 def _none_of(selected: list[Any]) -> bool:
-    """Return whether any of these results of `_selected` is None: an argument that needs all rows."""
+    """Return whether any result of `_selected` is None, so that all rows must be exchanged before computing."""
     return any(value is None for value in selected)
 
 
@@ -478,17 +499,17 @@ def _index(positions: np.ndarray, like: Tensor) -> Tensor:
 
 
 def _simplified(values: Any) -> Any:
-    """Return arguments in which each divided tensor of which all rows are here is replaced by these rows [K, ...]."""
+    """Replace each divided tensor in arguments by a usual tensor of its K rows, if this process has all of them."""
     return _mapped(values, lambda x: x.whole() if x.is_whole else x)
 
 
 def _all_rows(values: Any) -> Any:
-    """Return arguments in which each divided tensor is replaced by all its rows [K, ...], after exchanges if needed."""
+    """Replace each divided tensor in arguments by a usual tensor of its K rows, which processes exchange if needed."""
     return _mapped(values, DividedTensor.whole)
 
 
 def _mapped(values: Any, replace: Callable[[DividedTensor], Any]) -> Any:
-    """Return nested tuples, lists and dicts in which each divided tensor x is replaced by `replace(x)`."""
+    """Return nested tuples, lists and dicts with each divided tensor x replaced by `replace(x)`, all else unchanged."""
     if isinstance(values, DividedTensor):
         return replace(values)
     if type(values) in (tuple, list):

@@ -70,7 +70,10 @@ class Plan:
 
     @property
     def short_name(self) -> str:
-        """A short description, such as "threads/1/4x1": name / clients in a chunk / workers x threads of each."""
+        """A short description, such as "threads/1/4x1" or "vmap/all/1x1/graphs".
+
+        Parts: name, clients in a chunk, workers x intra-op threads of each, and "graphs" if gradients are CUDA graphs.
+        """
         return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}" + "/graphs" * self.graphs
 
 
@@ -159,7 +162,7 @@ class Executor:
         )
 
     def set_num_threads(self) -> None:
-        """On a CPU, set torch's number of intra-op threads to that of the plan; the rounding of sums depends on it."""
+        """On a CPU, set torch's number of intra-op threads to `plan.intra`, on which the rounding of sums depends."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 
@@ -261,7 +264,7 @@ class Executor:
             self._run_within_memory(job, first, min(first + half, stop))
 
     def close(self) -> None:
-        """End the threads of the pool, if the plan has any, without waiting for them."""
+        """Stop the threads of the pool without waiting for running chunks; nothing if the plan has no threads."""
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
 

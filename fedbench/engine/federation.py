@@ -240,7 +240,7 @@ class Federation:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of all inputs of one sample when stored as float32, at least 1."""
+        """Bytes of one sample's inputs, without targets, if all values were float32; at least 1, as it is a divisor."""
         return max(1, sum(4 * sample_size(x) for x in self.named_inputs().values()))
 
     @property
@@ -364,7 +364,7 @@ class Federation:
         flat_index = index.reshape(-1)
 
         def entries_of(values: Any, entries: Tensor) -> Tensor:
-            """Return values [m, ...] at positions entries [b], in the shape of `index`.  # [*index.shape, ...]"""
+            """Return values [m, ...] at positions `entries` [b], one per element of `index`.  # [*index.shape, ...]"""
             return values.index_select(0, entries).view(*index.shape, *values.shape[1:])
 
         if self.on_host:  # inputs stay in host memory or in files
@@ -466,7 +466,7 @@ class Federation:
         return run_in_background(lambda: self.fetch(index))
 
     def largest_tokens(self) -> dict[str, int]:
-        """Return a dict from input name to largest token index, for int64 inputs that are not empty; {} if none is."""
+        """Return {input name: largest value} of int64 inputs, which are tokens; inputs without values are omitted."""
         largest = {}
         for name, x in self.named_inputs().items():
             if x.dtype == torch.int64 and math.prod(x.shape):
@@ -475,7 +475,11 @@ class Federation:
         return largest
 
     def named_inputs(self) -> dict[str, Any]:
-        """Return a dict from name to stored inputs [n, ...] of all samples; a single input has the name "inputs"."""
+        """Return the stored inputs by name; a single input has the name "inputs".
+
+        A tensor or HostInput has an entry for each sample [n, ...].  It has fewer if samples share entries (`shared`)
+        or other processes store them (`stored`).
+        """
         return wrap_inputs(self.inputs)
 
     def _entries(self, name: str, samples: Tensor) -> Tensor:
@@ -494,7 +498,14 @@ class Federation:
         return entries if stored is None else positions_in(stored, entries)
 
     def normalized(self, x: Tensor) -> Tensor:
-        """Return images x [..., C, H, W] of type uint8 as normalized float32; inputs of other types unchanged."""
+        """Return uint8 images as float32 x * scale + shift, and inputs of other types unchanged.
+
+        Args:
+            x: Stored inputs, with a scale and shift per channel if they are images.  # [..., C, H, W]
+
+        Returns:
+            The inputs, in the shape of x.  If the federation has no scale, images are floats from 0 to 255.
+        """
         if x.dtype != torch.uint8:
             return x
         x = x.float()

@@ -236,7 +236,7 @@ class _SampleSlots:
         return real, to_device(position[is_real], self.device)
 
     def advance(self, block: Batch) -> None:
-        """Advance each client's next position by the number of its samples in the block."""
+        """Advance the next position of each client by its number of real samples in a block, block.counts."""
         self._next[: len(block.counts)] += block.counts
 
 

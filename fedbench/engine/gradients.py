@@ -48,7 +48,12 @@ class DifferentiatedParameters(NamedTuple):
 
     @classmethod
     def of(cls, model: FlatModel, columns: Columns) -> DifferentiatedParameters:
-        """Return the parameters of a model that have at least one of these columns of rows, and so need a gradient."""
+        """Return the parameters that need a gradient: those with at least one of the given columns.
+
+        Args:
+            model: The model, with the columns of each parameter in a row.
+            columns: The columns of a row to differentiate.
+        """
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)
         size = sum(stop - start for name, (start, stop) in model.spans.items() if name in names)
@@ -84,7 +89,7 @@ class GradientRequest:
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return a dict from name to parameters or running statistics in rows [k, P], as views.  # [k, ...] each"""
+        """Return parameters and running statistics of rows [k, P] by name, as views of the rows.  # [k, ...] each"""
         return (self.named or self.model.named)(rows)
 
 
@@ -92,10 +97,13 @@ class DirectGradients:
     """Computes each gradient when it is requested."""
 
     def free_memory(self) -> None:
-        """Delete tensors that are cached for later requests.  Here there are none."""
+        """Delete cached tensors, called when memory is exhausted.  This class caches none; GraphedGradients does."""
 
     def to_static_rows(self, rows: Tensor) -> Tensor:
-        """Return the rows [K, P] of a chunk in the memory that its training must use.  Here: the rows themselves."""
+        """Return the rows [K, P] of a chunk, which the training then changes in place.
+
+        This class returns the rows themselves; GraphedGradients copies them to a buffer that its graphs use.
+        """
         return rows
 
     def __call__(self, request: GradientRequest) -> tuple[Tensor, Tensor]:

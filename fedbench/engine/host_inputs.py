@@ -103,7 +103,7 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def sample_size(x: Tensor | HostInput) -> int:
-    """Return the number of values in one entry of an input [m, ...]; 0 if the input has no entries."""
+    """Return the number of values in one entry of an input [m, ...]: the product of the other axes; 0 if m = 0."""
     return math.prod(x.shape[1:]) if x.shape[0] else 0
 
 
@@ -119,5 +119,12 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def run_in_background(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Start `work` in the background thread, and return a function that waits for its result or error."""
+    """Start a function in the one background thread of this process.
+
+    Args:
+        work: The function, without arguments.
+
+    Returns:
+        A function without arguments that waits until `work` ends, and returns its result or raises its error.
+    """
     return _pool().submit(work).result

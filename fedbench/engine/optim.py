@@ -44,7 +44,7 @@ class ParameterIndex:
         self._within: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     def within(self, columns: Columns) -> Tensor:
-        """Return the indices, 0 to S - 1, of parameters with at least one of these columns, ascending.  # [s] int64"""
+        """Return the indices, from 0 to S - 1, of all parameters that `columns` overlap, ascending.  # [s] int64"""
         key = tuple(columns.slices)
         if key not in self._within:
             indices = [i for i, (start, stop) in enumerate(self._spans) if columns.overlaps(start, stop)]
@@ -170,7 +170,7 @@ class Optimizer:
         return torch.tensor([[self.lr[i] * factor] for i in ids.tolist()])
 
     def check(self, num_clients: int) -> None:
-        """Raise ConfigError if optimizer.lr is a list whose length is not num_clients; a single number always fits."""
+        """Raise ConfigError if the option optimizer.lr is a list without exactly num_clients = N numbers."""
         check_each("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
@@ -225,7 +225,7 @@ class Optimizer:
         return np.ones(num_steps)
 
     def fresh(self) -> Optimizer:
-        """Return a copy that begins each training with new buffers, for rows that are not kept after a training."""
+        """Return a copy with reset="round", which begins each training with new buffers (such as momentum of 0)."""
         other = copy.copy(self)
         other.reset = "round"
         return other
@@ -355,7 +355,13 @@ class SGD(Optimizer):
 
 
 def _can_use_fused_kernel(*rows: Tensor) -> bool:
-    """Return whether PyTorch's fused SGD kernel supports all `rows`: parameters, gradient, momentum, of equal shape."""
+    """Return whether PyTorch's fused SGD kernel can be used.
+
+    It needs a CPU or CUDA device, contiguous tensors, and fewer than 2^31 values.
+
+    Args:
+        *rows: The parameters, their gradient and the momentum.  # [k, p] each
+    """
     fits = rows[0].numel() < 2**31  # the kernel has 32-bit indices
     has_kernel = fused_sgd is not None and rows[0].device.type in ("cpu", "cuda")
     return has_kernel and fits and all(r.is_contiguous() for r in rows)

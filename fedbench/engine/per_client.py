@@ -94,5 +94,5 @@ def fractions(value: float | PerClient, context: RoundContext) -> Tensor:
 
 
 def mean(value: float | PerClient) -> float:
-    """Return the mean of a hyperparameter over all N clients; if it is one number for all, that number."""
+    """Return the unweighted mean of a hyperparameter over all N clients; one number for all is returned unchanged."""
     return float(value.values.mean()) if isinstance(value, PerClient) else value

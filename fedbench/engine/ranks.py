@@ -79,7 +79,7 @@ class Ranks:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether computations are divided between processes: there are several, and not within `undistributed`."""
+        """Whether several processes divide the computations.  False in a `with undistributed()` block."""
         return self.world_size > 1 and not self._undistributed_depth
 
     @contextmanager
@@ -231,7 +231,7 @@ class Ranks:
         return self._all_gather_object(value)
 
     def _all_gather_object(self, value: Any) -> list[Any]:
-        """Return the `value` of every rank as a list in the order of ranks.  All ranks must call this together."""
+        """Return the picklable values of all ranks, in the order of ranks.  All ranks must call this together."""
         values: list[Any] = [None] * self.world_size
         with raising_peer_lost():
             dist.all_gather_object(values, value)
@@ -415,7 +415,10 @@ class Ranks:
 
 @contextmanager
 def raising_peer_lost() -> Iterator[None]:
-    """Return a context that raises PeerLost instead of a RuntimeError of torch: another process cannot be reached."""
+    """Return a context that turns a RuntimeError of torch.distributed into PeerLost.
+
+    Within it, only calls of torch.distributed should be made: their RuntimeError means that another process ended.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -430,7 +433,7 @@ _ranks = Ranks()
 
 
 def current() -> Ranks:
-    """Return the processes of the current run; this process only, unless `connect` joined others."""
+    """Return the `Ranks` that `connect` created; rank 0 of 1 if it was not called or after `disconnect`."""
     return _ranks
 
 

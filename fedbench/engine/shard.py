@@ -56,7 +56,7 @@ class Shard:
         return self.samples if shared is None else np.unique(shared[self.samples])
 
     def select_clients(self, ids: np.ndarray) -> Shard:
-        """Return the shard for a federation of the clients ids [k], in this order; the stored samples stay the same."""
+        """Return a shard whose clients 0 to k - 1 are the clients ids [k] of this one, with the same stored samples."""
         return replace(self, owned=self.owned[ids])
 
     def require_owned(self, ids: np.ndarray) -> None:

@@ -85,11 +85,18 @@ class ShardedRows(Rows):
             super().__setitem__(ids[owners == self.ranks.rank], values)
 
     def has(self, ids: Ids) -> Tensor:
-        """Return, for each of the clients ids [K], whether its row was written.  # [K] bool, on the compute device"""
+        """Return whether the row of each client was written, by any process, since the start of the run.
+
+        Args:
+            ids: The clients.  # [K] int64
+
+        Returns:
+            True for a written row; False for one that has the default.  # [K] bool, on the compute device
+        """
         return torch.from_numpy(self.order[ids] >= 0).to(self.device)
 
     def touched(self) -> Ids:
-        """Return the ids of the clients whose row was written, in any process, ascending.  # [k] int64"""
+        """Return the ids of all clients whose row was written, whichever process stores it, ascending.  # [k] int64"""
         return np.flatnonzero(self.order >= 0)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -161,7 +168,10 @@ class ShardedRowStore(RowStore):
         return ShardedRows(self.ranks, name, self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:
-        """Return the lines of `RowStore.plan`, one per state, with the MiB that a gather exchanges if it is divided."""
+        """Return one line per state for the log, such as "c_i: 100 x 650 numbers, 0.2 MiB at most, host".
+
+        If processes divide the state, the line continues with the MiB that they exchange to join all its rows.
+        """
         lines = []
         for line, rows in zip(super().plan(), self.all.values()):
             size = self.most * rows.row_bytes / 2**20  # most: the number of rows that the run can write
@@ -171,7 +181,7 @@ class ShardedRowStore(RowStore):
 
 
 def count_owned(ranks: Ranks, num_clients: int) -> int:
-    """Return how many of the clients 0 to num_clients - 1 belong to this process."""
+    """Return how many of the clients 0 to num_clients - 1 this process owns (`Ranks.owner`)."""
     return int((ranks.owner(np.arange(num_clients)) == ranks.rank).sum())
 
 

@@ -137,7 +137,7 @@ class StepProgress:
             self.extra_losses = extra_losses
 
     def reset(self) -> None:
-        """Set all values back to those before the first gradient of a step."""
+        """Begin the next step: set counts to 0, `random` and `differentiated_rows` to None, and empty the rest."""
         self.num_gradients = 0
         self.num_buffers = 0
         self.random = None
@@ -221,12 +221,15 @@ class Step:
         return self._theta
 
     def _rows(self, name: str) -> Tensor:
-        """Return the trained rows if name is "theta", else the state of this name.  # [k, ...]"""
+        """Return the trained rows if name is "theta", else the state of this name, which must exist.  # [k, ...]"""
         return self.theta if name == "theta" else getattr(self.state, name)
 
     @property
     def rng(self) -> RowRandom:
-        """Random numbers of this step, whose tensors have one row for each client: s.rng.normal(P) is [k, P]."""
+        """Random numbers of this step: s.rng.normal(5), for example, are 5 normal numbers for each client, [k, 5].
+
+        The numbers of a client depend on the seed, the round, the step and the client only.
+        """
         if self._progress.random is None:
             # Keys are int64, so the unsigned 64-bit key of the step is shifted by one bit.
             self._progress.random = RowRandom(self._client_keys[: self.k] ^ (key("t", self.t) >> 1))
@@ -250,7 +253,10 @@ class Step:
 
     @property
     def summed_loss(self) -> Tensor:
-        """Sum of each client's batch losses over the steps so far, at the first gradient of each step.  # [k]"""
+        """Sum over the steps so far of each client's batch loss.  # [k]
+
+        If a step computes several gradients, the loss of the first one counts.
+        """
         return self._chunk.loss[: self.k]
 
     def record(self, name: str, value: Tensor) -> None:
@@ -389,7 +395,7 @@ class Step:
 
     @property
     def _dropout_keys(self) -> Tensor | None:
-        """Keys for the random numbers of dropout in this step [k] int64; None if the model has no dropout."""
+        """One random key per client, [k] int64, from which dropout masks of this step follow; None without dropout."""
         return self.rng.keys if self.model.has_dropout else None
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
@@ -407,14 +413,14 @@ class Step:
         return self._named_views[cache_key]
 
     def _parameters_of(self, columns: Columns) -> DifferentiatedParameters:
-        """Return the parameters that have at least one of these columns, and so need a gradient; cached by columns."""
+        """Return the parameters that have at least one of these columns, and so need a gradient; cached."""
         slices = tuple(columns.slices)
         if slices not in self._parameters:
             self._parameters[slices] = DifferentiatedParameters.of(self.model, columns)
         return self._parameters[slices]
 
     def _new_gradient(self) -> Tensor:
-        """Return uninitialized memory [k, P] for a gradient, which no other gradient of this step uses."""
+        """Return an uninitialized tensor [k, P] for a gradient.  Calls in one step return different tensors."""
         index = self._progress.num_buffers
         if index == len(self._gradient_buffers):
             self._gradient_buffers.append(torch.empty_like(self._chunk.theta))

@@ -65,7 +65,7 @@ class LocalTraining:
 
     @property
     def buffer_names(self) -> dict[str, str]:
-        """A dict from "theta" or the name of a state to the name under which its optimizer buffers are stored."""
+        """The setting `buffers` as a dict: from "theta" or a state to the name under which its buffers are stored."""
         return {"theta": self.buffers} if isinstance(self.buffers, str) else dict(self.buffers)
 
 
@@ -160,12 +160,12 @@ class BatchSchedule:
         )
 
     def width(self, start: int, stop: int) -> int:
-        """Return B, the samples per client in the batches of positions[start:stop], padding included; at least 1."""
+        """Return B, the samples of a client in a batch, padding included, for the clients positions[start:stop]."""
         return int(self.counts[:, start:stop].max(initial=1)) if self.batch_sizes_differ else self.sample_index.shape[2]
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
-    """Return the samples of all N clients to train on: those of the split named how.split, or how.split itself."""
+    """Return the training samples of each of the N clients: how.split, or the federation's split of that name."""
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 
@@ -317,7 +317,7 @@ class CohortTraining:
         return self.start.dim() == 1
 
     def run(self) -> None:
-        """Train the clients of this process, one chunk after the other or in threads, and fill `outputs`."""
+        """Train all clients of this process, chunk by chunk, and write their results to `self.outputs`."""
         with self.engine.executor.ranks.undistributed():
             self.engine.executor.run(self._train_chunk, len(self.schedule.positions))
 
@@ -419,7 +419,7 @@ class CohortTraining:
         }
 
     def save_buffers(self) -> None:
-        """Store the optimizer buffers that clients keep until their next round (optimizer.reset=never)."""
+        """Store the trained clients' optimizer buffers for their next round; nothing unless optimizer.reset=never."""
         owners = self.how.buffer_names  # from "theta" or a state to the name under which its buffers are stored
         for rows_name, buffers in self.stored_buffers.items():
             for buffer, values in buffers.items():  # such as momentum [K, ...]

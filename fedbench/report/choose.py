@@ -112,7 +112,7 @@ def _row(value: str, clients: int, client_scores: DataFrame) -> dict[str, Any]:
     Args:
         value: The value of the key, as text.
         clients: The number of clients for which the value is best.
-        client_scores: The columns val and test of `Sweep.scores`.
+        client_scores: The validation and test scores (columns val and test), a row per seed and client.
     """
     means = client_scores.groupby("seed").mean()
     return {"value": value, "clients": clients, "val": over_seeds(means["val"]), "test": over_seeds(means["test"])}
@@ -169,7 +169,7 @@ def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
         f"--metric must be personal/..., got {metric}",
     )
     runs = [run for run in runs if run.finished and _is_number(run.flat_config.get(key))]
-    runs.sort(key=lambda run: str(run.summary.get("finished")))
+    runs.sort(key=lambda run: str(run.summary.get("finished")))  # by the time at which they finished
     _check_comparable(runs, key)
     folds = runs[0].flat_config.get("folds")  # number of folds of cross-validation or None, the same in all runs
     run_of = {(run.flat_config[key], run.seed, run.flat_config.get("fold")): run for run in runs}

@@ -104,14 +104,17 @@ def clients(
 def client_scores(group: Group, runs: list[Run], options: Options) -> ClientScores:
     """Return the clients of a group with their scores and gains as means over seeds, the largest gain first.
 
-    The score of a client is that at the selected round of each run.  Its gain is the difference to the score under
-    Local with the same seed, at the selected round of that run, with the sign that makes positive gains better.
-    Runs without scores of clients, or with another partition than the first run, are left out and counted.
+    The score of a client is that at the selected round of each run.  Its gain is the difference to its score in the
+    run of Local (clients that train alone) with the same seed.  A positive gain is better for every metric.
 
     Args:
         group: Runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: The metric, and the round at which it is taken: last, best or best_val.
+
+    Returns:
+        The columns client, samples, entropy (of its training labels, in bits), score and gain, a row per client; and
+        the number of runs that are left out, without scores of clients or with another partition than the first run.
     """
     pd, sign = pandas(), -1 if scores.lower_is_better(options.metric) else 1
     first, values, gains = group.runs[0], [], []

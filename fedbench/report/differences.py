@@ -124,15 +124,17 @@ def explanations(options: Options) -> list[str]:
 
 
 def few_seeds_notes(found: list[Difference]) -> list[str]:
-    """Return lines about numbers of seeds with which no p can be below 0.05, or with which there is no test.
+    """Return lines about numbers of seeds with which no p can be below LEVEL = 0.05, or with which there is no test.
 
-    A line also says where p is computed from random changes of signs, because there are too many seeds for all.
+    A test of n seeds compares all 2^n choices of signs of the differences, or random ones if these are too many.
+    Another line says so.
 
     Args:
         found: The differences.
     """
     tested = Counter(d.setting.description for d in found if len(d.means) >= MIN_SEEDS)  # pairs with a test, by setting
     lines = []
+    # seeds_needed(k): the number of seeds with which a p can be below LEVEL after a correction for k pairs
     for n in sorted({len(d.means) for d in found if len(d.means) < MIN_SEEDS}):
         lines.append(
             f"n = {n}: too few seeds for a test and an interval, which need at least {MIN_SEEDS}: run "

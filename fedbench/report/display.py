@@ -51,10 +51,10 @@ def method_name(option: str, conf: tuple[Path, ...] | None = None) -> str:
 
 
 def legend_name(labels: Mapping[str, Any], tuned: bool = False, conf: tuple[Path, ...] | None = None) -> str:
-    """Return a legend entry: the name of the method, and the other labels as key=value.
+    """Return a legend entry such as "FedProx mu=0.1": the name of the method, and other config values as key=value.
 
     Args:
-        labels: The labels of a line; None values are left out.
+        labels: From config key to value, for example {"method": "fedprox", "algorithm.mu": 0.1}.  None is left out.
         tuned: Whether the method fine-tunes after the last round only, which a dagger marks.
         conf: The conf folders; None for those of fedbench.
     """
@@ -126,11 +126,12 @@ def _last_part(key: str) -> str:
 
 
 def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> list[Column]:
-    """Return the columns of labels.
+    """Return the columns of a table whose values identify its rows, such as the method and the data set.
+
+    Methods are displayed by their names in papers, with a dagger if the row has a true value under the key "tuned".
 
     Args:
-        keys: The keys of the labels in the rows.  Under the key "method" (or another one that names methods), methods
-            are displayed by their names in papers, with a dagger if the row has a true value under the key "tuned".
+        keys: The keys of the columns in the rows.  "method" and the other `METHOD_KEYS` contain methods.
         conf: The conf folders; None for those of fedbench.
     """
     columns = []

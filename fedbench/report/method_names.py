@@ -12,10 +12,12 @@ from fedbench.report.summary import METHOD_PREFIXES, Group, differing
 
 
 def set_settings(groups: list[Group], keys: list[str]) -> None:
-    """Set the settings of groups that ``--group`` made: the values of all keys that are not of the method.
+    """Set the setting in which each group's method is compared: the values of all keys that are not of the method.
+
+    Keys of the method are, for example, algorithm, algorithm.mu and optimizer.lr.
 
     Args:
-        groups: The groups; changed in place.
+        groups: The groups of runs that ``--group`` made; changed in place.
         keys: The config keys of ``--group``.
 
     Raises:
@@ -36,14 +38,14 @@ def set_settings(groups: list[Group], keys: list[str]) -> None:
 
 
 def name_methods(settings: dict[str, list[Group]]) -> dict[str, dict[str, Group]]:
-    """Return the groups by the name of the method and the description of the setting.
+    """Return the groups of runs by the name of the method and the description of the setting.
 
     Args:
-        settings: The groups by setting.
+        settings: From description of a setting, such as "mnist, dirichlet, cnn", to its groups.
 
     Returns:
-        The groups.  The name is that of the column method if it occurs once in each setting, such as "pgfed"; else
-        other labels follow, as in "pgfed mu=0.1".
+        From name, and then from description, to the group.  The name is the option of ``algorithm=``, such as "pgfed",
+        if it occurs once in each setting.  Else the distinguishing options follow, as in "pgfed algorithm.mu=0.1".
 
     Raises:
         ConfigError: Two groups of a setting have the same name.
@@ -90,11 +92,11 @@ def display_name(name: str, group: Group) -> str:
 
 
 def find_method(text: str, methods: dict[str, dict[str, Group]]) -> str:
-    """Return the name of a method that the user typed, either as in CSV files or as in tables.
+    """Return the name in ``methods`` of a method that the user typed, as in CSV files (pgfed) or in tables (PGFed).
 
     Args:
         text: A word of ``--compare``.
-        methods: The groups by the name of the method.
+        methods: From name, and then from description of the setting, to the group of runs (`name_methods`).
 
     Raises:
         ConfigError: There is no such method, or several.

@@ -33,7 +33,7 @@ def ranks_of(settings: list[Setting], options: Options) -> DataFrame:
 
 
 def win_rates(settings: list[Setting], names: Iterable[str], options: Options) -> DataFrame:
-    """Return the part of settings and seeds in which a method is better than another one [K, K]; ties count half.
+    """Return how often method i is better than method j [K, K], as a fraction of settings and seeds; ties count half.
 
     Args:
         settings: The settings.

@@ -98,6 +98,7 @@ def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Gro
         ConfigError: A run does not have one of the keys.
     """
     groups: dict[Any, dict[Any, Run]] = {}
+    # by the time at which they finished
     finished = sorted((run for run in runs if run.finished), key=lambda run: str(run.summary.get("finished")))
     for run in finished:
         definition = tuple(sorted((key, repr(value)) for key, value in identity(run).items()))

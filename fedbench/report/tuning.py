@@ -113,15 +113,16 @@ def choice_table(runs: list[Run], metric: str, select: str) -> Table:
 
 
 def studies(runs: list[Run]) -> list[Study]:
-    """Group runs by setting and method, and the runs of a method by their options.
+    """Return a study per method and setting, sorted by both, with the runs grouped by their options as trials.
 
     Of several runs with equal options, seed and fold, the one that finished last is used.
 
     Args:
-        runs: The runs.  Unfinished ones count as trials, but only finished ones can be chosen.
+        runs: The runs.  Unfinished ones count as trials, but only finished ones can be chosen.  A method without a
+            finished run in a setting has no study.
     """
     by_study: dict[tuple[Hashable, Hashable, str], list[Run]] = {}  # by (setting, hash of the data, method)
-    runs = sorted(runs, key=lambda run: str(run.summary.get("finished")))
+    runs = sorted(runs, key=lambda run: str(run.summary.get("finished")))  # by the time at which they finished
     with_data = [run for run in runs if run.summary.get("data_hash")]
     without = [run for run in runs if not run.summary.get("data_hash")]  # they failed before the data were read
     for run in with_data:

@@ -38,7 +38,7 @@ RUN_ARRAYS = {f"{part}_{field}" for part in PARTS for field in ("indices", "offs
 
 
 class Content(NamedTuple):
-    """The content of a file.
+    """The content of a partition file: sample indices of each client by part (train, ...), and names of clients.
 
     Attributes:
         lists: Samples of each client by part; the only part is "" if the file has no parts.
@@ -50,7 +50,7 @@ class Content(NamedTuple):
 
 
 class File:
-    """A partition from a file.
+    """A partition that is read from a file of sample indices.
 
     Args:
         path: The file.

@@ -31,7 +31,7 @@ from fedbench.report.table import Column, DataFrame, Series, Table, pandas
 
 @dataclass
 class Sweep:
-    """Runs with different values of a key.
+    """Scores of each client in runs that differ in the value of a config key.
 
     Attributes:
         key: The config key.

@@ -36,7 +36,7 @@ NAN = float("nan")
 
 @dataclass
 class ClientScores:
-    """The clients of a group.
+    """Scores and gains of the clients of a group, the runs of a method that differ only in the seed.
 
     Attributes:
         group: The group.

@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The data of a figure.
+    """The data of a figure with axes: its form (lines, points, bars or panels), series of x and y, and labels.
 
     Attributes:
         form: "lines", "points" (with error bars), "bars" (at equal distances), or "panels" (of bars).
@@ -80,7 +80,7 @@ class HeatMaps(Drawing):
 
 @dataclass(frozen=True)
 class FigureFiles:
-    """Where figures are written, and in which format.
+    """The paths of figures: folder / (prefix + name + suffix), where the suffix is also the format.
 
     Attributes:
         folder: The folder.

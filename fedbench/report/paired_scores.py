@@ -15,7 +15,7 @@ from fedbench.report.table import DataFrame, Series, pandas
 
 @dataclass(frozen=True)
 class Setting:
-    """The scores of the compared methods in a setting.
+    """The scores of the compared methods in a setting: a data set, a partition, a model and so on.
 
     Attributes:
         description: Its data set, partition, model and others, such as "digits, dirichlet, mlp".

@@ -45,7 +45,7 @@ MIN_SEEDS = 3  # for a difference in standard deviations
 
 @dataclass
 class Cell:
-    """A printed value and the value of our runs.
+    """A value printed in a table of a paper, as a row of its CSV file, and the value of our runs.
 
     Attributes:
         row: The row of the CSV file of the table.

@@ -24,7 +24,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class PrintedCell:
-    """A cell of a printed table.
+    """A cell of a table printed in a paper, and what is needed to measure it in a run.
 
     Attributes:
         table: The name of the table.
@@ -41,7 +41,7 @@ class PrintedCell:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The value of a run for a cell.
+    """The value of one run for a cell of a printed table, in the unit of the paper.
 
     Attributes:
         value: The value; NaN if the run does not have it.

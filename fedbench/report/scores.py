@@ -18,7 +18,7 @@ NAN = float("nan")
 
 @dataclass
 class Options:
-    """Options of a report.
+    """Options of a report: metric, selected round (select), target to reach, and keys to group runs by.
 
     Attributes:
         metric: A column of metrics.csv.

@@ -32,7 +32,7 @@ SENT_KEYS = ("n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_tar
 
 @dataclass
 class Group:
-    """Finished runs that differ only in the seed.
+    """Finished runs that differ only in the seed, with the method and options (labels) that distinguish them.
 
     Attributes:
         runs: The runs.

@@ -22,7 +22,7 @@ LATEX |= {DAGGER: r"$^\dagger$"} | {c: rf"\{c}" for c in "&%$#_{}"}
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean and standard deviation of several values.
+    """The mean and standard deviation of those of several values that are defined, and their number.
 
     Attributes:
         mean: The mean of the defined values, those that are neither None nor NaN.
@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table: its key in the rows, its heading, and how its values are formatted.
 
     Attributes:
         key: The key of its cells in rows, and its heading in CSV and JSON.
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass
 class Table:
-    """A table.
+    """A table: title, columns, rows (a dict from column key to cell each), and notes below it.
 
     Attributes:
         title: The title; may be empty.

@@ -35,7 +35,7 @@ SELECTIONS = ("last", "best_val")
 
 @dataclass
 class Trial:
-    """Runs of a method with equal options.
+    """Runs of a method with equal options and several seeds.
 
     Attributes:
         options: The values of the options in which the trials of the method differ, by config key.
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass
 class Study:
-    """The trials of one method in one setting.
+    """The trials (choices of options) of one method in one setting (data set, partition, model and so on).
 
     Attributes:
         method: The name of the method.
@@ -67,7 +67,7 @@ class Study:
 
 @dataclass
 class Choice:
-    """The chosen trial of a study.
+    """The trial of a method with the best mean validation score in a setting.
 
     Attributes:
         study: The study.

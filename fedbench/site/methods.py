@@ -37,7 +37,7 @@ class ReleasedCode:
 
 @dataclass
 class Method:
-    """The facts about a method.
+    """The facts about a method that its page shows: names, header, options, released code and results.
 
     Attributes:
         name: The option of ``algorithm=``.

@@ -51,7 +51,7 @@ def no_closure_over_the_cohort(case: Case) -> None:
 
 
 def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor]:
-    """Run two rounds with cohorts of a size, one client at a time.
+    """Run two rounds in which the clients of each cohort (the sampled clients) are computed one at a time.
 
     Args:
         case: The method.
@@ -59,7 +59,7 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
         names: A set, to which the names of tensors with `size` rows are added that steps read without receiving them.
 
     Returns:
-        The state at the end.
+        All tensors of the run at the end, by path, such as "/rows/c_i".
     """
 
     def collect_and_train(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
@@ -68,7 +68,7 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
         return train(start, **arguments)
 
     with probes.trained_by(collect_and_train):  # in place of cohort.train
-        cohorts = [cohort[:size] for cohort in COHORTS]
+        cohorts = [cohort[:size] for cohort in COHORTS]  # COHORTS: the clients of each round
         return state_of(run_rounds(case.simulation("loop"), stop=2, cohorts=cohorts))
 
 
@@ -100,7 +100,7 @@ def executor_pairs(case: Case) -> None:
 
 
 def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
-    """Assert that three rounds give the same state as when all clients are computed at once.
+    """Assert that three rounds give the same tensors as when all clients are computed at once (the plan "vmap").
 
     Args:
         case: The method.
@@ -165,10 +165,12 @@ def only_trained_columns_move(case: Case) -> None:
 def _train_and_compare_columns(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
     """Train as cohort.train does, and assert that only the trained columns and the buffers have changed.
 
+    Columns are positions in a client's row, the vector of all its parameters and buffers.
+
     Args:
         train: The original cohort.train.
         cohort: The cohort.
-        start: The initial rows.
+        start: The initial rows of the clients [K, P].
         arguments: The other arguments of cohort.train, whose "columns" are the trained ones; without, all are trained.
 
     Returns:

@@ -78,7 +78,7 @@ def composed(*overrides: str) -> DictConfig:
 
 @dataclass
 class Case:
-    """A method with a model and an optimizer.
+    """A method to check, with the small model and the optimizer that it trains.
 
     Args:
         name: The option of conf/algorithm.
@@ -105,6 +105,7 @@ class Case:
         if self.target is not None and "_target_" in self.target:
             cfg.algorithm = OmegaConf.create(dict(self.target))
         else:
+            # values of the call, on the right, have priority
             values = {f"algorithm.{option}": value for option, value in (self.target or {}).items()} | values
         for key, value in values.items():
             OmegaConf.update(cfg, key, value, force_add=True)
@@ -126,7 +127,7 @@ class Case:
         """Return a new run before its first round.
 
         Args:
-            plan: How clients are computed, or its name in PLANS.
+            plan: How clients are computed, or its name in PLANS, such as "vmap" (all at once) or "loop".
             split: The partition over the clients.
             arrays: The data set.
             limits: The number of bytes of client states in memory; more are stored in files.
@@ -182,7 +183,7 @@ class Case:
 
 
 def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
-    """Return the method with the first model and optimizer that it accepts.
+    """Return the method as a case, with the first model and optimizer that it accepts.
 
     Args:
         name: The option of conf/algorithm.
@@ -348,8 +349,9 @@ def state_of(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
         deploy: Whether to include what clients deploy, and the global model.
 
     Returns:
-        The state of the server, and the states of the clients with their optimizer buffers.  States of server rules
-        are omitted, because they have one row and are created in the first round.
+        The state of the server ("/algorithm/..."), the states of the clients with their optimizer buffers
+        ("/rows/...", [N, ...] each), and, if asked, "/deployed" and "/global".  States of server optimizers are
+        omitted, because they have one row and are created in the first round.
     """
     state: dict[str, Any] = {
         "algorithm": sim.algorithm.state_dict(),

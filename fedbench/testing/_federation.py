@@ -125,10 +125,10 @@ def engine_on(
 
     Args:
         federation: The samples of all clients; its cohort size is set in place.
-        module: A module, or a model that is flat already.
+        module: A module, or a FlatModel, whose parameters are one vector.
         optimizer: The optimizer of clients; None for SGD with learning rate 0.1.
         plan: How clients are computed, or its name in PLANS.
-        columns: The column groups of the model; ignored if it is flat already.
+        columns: The column groups of the model, patterns of parameter names by group; not used for a flat model.
         limits: The largest number of bytes of client states in memory.  If there are more, they are stored in files.
         cohort_size: The number of clients per round; default: all.
         **options: Other fields of Engine, such as seed, rounds, epochs and batch_size.
@@ -164,7 +164,7 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 
 def deployed(e: Engine, algorithm: Any, round: int = 0, final: bool = True) -> Any:
-    """Return the row that each client deploys after a round [N, P], or the dict that the method returns instead.
+    """Return the parameters that each client deploys after a round [N, P], or the dict that a method returns instead.
 
     A method returns a dict, such as {"theta": rows, ...}, if a prediction needs more than the parameters.
 

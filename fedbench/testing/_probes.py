@@ -117,12 +117,12 @@ def _content(cell: CellType) -> Any:
 
 
 def _with_rows(values: dict[str, Any], attributes: tuple[str, ...], size: int) -> set[str]:
-    """Return the names of the tensors and arrays with `size` rows among values and their attributes.
+    """Return the names of the tensors and arrays whose first axis has length `size`, among values and attributes.
 
     Args:
         values: The values by name.
         attributes: The names of the attributes that are looked up in values that are namespaces or methods.
-        size: The number of rows.
+        size: The length of the first axis, such as the number of clients.
     """
     names = set()
     for name, value in values.items():
@@ -158,6 +158,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
         """
 
         def sample(name: str, t: Tensor) -> Tensor:
+            # a key for each client of the cohort, which depends on the tensor's name and the round
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
             return rng.RowRandom(keys).uniform(*t.shape[1:])
 

@@ -103,7 +103,7 @@ class Report:
 
 
 class Suite(Generic[Case]):
-    """The checks of one kind of class, in the order of their definition.
+    """The checks of one kind of class: functions of a case (the class to check, with its data) that assert.
 
     The name of the function is the name of the check.  The first paragraph of its docstring states what must hold.  A
     second one, "Remedy: ...", states what the author of the class should do.  It ends the message of a failed check.
@@ -156,7 +156,7 @@ class Suite(Generic[Case]):
 
         Args:
             target: The class, for the report.
-            setting: Data and model, for the report.
+            setting: Data and model in words, for the report.
             case: The class to check, with its data.
             only: The names of the checks to run; None runs all.
 

@@ -33,7 +33,7 @@ def path_of(target: Target) -> str:
 def described(
     group: str, target: Target, options: Mapping[str, Any] | None, base: type | None = None
 ) -> dict[str, Any]:
-    """Return `_target_` and options of a class, as an option's YAML has them.
+    """Return the path of a class under `_target_`, and its options, as the YAML files in conf have them.
 
     Args:
         group: The group of conf.
@@ -60,7 +60,7 @@ def described(
 
 
 def entry_of(group: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of an option's YAML among which `_target_` is.
+    """Return that part of the content of a YAML file in conf that has the key `_target_`.
 
     In a file of conf/callbacks, they are below the name of the callback; in other groups, they are all values.
 

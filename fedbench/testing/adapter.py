@@ -1,4 +1,4 @@
-"""Checks of adapters in a small vision transformer, on batches of B = 5 images of each of K = 3 clients.
+"""Checks of adapters in a small vision transformer; K = 3 clients have B = 5 images and a row of P parameters each.
 
 The backbone must be frozen, and results must not depend on how clients are computed.  The model has two blocks, whose
 layers are `attn.qkv`, `attn.proj`, `mlp.0`, `mlp.2` and layer norms, and a head.
@@ -38,7 +38,7 @@ TOLERANCE = 1e-4  # relative to the largest value
 
 @dataclass
 class AdapterCase:
-    """An adapter, given by `_target_` and options, and three clients with images."""
+    """An adapter to check: the path of its class (`_target_`) and its options, and three clients with images."""
 
     values: dict[str, Any]
 
@@ -263,8 +263,8 @@ def _compare_with_together(case: AdapterCase, found: tuple[Tensor, Tensor], i: i
 
     Args:
         case: The adapter.
-        found: The logits [1, B, C] and gradients [1, P] of the client.
-        i: The client.
+        found: The logits [1, B, C] and gradients [1, P] of client i.
+        i: The index of the client.
         condition: How they were computed, such as "computed alone", for the message.
     """
     for name, together, values in zip(("logits", "gradients"), case.together, found):

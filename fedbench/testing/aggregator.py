@@ -51,7 +51,7 @@ class AggregatorCase:
             rows: The uploads.  # [n, p]
             weights: Their weights, with sum 1.  None: equal ones.  # [n]
             center: The value that the server sent.  None: there is none.  # [p]
-            order: The order of the clients for buckets.  None: the order of the rows.  # [n]
+            order: The positions of the rows in the order in which they fill buckets.  None: 0 to n - 1.  # [n]
         """
         n = len(rows)
         weights = rows.new_full((n,), 1 / n) if weights is None else weights
@@ -107,10 +107,10 @@ def weights_of(n: int = N) -> Tensor:
 
 
 def _inputs_for_symmetry(case: AggregatorCase) -> tuple[Tensor, Tensor, Tensor]:
-    """Return uploads, weights and the server's value, for checks of symmetries.
+    """Return uploads [N, SIZE], weights [N] and the server's value [SIZE], for checks of symmetries.
 
-    With pre="nnm", weights are equal.  Mixing may give several clients the same row up to rounding, so that rounding
-    would decide whose weight a rule leaves out.
+    With pre="nnm" (nearest-neighbour mixing), weights are equal.  Mixing may give several clients the same row up to
+    rounding, so that rounding would decide whose weight a rule leaves out.
     """
     weights = torch.full((N,), 1 / N) if case.make().pre == "nnm" else weights_of()
     return uploads(), weights, torch.zeros(SIZE)

@@ -383,7 +383,7 @@ def bypasses_upload(case: Case, **values: Any) -> bool:
 
 
 def _messages_with_random_uploads(case: Case, arrays: Any, **values: Any) -> list[Tensor]:
-    """Return what clients receive or request in all rounds, and last the initial row of a new client.
+    """Return the tensors that clients receive or request in all rounds, and last the initial row of a new client.
 
     Uploads are replaced by random values.
 

@@ -1,4 +1,4 @@
-"""Checks of compressors on random rows of K = 5 clients: independent rows, keyed random numbers, the number of bits.
+"""Checks of compressors on random rows, a vector to send for each of K = 5 clients: values, keys, number of bits.
 
 The longest rows have SIZE = 300 values, which include matrices of 10 x 20 and 6 x 3 x 5, and on shorter rows.
 """
@@ -63,7 +63,7 @@ class CompressionCase:
 
         Args:
             x: The rows.  # [k, n]
-            message: The description of the message, for its clients.
+            message: The description of the message; message.of(i, i + 1) is its part for client i.
         """
         messages = [message.of(i, i + 1) for i in range(len(x))]  # of one client each
         return [self.ready(message).encode(row, RowRandom(keys_of(one)), one) for row, one in zip(x, messages)]
@@ -112,7 +112,7 @@ def store(num_clients: int) -> RowStore:
 
 
 def message_of(size: int, clients: int = K) -> Message:
-    """Return the description of a message, such as the ids of its clients.
+    """Return the description of a message: the name and number of its values, and the ids of its clients.
 
     Args:
         size: The number of values of each client.  If it is SIZE, they are the matrices of `SPANS`.
@@ -388,7 +388,7 @@ def state_is_saved(case: CompressionCase) -> None:
 
 
 def _run_round(compressor: Compressor, message: Message, r: int) -> Tensor:
-    """Run one round of a compressor, with rows that change and losses that fall over the rounds.
+    """Compress rows in one round and report the clients' losses; rows change and losses fall over the rounds.
 
     Args:
         compressor: The compressor; its state is updated.

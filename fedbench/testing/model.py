@@ -1,4 +1,4 @@
-"""Checks of models, on batches of B = 5 samples of each of K = 3 clients: a row computes what the module computes.
+"""Checks of models, on B = 5 samples of each of K = 3 clients, whose parameters are the rows of a matrix [K, P].
 
 It does so however many clients are computed at once.  A model is computed by a traced graph, by a manual backward
 pass, by a batched forward pass of the module, or by torch.vmap.  The checks use each way that the model allows.
@@ -48,7 +48,7 @@ K, B = 3, 5  # clients, samples of a batch
 
 @dataclass
 class ModelCase:
-    """A model to check, and the data of its clients.
+    """A model to check, and three clients with samples.
 
     Attributes:
         cfg: The configuration of a run with the model.
@@ -111,7 +111,7 @@ class ModelCase:
         """Return the logits of some clients on their samples, without changing buffers of their rows.
 
         Args:
-            which: The clients.
+            which: The positions of the clients in the rows, a slice.
             train: Whether the model is in training mode.
             keys: The random keys of all clients [K], for dropout.
             x: Inputs [k, B, ...] instead of the clients' own.

@@ -27,7 +27,7 @@ SAMPLES, CLASSES, DOMAINS, CLIENTS = 1800, 10, 4, 10
 
 @dataclass
 class PartitionCase:
-    """A partition.
+    """A partition to check: its class and options, a number of clients, and a seed.
 
     Args:
         values: `_target_` and options of the partition.
@@ -47,7 +47,7 @@ class PartitionCase:
         """Return the split of a data set over the clients, with training and test samples.
 
         Args:
-            split: The option dataset.split: "merged" or "published".
+            split: The option dataset.split: "merged" (into training and test) or "published" (test samples).
             arrays: The data set; None for `example_data`.
         """
         return build_split(arrays or example_data(), self.make(), self.num_clients, self.seed, split)

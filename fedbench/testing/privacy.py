@@ -52,14 +52,16 @@ def audit(
     size: float = 10.0,
     applied: CentralPrivacy | None = None,
 ) -> Audit:
-    """Attack runs of a mechanism, and compare the bound with the accountant's epsilon.
+    """Attack runs of central differential privacy, and compare the proven lower bound with the accountant's epsilon.
+
+    An attacker sees the final model, and guesses whether one client, the canary, was in the federation.
 
     Args:
-        noise_multiplier: z of the accountant.
+        noise_multiplier: z, the standard deviation of the noise in units of the clipping norm.
         rounds: Rounds of a run.
         clients: Number of clients, the canary included.
         expected: Expected number of clients of a round.
-        delta: Delta.
+        delta: Delta of (epsilon, delta)-privacy.
         runs: Number of attacked runs of each kind.  As many runs of each kind before them choose the threshold.
         clip: The clipping norm C.
         size: Norm of the canary's upload as a multiple of C.  More than 1 tests the clipping.

@@ -55,7 +55,7 @@ def random_targets() -> dict[str, tuple[np.ndarray, int]]:
 
 @dataclass
 class TaskCase:
-    """A task and its targets.
+    """A task to check, and targets for 60 samples of six clients.
 
     Args:
         values: `_target_` and options of the task.
@@ -101,14 +101,14 @@ class TaskCase:
         return self.make()
 
     def outputs(self, *shape: int, seed: int = 0) -> Tensor:
-        """Return random numbers in the form of a model's outputs.
+        """Return random numbers with the shape of a model's outputs for batches of samples.
 
         Args:
-            *shape: The shape of the batches, such as K, B.
+            *shape: The axes of the samples, such as K, B.
             seed: The seed of the numbers.
 
         Returns:
-            Outputs, [*shape, ...].
+            Outputs [*shape, ...], such as [K, B, C] for classes.
         """
         y = self.batch(shape[-1])  # targets of as many samples as are in a batch
         num_outputs = self.task.outputs(self.num_classes)  # of the model for each sample or pixel
@@ -513,7 +513,7 @@ def nothing_is_drawn(case: TaskCase) -> None:
 
 
 class _Net(nn.Module):
-    """A linear model of the hyperbolic tangent of inputs, for inputs and outputs of any shape.
+    """A linear layer applied to the tanh of the flattened inputs, with outputs of any shape.
 
     Args:
         inputs: The shape of a sample, or of each named input.

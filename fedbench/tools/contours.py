@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class Segmentations:
-    """The segmentations of a run's test samples.
+    """Images, true and predicted masks of the n test samples of a run.
 
     Attributes:
         name: The name of the run's method.

@@ -88,7 +88,7 @@ def mean_and_root(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # -- networks --------------------------------------------------------------------------------------------
 @dataclass
 class Network:
-    """A network that computes features.
+    """A network that computes the features of images whose distributions are compared.
 
     Attributes:
         name: Its description for the table.

@@ -75,7 +75,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of sampling.
+    """Options of sampling images from a diffusion model: steps, images per real image, and seed.
 
     Attributes:
         ddim: The number of steps of the sampler DDIM (Song et al., ICLR 2021).
@@ -97,7 +97,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generator:
-    """A diffusion model.
+    """A diffusion model: a function that predicts velocities, and its noise schedule.
 
     Attributes:
         predict: The function that predicts velocities, see `fedbench.synthesis.diffusion.Predictor`.
@@ -310,7 +310,7 @@ def sites_of(arrays: Arrays, split: Split, num_clients: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """The images and the diffusion models of clients.
+    """The real images of clients, and a function that returns the diffusion model of a client.
 
     Attributes:
         data_dir: The folder of data.

@@ -34,7 +34,7 @@ KINDS = {1: "classification", 2: "multilabel", 3: "segmentation"}
 
 @dataclass
 class Npz:
-    """Arrays from an npz file.
+    """A data set of the user in an npz file.
 
     Args:
         data_dir: Folder of the cache.

@@ -40,7 +40,7 @@ from fedbench.data.images._private_torchvision import paths_and_labels
 
 @dataclass
 class Listing:
-    """The n pictures of a set.
+    """The n pictures of a set: root folder, files, labels, parts (split), and class names.
 
     Attributes:
         root: The folder of the pictures.

@@ -171,7 +171,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Row:
-    """One question.
+    """One question about a picture, as published: picture, question, answers, type, part and natural client.
 
     Attributes:
         image: The name of the picture in its Files.

@@ -27,7 +27,7 @@ SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
 @dataclass(frozen=True)
 class Question:
-    """One of n questions.
+    """One question about a picture, with its normalized answer, its part and its natural client.
 
     Attributes:
         image: The index of its picture.

@@ -45,7 +45,7 @@ Patch = tuple[np.ndarray, np.ndarray]  # input [channels, size, size], mask [siz
 
 
 class Scan(NamedTuple):
-    """The files of a scan.
+    """The files of a scan: its images, one file or one per modality, and its mask of the tumour.
 
     Attributes:
         images: One file of all modalities, or one for each.

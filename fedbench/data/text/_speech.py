@@ -27,7 +27,7 @@ _INDICES[[ord(c) for c in ALPHABET]] = np.arange(len(ALPHABET))
 
 
 class Windows(NamedTuple):
-    """The windows of one speaker, in the order of the text.
+    """Windows of T characters of one speaker's text with their next characters, in the order of the text.
 
     Attributes:
         speaker: The name.

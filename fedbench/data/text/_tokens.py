@@ -61,7 +61,7 @@ class HasTokenizer(Protocol):
 
 
 class Sequences(NamedTuple):
-    """Samples of a language model.
+    """Samples of a language model: tokens (text) and, at each position, the next token (target), [n, T] each.
 
     Attributes:
         text: Tokens, padded at the end.  # [n, T] int64

@@ -52,7 +52,7 @@ class Setting:
 
 
 def library() -> Any:
-    """Return the module dp_accounting; raise ConfigError if it is not installed."""
+    """Import and return the package dp_accounting, with its parts pld and rdp; raise ConfigError without it."""
     try:
         import dp_accounting
         import dp_accounting.pld
@@ -112,7 +112,15 @@ def _sampled_round(s: Setting) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(s: Setting, rounds: int) -> float:
-    """Return epsilon of a number of rounds at delta, s.delta; 0 without rounds, infinity without noise."""
+    """Return the epsilon that rounds spend together, at s.delta.
+
+    Args:
+        s: The noise, sampling and releases of each round.
+        rounds: Number of rounds, all with this setting.
+
+    Returns:
+        Epsilon >= 0; 0 for no rounds, and infinity without noise.
+    """
     if rounds == 0:
         return 0.0
     if s.noise_multiplier == 0:
@@ -139,7 +147,7 @@ def least_noise_multiplier(s: Setting, target: float, rounds: int) -> float:
     """
 
     def holds(z: float) -> bool:
-        """Return whether all rounds with the noise multiplier z spend an epsilon of at most the target."""
+        """Return whether `rounds` rounds with the noise multiplier z spend an epsilon of at most `target`."""
         return epsilon(replace(s, noise_multiplier=z), rounds) <= target
 
     high, factor = 1.0, 2.0

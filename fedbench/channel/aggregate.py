@@ -91,7 +91,7 @@ def robust_mean(
 
 
 def finite_rows(uploads: Tensor) -> Tensor:
-    """Return whether each client's upload [K, ...] has no NaN and no infinite value.  # [K] bool"""
+    """Return for each client whether all values of its upload, uploads[i] of [K, ...], are finite.  # [K] bool"""
     rows = uploads.reshape(len(uploads), -1)
     is_finite = torch.isfinite(rows.sum(1))  # the sum may be infinite for very large values, too
     if not bool(is_finite.all()):

@@ -59,7 +59,14 @@ class Attackers:
         )
 
         def combined(rows: Tensor) -> Tensor:
-            """Return the server's aggregate if the f attackers of the cohort upload the changes rows [f, p].  # [p]"""
+            """Return the change that the server would compute if the attackers uploaded other changes.
+
+            Args:
+                rows: Changes (upload minus reference) of the f attackers in the cohort; others stay honest.  # [f, p]
+
+            Returns:
+                The run's aggregation rule, or the mean, of all K changes.  # [p]
+            """
             return self._aggregate(context, change.index_copy(0, of_attackers, rows))
 
         path = f"{name}/{call}" if call else name  # of the attack's state and random numbers for this upload
@@ -94,5 +101,5 @@ class Attackers:
         return combined.to(change)
 
     def are_honest(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether each of the clients ids [K] is honest, which means no attacker.  # [K] bool"""
+        """Return for each of the clients ids [K] whether it is honest: True if it is not an attacker.  # [K] bool"""
         return ~np.isin(ids, self.ids)

@@ -42,7 +42,7 @@ def delta_of(epsilon: float, ratio: float) -> float:
 
 
 def _erfcx(x: float) -> float:
-    """Return the scaled complementary error function exp(x^2) erfc(x) for x >= 0, which does not underflow."""
+    """Return exp(x^2) erfc(x) for x >= 0, without the overflow and underflow of its two factors."""
     return float(torch.special.erfcx(torch.tensor(x, dtype=torch.float64)))
 
 

@@ -116,7 +116,10 @@ class CentralPrivacy:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier z of a release: of the sum, and of the count if clipping is adaptive; 0: no noise."""
+        """The noise multiplier z of one release; 0 without noise.
+
+        With adaptive clipping, a release is a noisy sum and a noisy number of clients, and z is that of both together.
+        """
         return self.setting.noise_multiplier
 
     def _sum_multiplier(self) -> float:
@@ -138,12 +141,24 @@ class CentralPrivacy:
         return (z**-2 - (2 * self.count_noise) ** -2) ** -0.5
 
     def clip(self, release: int = 0) -> float:
-        """Return the current clipping norm C of a release, given its index among the releases of a round, from 0."""
+        """Return the current clipping norm C of a release.
+
+        Args:
+            release: Index of the release in a round, from 0.  With adaptive clipping, each index has its own C.
+        """
         return float(self.clips[np.array([release])][0, 0])
 
     # -- sampling ----------------------------------------------------------------------------------------
     def draw_poisson(self, seed: int, round: int) -> np.ndarray:
-        """Return the ids of a round's clients, each drawn with probability q, ascending, maybe none.  # [K] int64"""
+        """Return the clients of a round, each of all N drawn independently with probability q = expected / N.
+
+        Args:
+            seed: The run's seed.
+            round: Index of the round, from 0.
+
+        Returns:
+            Their ids, ascending; there may be none.  # [K] int64
+        """
         uniform = rng.bits(rng.key(seed, "poisson cohort", round), np.arange(self.num_clients)) / 2.0**64
         return np.flatnonzero(uniform < self.expected / self.num_clients)
 
@@ -220,11 +235,19 @@ class CentralPrivacy:
 
     # -- report ------------------------------------------------------------------------------------------
     def epsilon(self, rounds: int) -> float:
-        """Return the epsilon that a number of finished rounds have spent, at the option privacy.delta."""
+        """Return the epsilon that `rounds` finished rounds have spent together, at the option privacy.delta."""
         return accounting.epsilon(self.setting, rounds)
 
     def metrics(self, rounds: int) -> dict[str, float]:
-        """Return {column of metrics.csv: value} after `rounds` rounds: epsilon, and each C if clipping is adaptive."""
+        """Return columns of metrics.csv by name, after a number of finished rounds.
+
+        Args:
+            rounds: The number of finished rounds.
+
+        Returns:
+            "privacy/epsilon", the epsilon spent so far.  With adaptive clipping, also "privacy/clip", the norm C of the
+            first release of a round, "privacy/clip_2" of the second, and so on.
+        """
         values = {"privacy/epsilon": self.epsilon(rounds)}
         for index in range(self.releases if self.adaptive else 0):
             values[f"privacy/clip{f'_{index + 1}' if index else ''}"] = self.clip(index)
@@ -251,7 +274,11 @@ class CentralPrivacy:
         )
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """Return the entries of summary.json after `rounds` finished rounds: epsilon_spent, delta, clip and so on."""
+        """Return the section "privacy" of summary.json: options, the epsilon spent and a sentence with the guarantee.
+
+        Args:
+            rounds: The number of finished rounds.
+        """
         return {
             "mode": "central",
             "epsilon_spent": self.epsilon(rounds),

@@ -96,7 +96,7 @@ class Channel:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether uploads reach the server unchanged, because no compressor, noise, clipping or attack changes them."""
+        """Whether the server gets every upload unchanged: no compressor, noise, clipping or attack is active."""
         is_changed = self.attackers is not None or (self.privacy is not None and not self.privacy.is_lossless)
         return not is_changed and (self.compression is None or self.compression.compressor.exact)
 

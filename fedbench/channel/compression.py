@@ -77,7 +77,7 @@ class Compression:
 
     @property
     def compresses_downloads(self) -> bool:
-        """Whether downloads are compressed too: direction="both", and a compressor that changes rows."""
+        """Whether downloads are compressed too: compression.direction is "both", and the compressor is not exact."""
         return self.compressor.direction == "both" and not self.compressor.exact
 
     def upload(
@@ -376,5 +376,5 @@ def num_bytes(t: Tensor) -> int:
 
 
 def in_bytes(bits: Tensor) -> int:
-    """Return the total number of bytes of bit streams of these lengths [k]; each stream fills whole bytes."""
+    """Return the total bytes of k bit streams of `bits` [k] bits each, each rounded up to whole bytes."""
     return int((bits + 7).div(8, rounding_mode="floor").sum())

@@ -71,7 +71,11 @@ class Factors(NamedTuple):
         return weighted.transpose(0, 1).flatten(1) @ self.A.double().flatten(0, 1)  # [out, K R] [K R, in]
 
     def means(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (mean A [R, in], mean B [out, R]) over the K clients with weights [K]; R is the largest rank."""
+        """Return (sum_i w_i A_i [R, in], sum_i w_i B_i [out, R]) over the K clients.
+
+        Args:
+            weights: w_i, of sum 1.  # [K]
+        """
         return torch.einsum("k,kri->ri", weights, self.A), torch.einsum("k,kor->or", weights, self.B)
 
 
@@ -247,12 +251,24 @@ class LoraSync:
         return self.personal.put(rows, self._personal_B[ids])
 
     def keep_personal(self, ids: np.ndarray, rows: Tensor) -> None:
-        """Store the personal factors in the trained rows [K, P] of the clients ids [K]; nothing if none is personal."""
+        """Store the factors B that clients keep, after a training.  With other rules than fedsa, do nothing.
+
+        Args:
+            ids: The clients.  # [K]
+            rows: Their trained rows, which contain the factors.  # [K, P]
+        """
         if self.personal is not None and self._personal_B is not None:
             self._personal_B[ids] = self.personal.take(rows)
 
     def without_personal(self, value: Tensor) -> Tensor:
-        """Return an upload [K, n] with 0 in place of personal factors; any other tensor, or without them, unchanged."""
+        """Return an upload with 0 in the columns of the factors B that clients keep (fedsa).
+
+        Args:
+            value: The uploaded rows.  # [K, n]
+
+        Returns:
+            A copy with zeros.  The tensor itself if the rule is not fedsa, or the tensor has other axes or no factors.
+        """
         factors = (
             self._factors_in(value.shape[-1], "B") if self.personal is not None and value.dim() == 2 else Columns([])
         )
@@ -285,12 +301,15 @@ class Backbone:
         self._applied: Tensor | None = None  # the store of `change` when the weights were set
 
     def restore(self) -> None:
-        """Set the frozen weights to those of the state, if the state was loaded from a checkpoint or a better round."""
+        """Set the frozen weights in the model to initial values plus `change`, if they are not up to date.
+
+        This is so after `change` was loaded from a checkpoint, or from the stored best round.
+        """
         if self._applied is not self.change.store:
             self._set_weights()
 
     def _set_weights(self) -> None:
-        """Set the frozen weights, in place, to their initial values plus the change."""
+        """Overwrite the frozen weights in the model by their initial values plus `change`."""
         weights = self.initial + self.change[SERVER][0]  # [D]
         with torch.no_grad():
             for weight, values in zip(self.weights.values(), weights.split([w.numel() for w in self.weights.values()])):
@@ -338,30 +357,50 @@ class Backbone:
 
 
 def _frozen_weight(layer: torch.nn.Module) -> Tensor:
-    """Return the frozen weight [out, ...] of a layer with LoRA, or the joint one of an nn.MultiheadAttention."""
+    """Return the frozen weight to which a layer with LoRA adds s B A.  # [out, ...]
+
+    For nn.MultiheadAttention it is in_proj_weight, the weights of query, key and value as one matrix.
+
+    Args:
+        layer: The layer with LoRA, whose attribute base_layer is the adapted layer.
+    """
     base = layer.base_layer
     joint = getattr(base, "in_proj_weight", None)
     return base.weight if joint is None else joint  # type: ignore[return-value, union-attr]
 
 
 def _is_factor(name: str, factor: str) -> bool:
-    """Return whether the parameter `name` is a LoRA factor that `factor` names: "A", "B", or "AB" for both."""
+    """Return whether the parameter `name` is a LoRA factor A (factor="A"), B ("B"), or either of them ("AB")."""
     return any(f".lora_{letter}." in name for letter in factor)
 
 
 def factor_spans(model: FlatModel, factor: str) -> list[tuple[int, int]]:
-    """Return (start, stop) in a row [P] of each LoRA factor of a model, in its order; factor: "A", "B" or "AB"."""
+    """Return the columns of a row [P] that are LoRA factors, as (start, stop) pairs in ascending order.
+
+    Args:
+        model: The model.
+        factor: "A" for the factors A, "B" for B, "AB" for both.
+    """
     return [span for name, span in model.spans.items() if _is_factor(name, factor)]
 
 
 # -- rules -----------------------------------------------------------------------------------------------
 def flora(factors: Factors) -> Combined:
-    """Return a newly drawn A, B = 0, and the mean of the clients' products B A, which is added to the frozen weight."""
+    """Combine one layer's factors by the rule flora.
+
+    Returns:
+        A newly drawn A, B = 0, and as `added` the mean of the clients' products B_i A_i.
+    """
     return Combined(factors.new_A(), torch.zeros_like(factors.B[0]), factors.mean_product)
 
 
 def flex(factors: Factors) -> Combined:
-    """Return A and B whose product is the best approximation of rank R to the mean product; nothing is added."""
+    """Combine one layer's factors by the rule flex.
+
+    Returns:
+        A and B, whose product B A is the best approximation of rank R to the mean of the clients' products B_i A_i.
+        `added` is None.
+    """
     rank = factors.A.shape[1]
     # in double precision on the host, so that resumed runs and all processes have equal bytes
     U, S, Vh = torch.linalg.svd(factors.mean_product.cpu(), full_matrices=False)
@@ -385,7 +424,11 @@ def het(factors: Factors) -> Combined:
 
 
 def fedex(factors: Factors) -> Combined:
-    """Return the mean A, the mean B, and the mean of the products B A minus mean B mean A, for the frozen weight."""
+    """Combine one layer's factors by the rule fedex.
+
+    Returns:
+        The mean A and the mean B.  `added` is the mean of the clients' products B_i A_i, minus (mean B)(mean A).
+    """
     A, B = factors.means(factors.weights)
     return Combined(A, B, factors.mean_product - B.double() @ A.double())
 

@@ -67,12 +67,15 @@ class Privacy:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether uploads are unchanged: no noise (epsilon is infinite) and no clipping."""
+        """Whether no upload is changed: True if epsilon is infinite (no noise) and there is no clipping norm."""
         return self.ratio == 0 and self.clip is None
 
     @property
     def step_clip(self) -> float | None:
-        """Largest norm of a client's gradient in a local step (calibration="paper"); None if steps are not clipped."""
+        """Largest l2 norm of a client's batch gradient in a local step, C with calibration="paper".
+
+        None if steps are not clipped: with calibration="analytic", which clips uploads, or without a clipping norm.
+        """
         return self.clip if self.calibration == "paper" else None
 
     @property
@@ -160,7 +163,7 @@ class Privacy:
         return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
 
     def guarantee(self) -> str:
-        """Return one sentence for the report: the privacy guarantee of this run and its limits, or that it has none."""
+        """Return a sentence for reports: the run's privacy guarantee and its limits, or why it has none."""
         given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"  # the options, for the sentence
         if self.ratio == 0:
             clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"

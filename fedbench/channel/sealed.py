@@ -45,7 +45,14 @@ class Sealed:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Raise RunError, with the name of the sealed upload, for any torch function that gets one as an argument."""
+        """Raise RunError instead of computing a function of torch that has a sealed upload among its arguments.
+
+        Args:
+            function: The function, for the message.
+            types: Unused.
+            args: Its positional arguments; a sealed upload may also be in a list or tuple.
+            kwargs: Its keyword arguments, or None.
+        """
         values = [*args, *(kwargs or {}).values()]
         values += [item for value in values if isinstance(value, list | tuple) for item in value]
         name = next(value._name for value in values if isinstance(value, Sealed))
@@ -53,7 +60,7 @@ class Sealed:
 
 
 def _refusing(operator: str) -> Any:
-    """Return the method for an operator such as "add", which raises RunError with the names of upload and operator."""
+    """Return a method of `Sealed` for an operator, such as "add" for __add__, which always raises RunError."""
 
     def method(self: Sealed, *args: Any) -> NoReturn:
         refuse(self._name, f"applies the operator {operator!r} to it")
@@ -66,7 +73,11 @@ for _name in _OPERATORS:
 
 
 def opened(sealed: Sealed) -> tuple[Tensor, str, RoundContext, Tensor | None]:
-    """Return (rows [K, ...], name, context, center [...] or None) of a sealed upload, for private releases only."""
+    """Return the content of a sealed upload.  Only private means and sums, and error messages, may call this.
+
+    Returns:
+        The arguments of `Sealed`: rows [K, ...], name, context, and center [...] or None.
+    """
     content = vars(sealed)
     return content["_rows"], content["_name"], content["_context"], content["_center"]
 
@@ -86,7 +97,7 @@ def refuse(name: str, use: str) -> NoReturn:
 
 
 def find_sealed(value: Any) -> str | None:
-    """Return the name of a sealed upload in nested lists, tuples, dicts and namespaces; None if there is none."""
+    """Return the name of the first sealed upload in nested lists, tuples, dicts and SimpleNamespaces; None if none."""
     if isinstance(value, Sealed):
         _, name, _, _ = opened(value)
         return name

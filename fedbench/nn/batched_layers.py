@@ -65,7 +65,7 @@ class BatchedLayers:
                 self._trace(name)
 
     def _trace(self, name: str) -> None:
-        """Trace the layer of this name, and store its graph in `_graphs`, or None if it cannot be traced."""
+        """Trace the module's layer `name`, such as "encoder.fc1"; store its graph, or None if tracing fails."""
         self._graphs[name] = trace(self.module.get_submodule(name), f"{name}.")
 
 

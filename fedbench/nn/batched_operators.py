@@ -56,7 +56,7 @@ class ForwardContext:
 
     @property
     def observes_layers(self) -> bool:
-        """Whether hooks change the outputs of some layers, or the pass records outputs of layers in `activations`."""
+        """Whether layers need `process_output`: there are hooks, or outputs to record in `activations`."""
         return bool(self.hooks or self.recorded_layers)
 
     def process_output(self, name: str, y: Tensor, params: Params, batched: bool) -> Tensor:
@@ -107,7 +107,15 @@ class _BatchedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias, for that of the output [k, M, out]; None if not needed."""
+        """Return the gradients of the loss with respect to x, weight and bias.
+
+        Args:
+            ctx: Context of torch.autograd, with x and weight.
+            *grads: One tensor: the gradient with respect to the output.  # [k, M, out]
+
+        Returns:
+            (x [k, M, in], weight [k, out, in], bias [k, out]), each None if it is not needed.
+        """
         (grad,) = grads
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad

@@ -84,21 +84,21 @@ class Columns:
         return torch.cat([part.expand(*leading_shape, part.shape[-1]) for part in parts], dim=-1)
 
     def __and__(self, other: Columns) -> Columns:
-        """Return a new set with the columns (positions in a row of parameters) that are in both sets."""
+        """Return the intersection, self & other: a new set with the columns that are in both sets."""
         # the intersection of each pair of slices, which is empty if it does not start before it stops
         overlaps = ((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices)
         return Columns((start, stop) for start, stop in overlaps if start < stop)
 
     def __or__(self, other: Columns) -> Columns:
-        """Return a new set with the columns (positions in a row of parameters) that are in one of the sets or both."""
+        """Return the union, self | other: a new set with the columns that are in at least one of the sets."""
         return Columns([*self.slices, *other.slices])
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Return whether this set of positions in a row contains any of start, ..., stop - 1."""
+        """Return whether this set has at least one of the columns start, ..., stop - 1."""
         return any(max(start, a) < min(stop, b) for a, b in self.slices)
 
     def rest(self, size: int) -> Columns:
-        """Return all positions 0, ..., size - 1 of a row that are not in this set."""
+        """Return the complement in rows of length `size`: all columns 0, ..., size - 1 that are not in this set."""
         edges = [0, *(edge for span in self.slices for edge in span), size]  # of the gaps between the slices
         return Columns(zip(edges[::2], edges[1::2]))
 
@@ -107,7 +107,13 @@ class Columns:
 
 
 def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (start, stop) slices in ascending order, with overlapping and adjacent ones merged, without empty ones."""
+    """Return an equal set of columns as slices that are sorted, not empty and separated by gaps.
+
+    [(5, 7), (0, 2), (2, 3), (4, 4)] becomes [(0, 3), (5, 7)].
+
+    Args:
+        slices: (start, stop) of each slice, stop exclusive.
+    """
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(s for s in slices if s[0] < s[1]):
         if merged and start <= merged[-1][1]:

@@ -106,7 +106,7 @@ class FlatModel(RowLayout):
         check_patterns(self._patterns, [*self.spans, *frozen], self._class_of, modules, list(self.spans))
 
     def _class_of(self, name: str) -> str:
-        """Return the class of the layer that has the tensor `name`, such as "Linear"; "" if a method added it."""
+        """Return the class name of a tensor's layer, such as "Linear" for "head.weight"; "" if a method added it."""
         return "" if name in self._extras else type(self.module.get_submodule(name.rpartition(".")[0])).__name__
 
     def extend(self, **extras: str | Tensor | nn.Module) -> None:
@@ -224,22 +224,28 @@ class FlatModel(RowLayout):
     # -- forward -----------------------------------------------------------------------------------------
     @property
     def traced_graph(self) -> TracedGraph | None:
-        """The operations of the module, by which several clients are computed at once; None if it cannot be traced."""
+        """The operations of the module as a graph, which can be computed for several clients at once.
+
+        None if torch.fx cannot trace the module, an operation is not supported, or it has its own batched forward pass.
+        """
         return self.forward_pass.traced_graph
 
     @property
     def manual_backward(self) -> ManualBackward | None:
-        """The module's forward and backward pass without autograd, or None if the module is no plain sequence."""
+        """A forward and backward pass of the module without autograd, which is faster for small steps.
+
+        None if the module is not a sequence of linear, convolution, ReLU, pooling and flatten layers, or has hooks.
+        """
         return self.forward_pass.manual_backward
 
     @property
     def uses_vmap(self) -> bool:
-        """Whether several clients are computed by torch.vmap, because the module cannot be traced."""
+        """Whether torch.vmap computes several clients: the module has no traced graph and no batched forward pass."""
         return self.forward_pass.uses_vmap
 
     @property
     def autocast(self) -> bool:
-        """Whether matrix products are computed in bfloat16.  It may be set at any time."""
+        """Whether forward passes compute matrix products in bfloat16; assign True or False for all later passes."""
         return self.forward_pass.autocast
 
     @autocast.setter

@@ -83,7 +83,10 @@ class ForwardPass:
 
     @property
     def manual_backward(self) -> ManualBackward | None:
-        """The module's forward and backward pass without autograd; None if it is no plain sequence or has hooks."""
+        """A forward and backward pass of the module without autograd; in bfloat16 if `autocast` is set.
+
+        None if the module is not a sequence of linear, convolution, ReLU, pooling and flatten layers, or has hooks.
+        """
         if self._hooks:
             return None
         return self._bfloat16_manual_backward if self.autocast else self._manual_backward

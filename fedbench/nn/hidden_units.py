@@ -47,7 +47,10 @@ class HasHiddenUnits(Protocol):
     """A module with hidden units."""
 
     def hidden_units(self) -> HiddenUnits | None:
-        """Return the hidden units of this module, or None if reordering them would change its function."""
+        """Return the hidden units of this module, and which axes of its parameters belong to them.
+
+        None if reordering the units would change the function that the module computes.
+        """
         ...
 
 

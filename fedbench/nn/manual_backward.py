@@ -94,7 +94,16 @@ class Linear(Layer):
         self.bias = f"{name}.bias" if module.bias is not None else None
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return x W^T + b [B, out] ([k, B, out] if batched), with W and b of params, and x, which `backward` needs."""
+        """Compute x W^T + b.
+
+        Args:
+            params: Parameters of all layers by name.  # [k, ...] each if batched
+            x: The input.  # [B, in], or [k, B, in] if batched
+            batched: Whether there is an axis k of clients.
+
+        Returns:
+            The output [B, out] or [k, B, out], and x, which `backward` needs.
+        """
         w = params[self.weight]
         if not batched and weight_goes_first(w, x):  # w x^T is faster than x w^T for these shapes
             y = torch.addmm(params[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
@@ -143,7 +152,16 @@ class Conv2d(Layer):
         self.groups = module.groups
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the convolution of x [B, C, H, W] ([k, B, C, H, W] if batched), and (x, weight, k) for `backward`."""
+        """Compute the convolution.
+
+        Args:
+            params: Parameters of all layers by name.  # [k, ...] each if batched
+            x: The input.  # [B, C, H, W], or [k, B, C, H, W] if batched
+            batched: Whether there is an axis k of clients.
+
+        Returns:
+            The output [B, out, H', W'] or [k, B, out, H', W'], and (x, weight, k), which `backward` needs.
+        """
         w, b = params[self.weight], params[self.bias] if self.bias else None
         k = len(x) if batched else 1
         if batched:  # clients become groups: x [B, k * C, H, W], w [k * out, C, kh, kw]
@@ -189,7 +207,7 @@ class ReLU(Layer):
     """max(x, 0)."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return max(x, 0) for x of any shape, twice: as the output, and as the value that `backward` needs."""
+        """Return (y, y) with y = max(x, 0) for x of any shape: the output, and what `backward` needs."""
         y = x.relu()
         return y, y
 
@@ -213,7 +231,16 @@ class Flatten(Layer):
     """Flattens all axes after those of clients and samples."""
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return x [B, ...] as [B, values], or x [k, B, ...] as [k, B, values] if batched, and the shape of x."""
+        """Flatten a tensor.
+
+        Args:
+            params: Not used.
+            x: The input.  # [B, ...], or [k, B, ...] if batched
+            batched: Whether there is an axis k of clients.
+
+        Returns:
+            The output [B, values] or [k, B, values], and the shape of x, which `backward` needs.
+        """
         return x.flatten(2 if batched else 1), x.shape
 
     def backward(
@@ -414,11 +441,11 @@ class BFloat16ManualBackward(ManualBackward):
         return logits.float(), [rounded, *saved]
 
     def predict(self, params: Params, x: Tensor, batched: bool) -> Tensor:
-        """Return only the logits, computed in bfloat16, as float32.  The arguments are those of `forward`."""
+        """Return the logits as `forward` does, computed in bfloat16 and returned in float32, without values to save."""
         return super().predict(self._rounded(params), x.to(AUTOCAST_DTYPE), batched).float()
 
     def _rounded(self, params: Params) -> Params:
-        """Return a dict from name to a copy in bfloat16, for the layers' weights and biases."""
+        """Return copies in bfloat16 of the layers' weights and biases by name; other tensors in params are left out."""
         names = {name for layer in self.layers for name in (layer.weight, layer.bias)}
         return {name: t.to(AUTOCAST_DTYPE) for name, t in params.items() if name in names}
 

@@ -79,7 +79,7 @@ class RowLayout:
         }
 
     def without(self, name: str) -> Columns:
-        """Return all columns of a row, including buffers, that are not in the column group `name`, such as "head"."""
+        """Return all columns of a row, buffers included, except those of the group columns[name], such as "head"."""
         return self.columns[name].rest(self.size)
 
     def group(self, name: str, needed_by: str) -> Columns:
@@ -166,7 +166,7 @@ class RowLayout:
         return list(of_length.values())
 
     def _names_in(self, columns: Columns) -> list[str]:
-        """Return the names of the tensors of which `columns` has at least one column, in the order of a row."""
+        """Return the names of all tensors that have at least one column in `columns`, in the order of a row."""
         return [name for name, span in self.spans.items() if columns.overlaps(*span)]
 
 

@@ -309,7 +309,10 @@ def _is_supported(node: fx.Node, graph: TracedGraph) -> bool:
 
 
 def _is_supported_layer(module: nn.Module) -> bool:
-    """Return whether a layer can be computed by an operator: there is one for its class, which supports its options."""
+    """Return whether a layer can be computed for several clients at once by OPERATORS.
+
+    It can if its class is there, and the operator supports its options: only padding by zeros, for example.
+    """
     if type(module) not in OPERATORS:
         return False
     if isinstance(module, nn.Flatten):  # the default: all axes after the batch
@@ -339,7 +342,13 @@ def _is_supported_index(node: fx.Node) -> bool:
 
 
 def _has_constant_axes(node: fx.Node) -> bool:
-    """Return whether all axes of an operation (softmax, for example) are constant, and none is the batch axis 0."""
+    """Return whether an operation with arguments that are axes can get one more axis in front.
+
+    It can if all its axes are integers in the graph, none is the batch axis 0, and no keyword argument is unknown.
+
+    Args:
+        node: The operation, a key of AXES such as softmax.
+    """
     # AXES: positions of the arguments of an operation that are axes
     values = [a for i, a in enumerate(node.args) if i in AXES[node.target]]
     values += [a for key, a in node.kwargs.items() if key in AXIS_KEYWORDS]
@@ -374,5 +383,5 @@ def _argument_value(argument: Any, values: dict[fx.Node, Tensor]) -> Any:
 
 
 def _is_result(argument: Any) -> bool:
-    """Return whether an argument is an input or the result of an operation: no constant, parameter or buffer."""
+    """Return whether an argument is a computed value: an input of the graph, or the result of an operation in it."""
     return isinstance(argument, fx.Node) and argument.op != "get_attr"  # get_attr reads a parameter or buffer

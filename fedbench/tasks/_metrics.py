@@ -144,7 +144,7 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
 
 
 def _sortable_bits(x: np.ndarray) -> np.ndarray:
-    """Return unsigned integers that sort in the same order as x [n] rounded to float32.  # [n] uint32"""
+    """Return uint32 integers [n] in the order of the numbers x [n], which may be negative, rounded to float32."""
     bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     # IEEE 754 orders positive floats as integers, and negative floats in reverse.
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))

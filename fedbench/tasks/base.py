@@ -47,11 +47,18 @@ class TrainingData(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device on which the targets are stored and the loss is computed."""
+        """The compute device, which stores the targets and computes outputs and losses."""
         ...
 
     def normalized(self, x: Tensor) -> Tensor:
-        """Return stored inputs x [n, ...] as the model receives them: uint8 images as (normalized) float32."""
+        """Return stored inputs as the model receives them.
+
+        Args:
+            x: Inputs of any samples.  # [..., channels, H, W] for images
+
+        Returns:
+            uint8 images as float32, scaled to [0, 1] or by dataset.normalize standardized; other inputs unchanged.
+        """
         ...
 
 
@@ -212,7 +219,7 @@ class Task:
         return x, y
 
     def outputs(self, num_classes: int) -> int:
-        """Return R, the number of outputs of the model for a sample: num_classes, unless a task overrides this."""
+        """Return R, the number of outputs of the model for a sample.  The default is num_classes, one per class."""
         return num_classes
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
@@ -288,7 +295,7 @@ class Task:
         return {"loss": mean_loss(statistics["loss"], offsets)}
 
     def directions(self) -> dict[str, Direction]:
-        """Return a dict from metric to its direction: whether higher is better, and whether it lies in [0, 1]."""
+        """Return {name of a metric: its Direction (higher_is_better, fraction)} for all metrics of the task."""
         return {name: Direction(up, name in self.fractions) for name, up in self.higher_is_better.items()}
 
 

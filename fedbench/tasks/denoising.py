@@ -81,11 +81,11 @@ class Schedule:
         return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * x
 
     def to(self, device: torch.device | str) -> Schedule:
-        """Return a schedule with the same values, on the given device."""
+        """Return a schedule with the same alpha_bar [T] on another device."""
         return Schedule(self.alpha_bar.to(device))
 
     def _alpha_bar_at(self, t: Tensor) -> Tensor:
-        """Return alpha_bar at steps t [...], with three axes of length 1 to multiply images.  # [..., 1, 1, 1]"""
+        """Return alpha_bar[t] for steps t [...], 0 to T - 1, with three axes to multiply images.  # [..., 1, 1, 1]"""
         return self.alpha_bar[t][..., None, None, None]
 
 
@@ -131,11 +131,11 @@ class Denoising(Task):
         return targets
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return for classes y [n] of images the one-hot counts: 1 for its class, else 0.  # [n, num_classes] int64"""
+        """Return a row for each class y[i] of n images: 1 in its column, 0 in the others.  # [n, num_classes] int64"""
         return F.one_hot(y, num_classes)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the number of images of each class, from the classes y [n].  # [num_classes] int64"""
+        """Return how many of the images with the classes y [n] have each class.  # [num_classes] int64"""
         return torch.bincount(y, minlength=num_classes)
 
     def setup(self, federation: TrainingData) -> None:
@@ -197,11 +197,11 @@ class Denoising(Task):
         return inputs, self.schedule.velocity(image, t, noise)
 
     def outputs(self, num_classes: int) -> int:
-        """Return the number of channels of an image, each with a predicted velocity, whatever num_classes is."""
+        """Return the number of channels of an image: the model predicts an image.  num_classes is not used."""
         return self.channels
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the model's outputs: that of the velocities y [B, channels, H, W], for any `outputs`."""
+        """Return the shape of the model's outputs for a batch, which is that of the velocities y [B, C, H, W]."""
         return tuple(y.shape)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:

@@ -61,7 +61,7 @@ class MultiLabel(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the first label (index) of each sample in targets [n, C]; C for one without labels.  # [n] int64"""
+        """Return the smallest index of a sample's labels, from targets [n, C]; C if it has no label.  # [n] int64"""
         positive = targets > 0  # [n, C]
         return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
 

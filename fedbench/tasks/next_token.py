@@ -36,7 +36,10 @@ class NextToken(Task):
         self.tokens_per_sample = 1.0  # mean number of target tokens, set by `setup`
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Raise ConfigError unless targets are int64 [n, T] of tokens 0 to C - 1, or IGNORED (-1) for none."""
+        """Raise ConfigError unless targets are int64 [n, T], the next token at each of T positions.
+
+        Tokens are from 0 to num_classes - 1.  IGNORED (-1) marks a position without a target; not all may be ignored.
+        """
         require_two_classes(num_classes, self.kind)
         require(
             targets.dtype == np.int64 and targets.ndim == 2,
@@ -51,7 +54,10 @@ class NextToken(Task):
         )
 
     def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray:
-        """Return n random texts of 6 tokens below num_classes, with -1 at up to two positions at each end.  # [n, 6]"""
+        """Return random targets of n texts with 6 positions.  # [n, 6] int64
+
+        They are tokens from 0 to num_classes - 1; up to two positions at each end have no target (-1).
+        """
         targets = rng.integers(0, num_classes, (n, 6))
         first, last = rng.integers(0, 3, (n, 1)), rng.integers(3, 6, (n, 1))
         positions = np.arange(6)
@@ -71,7 +77,7 @@ class NextToken(Task):
         self.tokens_per_sample = count / len(index)
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the model's outputs for targets y [B, T]: [B, T, outputs]."""
+        """Return the shape of the logits for targets y [B, T]: (B, T, outputs), where outputs is C."""
         return *y.shape, outputs
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:

@@ -92,13 +92,23 @@ class Segmentation(Task):
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Return the most frequent class other than 0 of each mask of targets [n, H, W], 0 if none.  # [n] int64"""
+        """Return one label per mask: its most frequent class, leaving out class 0, the background.  # [n] int64
+
+        The label is 0 for a mask without other classes.
+
+        Args:
+            targets: The masks.  # [n, H, W]
+            num_classes: C.
+        """
         masks = targets.reshape(len(targets), -1)  # [n, pixels]
         counts = np.stack([(masks == c).sum(1) for c in range(1, num_classes)], 1)  # [n, C - 1]
         return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
 
     def setup(self, federation: TrainingData) -> None:
-        """Set `has_ignored_pixels` by all masks; with per_class, add dice and iou of each class to the metrics."""
+        """Set `has_ignored_pixels`: whether any mask of any client has a pixel that loss and metrics leave out.
+
+        With the option per_class, also add the metrics dice_class1, iou_class1 and so on to `higher_is_better`.
+        """
         chunks = federation.targets.split(256)  # 256 samples at a time, which limits memory
         self.has_ignored_pixels = not all(bool(self._is_valid(y, federation.num_classes).all()) for y in chunks)
         if self.per_class:
@@ -107,7 +117,7 @@ class Segmentation(Task):
             self.fractions = type(self).fractions | set(names)
 
     def _classes(self, num_classes: int) -> list[int]:
-        """Return the classes 0 to num_classes - 1, without the class of the option ignore."""
+        """Return the classes 0 to num_classes - 1, without the class `self.ignore` if it is not None."""
         return [c for c in range(num_classes) if c != self.ignore]
 
     def _is_valid(self, y: Tensor, num_classes: int) -> Tensor:
@@ -127,7 +137,7 @@ class Segmentation(Task):
         return F.one_hot(y.long().where(valid, 0), num_classes).mul_(valid[..., None]).sum((1, 2))
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the model's outputs for masks y [B, H, W]: [B, outputs, H, W]."""
+        """Return the shape of the logits for masks y [B, H, W]: (B, outputs, H, W), where outputs is C."""
         return len(y), outputs, *y.shape[1:]
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:

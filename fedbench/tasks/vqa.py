@@ -79,7 +79,7 @@ class VQA(Task):
         )
 
     def setup(self, federation: TrainingData) -> None:
-        """Store federation.num_classes as `num_answers`: the length of every client's list without class masks."""
+        """Set `num_answers` to federation.num_classes, C: the length of all lists if there are no class masks."""
         self.num_answers = federation.num_classes
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:

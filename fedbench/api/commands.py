@@ -167,7 +167,7 @@ def _hydra_overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Return values, given by dotted key, as overrides such as "algorithm.mu=0.1", in Hydra's grammar."""
+    """Return {dotted key: value} as overrides in Hydra's grammar, such as ["algorithm.mu=0.1"]."""
     return [f"{key}={value_text(key, value)}" for key, value in values.items()]
 
 
@@ -193,8 +193,8 @@ def _resume(composer: Composer, folder: Path, arguments: list[str]) -> Run:
 def _in_process() -> Iterator[None]:
     """Prepare this process for runs in the block.
 
-    In the block, the working directory is in sys.path, closed outputs are ignored, and stop signals raise
-    KeyboardInterrupt.
+    In the block, the working directory is in sys.path, and stop signals raise KeyboardInterrupt.  Output into a closed
+    pipe is discarded.
 
     Raises:
         ConfigError: The process was started by torchrun.
@@ -247,7 +247,11 @@ def resume_call(folder: Path) -> str:
 
 
 def _typed(arguments: Sequence[str]) -> str:
-    """Return a command of fedbench with these arguments as it would be typed in a shell, to be recorded with a run."""
+    """Return the shell command that does the same as a call from Python, for summary.json.
+
+    Args:
+        arguments: The arguments of the command, such as ["rounds=2"] for "python -m fedbench rounds=2".
+    """
     return f"{started_by()} {shlex.join(arguments)}".rstrip()
 
 

@@ -111,7 +111,7 @@ class Run:
         return f"Run({', '.join(f'{name} {value}' for name, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        """Return the facts about the run as an HTML table, a row per fact, for IPython."""
+        """Return an HTML table for IPython, with a row for each of method, data, seed, status, rounds, scores, path."""
         rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
         return f"<table>{''.join(rows)}</table>"
 
@@ -187,7 +187,7 @@ class Runs(UserList[Run]):
         return f"Runs([{', '.join(map(repr, self.data))}])"
 
     def _repr_html_(self) -> str:
-        """Return an HTML table with one row per run for IPython."""
+        """Return an HTML table for IPython, with a row for each run: method, data, status, scores and so on."""
         facts = [dict(run._facts()) for run in self.data]
         names = list(dict.fromkeys(name for fact in facts for name in fact))
         head = _html_row(names, "th")
@@ -213,5 +213,5 @@ class Text(str):
 
 
 def shown(path: Path) -> str:
-    """Return a path as text: relative to the working directory if it is inside of it, else unchanged."""
+    """Return a path as text: relative to the working directory if it is inside of that, else as given."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

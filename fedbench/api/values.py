@@ -97,7 +97,11 @@ def config_value(key: str, value: Any) -> Any:
 
 
 def _split(text: str) -> list[str]:
-    """Return the words of a text, split as by a shell; raise ConfigError if it is no text or has an open quote."""
+    """Split a text into words as a shell does: "rounds=5 name='a b'" becomes ["rounds=5", "name=a b"].
+
+    Raises:
+        ConfigError: It is not a str, or has an open quote.
+    """
     require(
         isinstance(text, str),
         f"an override must be text such as 'rounds=5', got {text!r}; give values by key, as in rounds=5",

@@ -75,7 +75,7 @@ def launch(argv: list[str]) -> int:
 
 
 def run_command(argv: list[str]) -> int:
-    """Execute the command line argv in this process, and return its exit status, 0 for success."""
+    """Execute ``python -m fedbench ARGV`` in this process, and return the exit status: 0 for success."""
     command = parse_command(argv)
     args = command.args
     shows_config = args.cfg or args.info
@@ -254,7 +254,7 @@ def parse_command(argv: list[str]) -> Command:
 
 
 def ask_hydra(command: Command) -> int:
-    """Execute --cfg, --info, --hydra-help or shell completion by Hydra, and return the exit status."""
+    """Let Hydra execute --cfg, --info, --hydra-help or shell completion, and return the exit status: 0 for success."""
     Plugins.instance().register(PaperSource)
     main = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
     argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_paper_tables(command)]  # which Hydra reads

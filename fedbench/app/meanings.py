@@ -53,7 +53,11 @@ def _of_class(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module on sys.path or in the working directory; None if there is none."""
+    """Return the file of a module without importing it; None if it is neither on sys.path nor in the working directory.
+
+    Args:
+        module: The dotted name, such as "my_package.my_module".
+    """
     name = module.replace(".", "/")
     files = (f"{name}.py", f"{name}/__init__.py")
     paths = (Path(folder, file) for folder in [*sys.path, os.getcwd()] for file in files)

@@ -190,7 +190,7 @@ def _rows(head: Row, key: str, field: FieldInfo | None, default: Any, described:
 
 
 def as_text(rows: list[Row]) -> str:
-    """Return rows (see `rows_of`) as text: a heading for each option, and a paragraph for each row, that is, key."""
+    """Return rows (see `rows_of`) as text: a heading for each option, and a paragraph for each row."""
     lines: list[str] = []
     heading = None
     for row in rows:

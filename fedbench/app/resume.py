@@ -126,7 +126,7 @@ def unchanged_hardware(folder: Path, values: Mapping[str, Any], overrides: list[
 
 
 def require_run(folder: Path) -> None:
-    """Raise ConfigError unless the folder has a config.yaml, and no subfolder with the name of an output file."""
+    """Raise ConfigError unless the folder has a config.yaml, and no subfolder named like a file of a run."""
     require(folder.is_dir(), f"resume={folder}: there is no such run folder; give the folder of an earlier run")
     path = folder / "config.yaml"
     require(

@@ -88,7 +88,10 @@ class RunFolder:
     existing: Path
 
     def remove_if_never_begun(self) -> None:
-        """Remove the run folder if the run never began; also remove empty folders above it that this command made."""
+        """Remove the run folder, and empty folders above it, as far as this command made them.
+
+        Do nothing if the run has begun: it has a checkpoint, or a finished round in summary.json.
+        """
         if self.existing == self.path or has_begun(self.path):
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -117,9 +120,8 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     if starts_again:
         path = _torchruns_folder(path.parent, config)
     fresh = not is_named and not starts_again
-    candidates = (
-        list(path.parents) if fresh else [path, *path.parents]
-    )  # the run gets another path if a fresh one exists
+    # a new folder gets another path if this one exists
+    candidates = list(path.parents) if fresh else [path, *path.parents]
     existing = next(folder for folder in candidates if folder.exists())
     return RunFolder(make_folder(path, fresh).absolute(), existing)
 

@@ -81,7 +81,11 @@ class RunTask:
 
     @survive_broken_pipe()
     def __call__(self, cfg: DictConfig) -> float:
-        """Run a composed configuration, and return the score that the sweeper optimizes; NaN if the run failed."""
+        """Run a composed configuration, and return its score for a sweeper that optimizes, such as Optuna's.
+
+        Returns:
+            The best validation score, or without validation samples the last test score; NaN if the run failed.
+        """
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
         ended = attempt(folder, lambda: self._run(cfg, hydra, folder)).ended

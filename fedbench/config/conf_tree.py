@@ -88,7 +88,7 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
 
 
 def _moved(path: str, other: str) -> bool:
-    """Return whether two dotted paths name the same class of fedbench in different modules, because it was moved."""
+    """Return whether two different dotted paths are of one class of fedbench, whose module was renamed or moved."""
     in_fedbench = path.startswith("fedbench.") and other.startswith("fedbench.")
     return in_fedbench and path.rpartition(".")[2] == other.rpartition(".")[2]
 
@@ -144,7 +144,7 @@ def is_class(group: str, choice: str | None, target: str | None, folders: Sequen
 
 
 def _letters(name: str) -> str:
-    """Return a name in lower case without other characters than letters and digits: pgfedce for PGFed-CE."""
+    """Return the letters and digits of a name in lower case: "pgfedce" for "PGFed-CE"."""
     return re.sub(r"[\W_]", "", name).casefold()
 
 
@@ -263,7 +263,7 @@ def _file(name: str, folders: Sequence[Path] | None) -> str | None:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    """Return the values of a text in YAML; {} if it is not a mapping."""
+    """Return the mapping that a YAML text contains, as nested dicts; {} if the text contains something else."""
     import yaml
 
     values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -289,7 +289,13 @@ def _defaults(values: dict[str, Any], name: str) -> list[str]:
 
 
 def models_with(columns: str) -> list[str]:
-    """Return the options of the group model that define the column group ``columns``, such as "head"; [] if none."""
+    """Return the options of the group model whose files name a column group; [] if none does.
+
+    A column group is a named set of a model's parameters, such as "head" for those of the last layer.
+
+    Args:
+        columns: The name of the column group.
+    """
     import yaml
 
     folder = find_conf_dir() / "model"
@@ -298,7 +304,7 @@ def models_with(columns: str) -> list[str]:
 
 
 def group_overview(names: Iterable[str]) -> list[str]:
-    """Return a shorter list of options: those in the same folder, such as table/a and table/b, become ``table/*``."""
+    """Return a shorter list of options, in which those of a folder, such as table/a and table/b, become "table/*"."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
 
 

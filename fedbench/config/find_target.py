@@ -90,7 +90,10 @@ def _import(name: str, key: str) -> ModuleType | None:
 
 
 def _position(error: BaseException) -> str:
-    """Return the file and line that raised an error or has a syntax error, as in "net.py, line 3"."""
+    """Return the file and line of an error, as in "net.py, line 3".
+
+    For a SyntaxError, it is the line with the wrong syntax; for other errors, the line that raised it.
+    """
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -98,7 +101,7 @@ def _position(error: BaseException) -> str:
 
 
 def _defined_in(module: ModuleType) -> list[str]:
-    """Return the names of public classes and functions that a module defines itself, in order, not imported ones."""
+    """Return the names of a module's public classes and functions, in the order of its file, without imported ones."""
     return [
         name
         for name, value in vars(module).items()

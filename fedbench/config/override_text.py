@@ -37,12 +37,12 @@ def quoted(text: str) -> str:
 
 
 def with_home(text: str) -> str:
-    """Return an override in which ``~`` at the beginning of paths is expanded, as shells do not do in ``key=~/x``."""
+    """Return an override such as ``key=~/x`` with the user's home folder in place of each ``~`` that begins a path."""
     key, equals, value = text.partition("=")
     return key + equals + HOME.sub(_expanded, value)
 
 
 def _expanded(match: re.Match[str]) -> str:
-    """Return the text that replaces a match of `HOME`: the expanded path; quoted text is returned unchanged."""
+    """Return the text that replaces a match of `HOME`: ``~`` with the home folder, or quoted text unchanged."""
     before, path = match.groups()
     return match[0] if path is None else before + quoted(str(Path(path.rstrip()).expanduser()))

@@ -94,7 +94,7 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
 
 
 def row_names(folders: Sequence[Path]) -> list[str]:
-    """Return the names of the rows of all tables in conf folders, as "table/row"."""
+    """Return the names of all experiments in the papers' tables of conf folders, as "table/row"."""
     return [f"{name}/{row}" for name, table in read_tables(folders).items() for row in table["rows"]]
 
 
@@ -144,7 +144,7 @@ def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def _is_group(key: str, folders: Sequence[Path]) -> bool:
-    """Return whether a key of a row names a group of options, such as "algorithm", which has a folder in conf."""
+    """Return whether a key is the name of a group of options, such as "algorithm": a subfolder of a conf folder."""
     return "." not in key and any((folder / key).is_dir() for folder in folders)
 
 

@@ -31,7 +31,7 @@ INSTANTIATE_KEYS = {"_target_", *CONVERSIONS}
 
 
 def _number(value: Any) -> Any:
-    """Return a number unchanged; raise ValueError, which pydantic reports, for nan and for integers beyond int64."""
+    """Return a value unchanged, but raise ValueError, which pydantic reports, for NaN and integers beyond int64."""
     if value != value or (isinstance(value, int) and abs(value) > LARGEST):
         raise ValueError
     return value
@@ -153,7 +153,10 @@ def _check_inner(key: str, value: Any) -> None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the pydantic model of a field's values if they are mappings with declared keys; None for other fields."""
+    """Return the pydantic model of a field whose values are mappings with declared keys, such as the option local.
+
+    None for fields with other values, such as numbers.
+    """
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
@@ -193,7 +196,7 @@ def _takes(name: str, options: list[str], prefix: str, owner: str) -> str:
 
 
 def choices_of(annotation: Any) -> Iterator[str]:
-    """Yield the values of all Literals in an annotation as text: "a", "b" for Literal["a", "b"] | None."""
+    """Yield the items of all Literals in a type as text: "a" and "b" for Literal["a", "b"] | None."""
     for arg in get_args(annotation):
         if get_origin(annotation) is Literal:
             yield str(arg)
@@ -224,7 +227,7 @@ def _is_target(value: Any) -> bool:
 
 # -- models ----------------------------------------------------------------------------------------------
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a pydantic model of `options_of`, by the names of the options."""
+    """Return {option: its field} of a pydantic model that `options_of` has made."""
     return {str(field.alias): field for field in model.model_fields.values()}
 
 
@@ -320,7 +323,10 @@ def _of_function(
 
 
 def _scope(target: type) -> dict[str, Any]:
-    """Return the global names that the annotations of a dataclass and its base classes may use."""
+    """Return {name: object} of the global names in the modules of a dataclass and its base classes.
+
+    The annotations of its fields are evaluated with these names.
+    """
     modules = [sys.modules.get(base.__module__) for base in reversed(target.__mro__)]
     return {name: value for module in modules if module for name, value in vars(module).items()}
 

@@ -136,7 +136,7 @@ def _defines_class(path: Path, names: list[str]) -> bool:
 
 
 def _targets(values: Any) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value) for each key ``_target_`` in nested values."""
+    """Yield (dotted key, class) for each key ``_target_`` in nested values: ("model._target_", "my.Net")."""
     pairs = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
     for key, value in pairs:
         if key == "_target_":
@@ -145,6 +145,10 @@ def _targets(values: Any) -> Iterator[tuple[str, str]]:
 
 
 def _targets_of_conf(config_dir: str | None) -> set[str]:
-    """Return the dotted paths under ``_target_`` in the files of fedbench's conf folder and the user's --config-dir."""
+    """Return the dotted paths of all classes under ``_target_`` in the YAML files of conf folders.
+
+    Args:
+        config_dir: The user's --config-dir, whose files are read besides those of fedbench; None without.
+    """
     files = [path for folder in conf_dirs(config_dir) for path in folder.rglob("*.yaml")]
     return {t for path in files for t in re.findall(r"_target_:\s*['\"]?([\w.]+)", path.read_text("utf-8"))}

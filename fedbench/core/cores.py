@@ -13,8 +13,8 @@ SYSTEM = Path("/")
 def cores(system: Path = SYSTEM) -> int:
     """Return the number of processors that this process may use, at least 1.
 
-    It is the minimum of the affinity mask, SLURM_CPUS_PER_TASK, the CPUs that Ray assigned to the worker, and the CPU
-    quotas of control groups (versions 1 and 2), rounded down.
+    It is the smallest of several limits, rounded down: the affinity mask, the CPUs that Slurm or Ray assigned, and the
+    CPU quotas of control groups (versions 1 and 2).
 
     Args:
         system: The root folder, with /proc and /sys.

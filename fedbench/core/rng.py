@@ -238,8 +238,8 @@ def batches(
         step_fraction: The fraction of its steps that each client completes [K], rounded up to whole steps.  None: 1.
 
     Returns:
-        Positions [T, K, B] of the samples in each client's list, padded by 0; and the number of samples in each batch
-        [T, K], 0 after a client's last step.
+        Positions [T, K, B] of the samples in each client's list, padded by 0; and the number of samples in each batch,
+        [T, K].  It is 0 after a client's last step.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     length = _length(sizes, batch_size, epochs, steps, drop_last, step_fraction)

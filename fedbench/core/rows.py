@@ -186,7 +186,12 @@ class Rows:
         return len(ids)
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
-        """Raise ValueError unless ids [k] of a checkpoint are different clients, and rows [k, ...] fit this matrix."""
+        """Raise ValueError unless the entries of a checkpoint fit this state.
+
+        Args:
+            ids: The clients [k] whose rows were written: int64, different, and from 0 to N - 1.
+            rows: Their rows [k, ...].  They must have the type and the shape of the default row.
+        """
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
             raise ValueError(

@@ -123,10 +123,10 @@ def show(value: Any) -> str:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """Return the sha256 (hex) of all values that affect results.
 
-    So that older runs keep their hashes, removed options are hashed at their former values, renamed ones by their old
-    names, and options (LATER_OPTIONS) or groups (LATER_GROUPS) of later versions only if they have an effect.
-    Not hashed are keys without effect on results (UNHASHED_KEYS), the display name, the paper's table rows, the names
-    of the chosen options, and privacy if it is off.
+    Older runs keep their hashes: removed options are hashed at their former values, and renamed ones by their old
+    names.  Options (LATER_OPTIONS) and groups (LATER_GROUPS) of later versions are hashed only if they have an effect.
+    Keys without effect on results (UNHASHED_KEYS) are not hashed, nor are the display name and the paper's table row.
+    The names of the chosen options and privacy that is off are not hashed either.
     Paths in data_dir are hashed relative to it, so that the data may move.
 
     Args:
@@ -155,7 +155,7 @@ def _is_left_out(key: str) -> bool:
 def _canonical(key: str, value: Any, root: str) -> Any:
     """Return a value such that equal settings have equal JSON.
 
-    1.0 becomes 1, paths in root become relative, targets get their original names (moved.py), and layer names of
+    1.0 becomes 1, and paths in root become relative.  Classes get their original paths (moved.py).  Layer names of
     adapter.places become the patterns that older versions stored.
 
     Args:

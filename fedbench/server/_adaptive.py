@@ -64,7 +64,7 @@ class Adaptive(ServerRule):
         return s.w + self.rate(s.round) * m / (v.sqrt() + self.tau)
 
     def rate(self, round: int) -> float:
-        """Return the server learning rate in a round; `round` counts from 0.  Subclasses may override it."""
+        """Return the server learning rate: `lr` in every round.  Subclasses may let it depend on `round`, from 0."""
         return self.lr
 
 

@@ -38,6 +38,6 @@ class Adam(Adaptive):
         return self.beta2 * v + (1 - self.beta2) * delta.square()
 
     def rate(self, round: int) -> float:
-        """Return the server learning rate in a round (from 0), times Flower's bias correction if that is set."""
+        """Return the server learning rate `lr`, multiplied by Flower's bias correction for `round` (from 0) if set."""
         has_correction = self.bias_correction == "flower"
         return self.lr * (flower_correction(round, self.beta1, self.beta2) if has_correction else 1.0)

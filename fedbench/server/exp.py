@@ -26,7 +26,10 @@ class Extrapolation(ServerRule):
         self.eps = eps
 
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
-        """Return the server's new parameters, w + eta_g delta, delta the mean change; ``state`` is not used.  # [p]"""
+        """Return the server's new parameters w + eta_g delta, for the clients' mean change delta.  # [p]
+
+        The argument ``state`` is not used.
+        """
         return s.w + self.server_lr(s) * s.delta
 
     def server_lr(self, s: ServerStep) -> Tensor:

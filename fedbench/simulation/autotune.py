@@ -64,18 +64,18 @@ class Fault(NamedTuple):
 
 
 def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans that support the model, and log which ones do not.
+    """Return the executor plans that support the model, and log which ones do not.
 
     Args:
-        engine: The engine.
-        plans: The plans.
+        engine: The engine, whose model is tried on two clients.
+        plans: The executor plans: how many clients are computed at once, by how many threads.
 
     Raises:
         ConfigError: No plan supports the model.
     """
     if not engine.model.uses_vmap:  # its operations are known to support several clients at once
         return list(plans)
-    fault, gradient = try_training(engine, many=False)
+    fault, gradient = try_training(engine, many=False)  # one client after the other; gradients [2, P]
     if fault is not None:
         raise ConfigError(
             f"{fault.layer} cannot be trained: {fault.reason}; correct the model, or choose another one by model=..."
@@ -83,7 +83,7 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
     one_by_one = [plan for plan in plans if plan.chunk == 1]  # chunk: the number of clients computed at once
     if len(one_by_one) == len(plans):
         return one_by_one
-    fault, batched_gradient = try_training(engine, many=True)  # both clients at once; gradients [2, P]
+    fault, batched_gradient = try_training(engine, many=True)  # both clients at once
     # AGREE: the largest relative difference that counts as rounding error
     if fault is None and (gradient - batched_gradient).norm() > AGREE * gradient.norm():
         fault = Fault("the model", "its gradients then differ from those of single clients")
@@ -233,7 +233,7 @@ def fastest(engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int) 
     Args:
         engine: The engine.
         ids: The clients to train.
-        plans: The plans.
+        plans: The executor plans: how many clients are computed at once, by how many threads.
         steps: The number of local steps to time.
 
     Raises:
@@ -373,7 +373,7 @@ def _timed_batch_size(engine: Engine) -> int:
 def _local_steps(engine: Engine) -> float:
     """Return the expected number of local steps in the whole run, summed over rounds and sampled clients.
 
-    It is that for the batch size with which plans are timed, at most 32.
+    Batches have the size with which executor plans are timed, at most 32.
     """
     sizes = engine.federation.num_samples
     steps, _ = rng.lengths(  # numbers of steps and samples of each client

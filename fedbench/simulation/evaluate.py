@@ -97,6 +97,7 @@ def deployed(
     for slice_ids in slices(engine, ids):
         cohort = Cohort(engine, slice_ids, round, "evaluation")
         with torch.no_grad():
+            # adds the LoRA factors that stay with the clients (adapter.sync=fedsa); else the rows are unchanged
             rows = cohort.with_personal_factors(algorithm.personalized(cohort, final))
         _require_rows(algorithm, rows, len(cohort))
         yield cohort, rows

@@ -43,8 +43,8 @@ def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
         ConfigError: The checkpoint is of another configuration.
     """
     values, done = to_dict(cfg), saved["round"]
-    # old checkpoints have only the hash of their configuration, so all values that rounds may have had are tried
-    # renewed, updated_flat: names of classes and keys of older versions become those of today
+    # Old checkpoints have only the hash of their configuration, so all values that rounds may have had are tried.
+    # Names of classes (renewed) and keys (updated_flat) of older versions become those of today.
     stored = updated_flat(renewed(json.loads(saved["config"]))) if "config" in saved else {}
     candidates = [stored["rounds"]] if stored else [cfg.rounds, *requested_rounds(run_dir)]
     rounds_before = next((r for r in candidates if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)

@@ -233,8 +233,8 @@ class Simulation:
     def record_metrics(self, values: dict[str, float]) -> None:
         """Store the metrics of an evaluation as the last ones.
 
-        They are also stored as the best ones by test score (`best`) or by validation score (`best_val`), if that score
-        is better than all earlier ones.
+        If their test score is better than all earlier ones, they are also stored in `best`.  The same holds for the
+        validation score and `best_val`.
 
         Args:
             values: The metrics over clients, by name.

@@ -92,8 +92,8 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
         hydra: Hydra's node of the composed configuration.
 
     Returns:
-        "begin", "resume" or "skip" (the run is finished); and the configuration to run, which in a resumed run has the
-        hardware options with which it began.
+        "begin", "resume" or "skip" (the run is finished); and the configuration to run.  A resumed run has the hardware
+        options with which it began.
     """
     stored = stored_config(folder)
     if stored is not None and not is_same_run(stored, config):

@@ -99,10 +99,11 @@ def log_components(sim: Simulation) -> None:
         state = "the state of its own clients" if engine.rows.is_sharded else "all state"
         message = "%d processes share the clients of every round; each stores %s and %s"
         log.info(message, ranks.world_size, data, state)
-    for line in engine.rows.plan():
+    for line in engine.rows.plan():  # one for each client state: its size and location
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
-        initial = engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))  # of one client
+        # of one client; model.spans has an entry for each tensor of parameters
+        initial = engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))
         size = engine.rows.size(buffer, initial[0])
         log.info("state %s, for each kind of model that clients train (optimizer.reset=never)", size)
 

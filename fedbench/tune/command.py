@@ -90,7 +90,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The method and its data set as text, such as "fedper on digits"."""
+        """The options of algorithm and dataset as text, such as "fedper on digits"."""
         return f"{self.chosen['algorithm']} on {self.chosen['dataset']}"
 
 
@@ -116,7 +116,7 @@ class Plan:
 
 
 def parser() -> Arguments:
-    """Return the parser of the command line: overrides of a sweep, and the flags of ``fedbench tune``."""
+    """Return the parser of ``fedbench tune``: its flags, and overrides such as algorithm=fedavg,ditto."""
     p = arguments(
         "tune", "Choose options of methods by their validation scores, with equal numbers of trials.", EXAMPLES
     )
@@ -367,7 +367,13 @@ def run_trials(search: Search, trials: Sequence[Trial], rounds: int, plan: Plan)
 
 
 def run_overrides(search: Search, trial: Trial, seed: int) -> list[str]:
-    """Return the overrides of the run of a trial with a seed: those of the search, the trial's values, and the seed."""
+    """Return the overrides of one run, such as ["algorithm=fedprox", "algorithm.mu=0.1", "seed=0"].
+
+    Args:
+        search: The search of a method, whose overrides come first.
+        trial: One of its trials, whose values of the searched options follow.
+        seed: The seed of the run.
+    """
     return [*search.overrides, *(f"{key}={value}" for key, value in trial.values.items()), f"seed={seed}"]
 
 
@@ -385,13 +391,23 @@ def score_of(trial: Trial, plan: Plan) -> float:
 
 
 def sign_of(plan: Plan, search: Search) -> int:
-    """Return 1 if larger values of the metric of --metric (by default the runs' primary one) are better, else -1."""
+    """Return 1 if larger values of the compared metric are better, else -1.
+
+    The metric is that of --metric, or the primary one of the search's runs.
+    """
     run = Run(search.trials[0].folders[0])
     return -1 if scores.lower_is_better(plan.args.metric or run.primary) else 1
 
 
 def best_trial(search: Search, plan: Plan) -> Trial | None:
-    """Return the trial with the best validation score, as ``fedbench report --choose`` chooses; None if all failed."""
+    """Return the trial of a search with the best validation score, averaged over seeds; None if all trials failed.
+
+    It is the trial that ``fedbench report --choose`` shows.
+
+    Args:
+        search: The search of one method.
+        plan: The command's flags: --metric is compared, at the round that --select gives.
+    """
     runs = [Run(folder) for trial in search.trials for folder in trial.folders]
     metric = plan.args.metric or (runs[0].primary if runs else "")
     # study: the trials of one method in one setting; choice: its best trial.  There are several studies if fine-tuning
@@ -409,7 +425,7 @@ def ledger(plan: Plan) -> list[dict[str, Any]]:
     """Return the rows of trials.csv: one dict from column (`COLUMNS`) to value for each trial of each search.
 
     A failed trial has a row with score NaN and state "failed".  A trial that did not reach the last round has state
-    "stopped", and the round and score that it reached; 0 and NaN if it has not run yet.
+    "stopped", with the round and the score that it reached.  They are 0 and NaN if it has not run yet.
     """
     return [
         {
@@ -427,7 +443,10 @@ def ledger(plan: Plan) -> list[dict[str, Any]]:
 
 
 def write_ledger(plan: Plan) -> None:
-    """Write the rows of `ledger` to trials.csv in the folder of the searches; lists become text separated by spaces."""
+    """Write trials.csv, a table of all trials so far (`ledger`), next to the folders of their runs.
+
+    A cell with a list, such as the seeds, has its items separated by spaces.
+    """
     table = pandas().DataFrame(ledger(plan), columns=COLUMNS)
     for name in ("overrides", "seeds"):
         table[name] = [" ".join(map(str, items)) for items in table[name]]

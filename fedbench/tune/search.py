@@ -21,11 +21,20 @@ class Proposer(Protocol):
     """Proposes the trials of one method."""
 
     def propose(self, count: int) -> list[Values]:
-        """Return the values of the next trials, at most ``count``; fewer or none if the search has no more."""
+        """Return the values of the next trials, {dotted key: value as text} each.
+
+        Args:
+            count: The largest number of trials.  Fewer are returned, or [], if the search has no more.
+        """
         ...
 
     def observe(self, scores: Sequence[float]) -> None:
-        """Take the scores of the trials of the last `propose`, in its order; larger is better, NaN for a failed one."""
+        """Take the scores of trials, on which later proposals may depend.
+
+        Args:
+            scores: One score for each trial that the last `propose` returned, in its order.  Larger is better, and NaN
+                stands for a failed trial.
+        """
         ...
 
 
@@ -43,7 +52,11 @@ class Grid:
         self.left = combinations if len(combinations) <= trials else random.Random(seed).sample(combinations, trials)
 
     def propose(self, count: int) -> list[Values]:
-        """Return the values of the next trials, at most ``count`` combinations; fewer or none if no more are left."""
+        """Return the next combinations of values, {dotted key: value as text} each.
+
+        Args:
+            count: The largest number of combinations.  Fewer are returned, or [], if no more are left.
+        """
         proposed, self.left = self.left[:count], self.left[count:]
         return proposed
 
@@ -81,7 +94,10 @@ class Optuna:
                 self.study.enqueue_trial(texts)
 
     def propose(self, count: int) -> list[Values]:
-        """Return the values of the next ``count`` trials.  Without options to search: one trial {}, and then []."""
+        """Return the values that Optuna suggests for the next ``count`` trials, {dotted key: value as text} each.
+
+        Without options to search, the first call returns [{}], one trial with default values, and later calls [].
+        """
         if not self.space and self.study.trials:
             return []
         self.asked = [self.study.ask() for _ in range(count if self.space else 1)]
@@ -102,7 +118,12 @@ class Optuna:
 
 
 def _suggest(trial: Any, item: Dimension) -> str:
-    """Return the value that Optuna suggests in a trial for an option, as text in Hydra's grammar such as "0.1"."""
+    """Return the value that Optuna suggests for an option, as text in Hydra's grammar, such as "0.1".
+
+    Args:
+        trial: Optuna's trial.
+        item: The option, with its values or interval.
+    """
     if item.values:
         return str(trial.suggest_categorical(item.key, item.values))
     suggest = trial.suggest_int if item.integer else trial.suggest_float

@@ -127,8 +127,8 @@ def dimension(override: Override) -> Dimension:
     """Return the dimension, the values of one config key to try, that a swept override describes.
 
     Args:
-        override: A list of values such as mu=0.1,1, or an interval such as mu=tag(log,interval(0.1,1)), where the tag
-            log asks for a logarithmic scale.  An interval between two integers has integers only.
+        override: A list of values such as mu=0.1,1, or an interval such as mu=tag(log,interval(0.1,1)).  The tag log
+            asks for a logarithmic scale.  An interval between two integers has integers only.
 
     Raises:
         ConfigError: The override has one value only, or an interval is empty.
@@ -153,7 +153,15 @@ def dimension(override: Override) -> Dimension:
 
 
 def default_point(space: Mapping[str, Dimension], composed: DictConfig) -> dict[str, Any]:
-    """Return the values of a configuration by config key, for the keys of the space that may have this value."""
+    """Return the default values of the searched options, as far as the search could also propose them.
+
+    Args:
+        space: The search space: from the dotted key of an option to the values to try.
+        composed: The configuration with the defaults.
+
+    Returns:
+        {dotted key: default}.  Keys whose default is not among the values to try are left out.
+    """
     values = {key: OmegaConf.select(composed, key) for key in space}
     return {key: value for key, value in values.items() if space[key].contains(value)}
 

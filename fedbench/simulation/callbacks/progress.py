@@ -51,7 +51,7 @@ class Progress(Callback):
             primary: The name of the score.
         """
         self.total, self.start, self.primary = total, start, primary
-        self.every = max(1, math.ceil(total / LINES))
+        self.every = max(1, math.ceil(total / LINES))  # rounds between lines, of which about LINES are printed
         self._began = time.monotonic()
         self._bar = _bar(total, start, primary, self.transient) if sys.stdout.isatty() else None
         self._line = None if self._bar else notebook_line()

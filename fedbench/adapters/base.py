@@ -95,6 +95,7 @@ class Adapter:
         Raises:
             ConfigError: A pattern of `train` or `places` matches nothing.
         """
+        # expose: registers the hidden layers as submodules, and returns the names of the parameters to train
         selected_by_model = list(model.expose()) if isinstance(model, HasHiddenLayers) else []
         model.requires_grad_(False)
         names = [name for name, _ in model.named_parameters()]

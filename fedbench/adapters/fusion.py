@@ -103,7 +103,7 @@ class Fusion(Bottleneck):
             model: The model, with which the frozen parameters in the files are compared.
 
         Returns:
-            Tensors by parameter name, by file.  Empty if the option is a number of new bottlenecks.
+            A dict from file to {parameter name: tensor}.  Empty if the option is a number of new bottlenecks.
 
         Raises:
             ConfigError: No file matches, or a file cannot be read or has another backbone.

@@ -102,7 +102,13 @@ class LoRA(Adapter):
         return None
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """Return the contents of peft's LoraConfig, or None if a layer is not one that peft adapts (of a subclass).
+        """Return the contents of peft's LoraConfig, by which the library peft reads the adapted layers.
+
+        Args:
+            layers: The adapted layers by name.
+
+        Returns:
+            The configuration, or None if a layer is not one that peft adapts (of a subclass).
 
         Raises:
             ConfigError: An adapted layer is nn.MultiheadAttention.

@@ -17,7 +17,9 @@ class MeaMed(Aggregator):
     uses_weights = False
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return in each coordinate the unweighted mean of the n - f values nearest to the median.  # [p]
+        """Return in each coordinate the unweighted mean of the m - f values nearest to the median, for m rows u.rows.
+
+        # [p]
 
         With f = 0, return the weighted mean of the rows.
         """

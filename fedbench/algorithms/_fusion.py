@@ -280,6 +280,7 @@ def _admm(
     B [M, N] is the signed incidence matrix of the edges, L = B' B, and C the diagonal matrix of the client weights c_i.
     W [M, d] stands for B Z, with dual U and penalty r.  With R = B Z + U / r, an iteration is
     Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W);   W <- prox_{tau / r} (R).
+    RELAXED = 1.6 is the factor of over-relaxation.
     The primal residual is B Z - W, and the dual one r B' (W - W of the iteration before).
 
     Args:

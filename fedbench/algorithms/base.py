@@ -103,6 +103,11 @@ class Algorithm:
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Check that the method can run on this federation, model and optimizer.
 
+        Args:
+            federation: The clients and their data.
+            model: The model.
+            optimizer: The local optimizer.
+
         Raises:
             ConfigError: The method cannot run.  The message names the option to change.
         """
@@ -152,7 +157,7 @@ class Algorithm:
 
         Args:
             federation: The clients and their data.
-            model: The model, as functions of rows.
+            model: The model, whose functions get all parameters and buffers as a row [P].
             rows: rows(name, default=...) returns a lazy [N, ...] store with one row for each client.
         """
         raise NotImplementedError

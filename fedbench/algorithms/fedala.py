@@ -65,8 +65,8 @@ class FedALA(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Set the server model w [P] and the clients' models theta_i to the initial model, and the weights A_i to 1.
 
-        A_i [N, |h|] has a weight for each of the last parameters, by which client i mixes its own values with those of
-        w. `rows` stores theta [N, P] and A.
+        A_i has a weight for each of the last parameters, by which client i mixes its own values with those of w.
+        `rows` stores theta_i [N, P] and A_i [N, |h|].
         """
         # columns (start, stop), without running statistics
         trained = [span for name, span in model.spans.items() if name not in model.buffer_names]

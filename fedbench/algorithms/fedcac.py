@@ -108,6 +108,7 @@ class FedCAC(Algorithm):
         """
         m = m.float()
         size = m.sum(1)  # number of critical parameters  [K]
+        # products(m, m)[i, j]: parameters that are critical for both  [K, K]
         differing = size[:, None] + size - 2 * products(m, m)  # |m_i - m_j|_1
         overlap = 1 - differing / (2 * size[:, None]).clamp_min(1)  # O_ij = 1 - |m_i - m_j|_1 / (2 |m_i|_1)  [K, K]
         itself = torch.eye(len(m), dtype=torch.bool, device=m.device)

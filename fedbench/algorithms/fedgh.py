@@ -123,7 +123,7 @@ class FedGH(Algorithm):
         return h
 
     def order(self, cohort: Cohort) -> Tensor:
-        """Return a uniform random number per client and class; the server trains on their class means in this order.
+        """Return a uniform random number for each client and class; the server sorts their class means by them.
 
         # [K, C]
         """

@@ -407,6 +407,13 @@ class FedPIA(Algorithm):
             setattr(self, name, of_all.index_copy(0, torch.from_numpy(cohort.ids), of_cohort.to(of_all)))
 
     def _note_alignment(self, where: str, cohort: Cohort, aligned: alignment.Alignment) -> None:
+        """Store the shares of moved units and the mean costs of the cohort's clients for `matrices`.
+
+        Args:
+            where: Who aligned: "client" or "server".
+            cohort: The clients.
+            aligned: The aligned rows and their statistics, which are averaged over bottlenecks.
+        """
         cost = torch.stack([aligned.before.mean(1), aligned.after.mean(1)], 1)
         self._note(cohort, **{f"moved_{where}": aligned.moved.mean(1), f"cost_{where}": cost})
 

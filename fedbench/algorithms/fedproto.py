@@ -92,8 +92,8 @@ class FedProto(Algorithm):
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
             """Return the task's loss plus lam times the squared distance of features to the prototype.  # [k, B]
 
-            It also adds the features to the sums by class.  server.G are the received prototypes of the classes in
-            server.has_prototype.
+            theta [k, P] are the trained models.  It also adds the features to the sums by class.  server.G are the
+            received prototypes of the classes in server.has_prototype.
             """
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding

@@ -106,6 +106,11 @@ class IFCA(Algorithm):
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return for each new client the cluster model with the lowest loss on its training samples.
 
-        # [new clients, P]
+        Args:
+            new_clients: n clients that took no part in training.
+            cohorts: Unused.
+
+        Returns:
+            The models.  # [n, P]
         """
         return self.theta[self.nearest(new_clients, self.theta)]

@@ -62,7 +62,8 @@ class Moon(FedAvg):
         def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
             """Return the task's loss plus mu times the contrastive term.  # [k, B]
 
-            Features z shall be near z_g, those under the server's w, and far from z_old, those under the old model.
+            theta [k, P] are the trained models.  Features z shall be near z_g, those under the server's w, and far from
+            z_old, those under the old model.
             """
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             z_g = frozen_features(s, w, batch)  # [k, B, F]

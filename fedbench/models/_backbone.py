@@ -85,6 +85,7 @@ class Backbone(nn.Module):
             Names of modules for the keys "attention", "mlp" and "block", the words that `adapter.places` accepts.
         """
         names = [name.rpartition(".") for name, _ in self.named_modules()]  # (parent, ".", last part)
+        # ATTENTION_LAYERS: names of attention layers in the libraries, such as "attn"
         return {
             "attention": [".".join((parent, name)) for parent, _, name in names if name in ATTENTION_LAYERS],
             "mlp": [f"{parent}.mlp" for parent, _, name in names if name == "mlp"],

@@ -103,7 +103,7 @@ class _Recorder(pickle.Unpickler):
         """
         if module.split(".")[0] == "__torch__":  # a class of modules, whose code the archive contains
             return _Module
-        if module == "torch" and name in DTYPES:
+        if module == "torch" and name in DTYPES:  # DTYPES: from "FloatStorage" to torch.float32, and so on
             return DTYPES[name]
         allowed: dict[tuple[str, str], Callable] = {
             ("collections", "OrderedDict"): lambda: None,  # the empty hooks of a tensor

@@ -262,7 +262,7 @@ class ImageTower:
         """Return features of whole images, and of their parts, both projected and not normalized.
 
         Args:
-            images: Scaled images, [n, 3, size, size].
+            images: Images with CLIP's pixel normalization, [n, 3, size, size].
 
         Returns:
             The features that `pooled` returns [n, D], and those of M patches or positions of the feature map [n, M, D].
@@ -297,10 +297,17 @@ def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class token [n, D] and the patch tokens [n, M, D] of a ViT after its last norm, projected.
+    """Return features of whole images and of their patches, after the last norm of a vision transformer, projected.
+
+    Args:
+        visual: open_clip's VisionTransformer.
+        images: Images with CLIP's pixel normalization.  # [n, 3, H, W]
+
+    Returns:
+        The class tokens [n, D], and the patch tokens [n, M, D].
 
     Raises:
-        ConfigError: The ViT does not pool patches by a class token.
+        ConfigError: The transformer does not pool patches by a class token.
     """
     require(
         visual.attn_pool is None and not visual.final_ln_after_pool and visual.pool_type == "tok",

@@ -264,7 +264,9 @@ class CLIPPrompt(MoveListener):
         return inputs["image"] if isinstance(inputs, dict) else inputs
 
     def tokens(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the features of the M parts of each image in a batch, for algorithms with reads = ("tokens",).
+        """Return inputs["tokens"], the features of the M parts of each image in a batch.
+
+        They exist for algorithms with reads = ("tokens",).
 
         Returns:
             L2-normalized tokens, [..., M, D].
@@ -331,7 +333,7 @@ class CLIPPrompt(MoveListener):
         size = self.image_tower.size
         crops = []
         for image, (area, ratio, top, left, flip) in zip(images, draws.tolist()):
-            area = (MIN_CROP + (1 - MIN_CROP) * area) * rows * cols
+            area = (MIN_CROP + (1 - MIN_CROP) * area) * rows * cols  # MIN_CROP = 0.08 of the image, to all of it
             ratio = (3 / 4) ** (1 - 2 * ratio)  # log-uniform in [3/4, 4/3]
             h, w = min(rows, round((area / ratio) ** 0.5)), min(cols, round((area * ratio) ** 0.5))
             x = resized_crop(

@@ -65,8 +65,9 @@ class HFModel(Backbone):
             channels = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "num_channels", 3)
 
             def build() -> nn.Module:
-                """Return the network in `folder`, the value of model.weights; only weights of the classifier may lack.
+                """Return the network in `folder`, the value of model.weights.
 
+                Raise ConfigError if the folder lacks weights other than those of the classifier.
                 attention: the option of transformers for an attention that torch.vmap supports.
                 """
                 network, info = AutoModelForImageClassification.from_pretrained(

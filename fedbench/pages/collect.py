@@ -92,7 +92,7 @@ def _parts(sources: list[str], page: Page) -> dict[str, list[Path]]:
 
 
 def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config_dir: str | None) -> list[str]:
-    """Replace the rows of a part of a page by those of runs.
+    """Replace the rows of a part of a page, in all of its tables, by those of runs.
 
     Args:
         page: The page; changed in place.
@@ -167,7 +167,7 @@ def _run_row(run: Run, part: str, name: str, labels: Mapping[str, Any]) -> Row:
         run: The run.
         part: The part of the page.
         name: The name of the run in the page.
-        labels: The labels of its group.
+        labels: The method and what else distinguishes its group of runs, from column to value.
     """
     summary = run.summary
     machine, software = summary.get("machine"), summary.get("versions") or {}

@@ -96,8 +96,8 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
     Args:
         page: The page.
-        spec: The entry of the figure in page.json: part, where (the values that rows must have, by column), metric,
-            over (the x axis, a key of `X_AXES` such as "round") and title; all are optional.
+        spec: The entry of the figure in page.json.  All keys are optional: part (a set of the page's runs), where (the
+            values that rows must have, by column), metric, over (the x axis, a key of `X_AXES` such as "round"), title.
     """
     metric, x_key = spec.get("metric", page.about["metric"]), spec.get("over", "round")
     scale = 1 if "loss" in metric else page.scale  # page.scale: 100 for a metric in percent, else 1

@@ -260,13 +260,15 @@ def write_page(page: Page) -> list[Path]:
 def groups_of(
     page: Page, part: str | None = None, where: Mapping[str, Any] | None = None, names: Sequence[Any] = ()
 ) -> list[Group]:
-    """Return the groups of complete runs of a part, in the order of runs.csv.  A group has equal labels.
+    """Return the groups of complete runs in a part of the page, in the order of runs.csv.
+
+    The runs of a group have equal labels, such as method and data set, and differ in the seed.
 
     Args:
         page: The page.
         part: The part; None for the first one.
         where: Values that rows must have, by column or by the last part of its name.  A list means any of its values.
-        names: Values that rows must have, each in any of the labels.
+        names: Values that rows must have, each in any of the label columns, such as the name of a method.
 
     Raises:
         ConfigError: There is no such part or column, or a group has a summary of several runs beside other rows.
@@ -298,12 +300,12 @@ def _label(value: Any) -> Any:
 
 
 def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping[str, Any]) -> Group:
-    """Return the only group with some labels.
+    """Return the only group of runs in a part of the page that has the given values of labels.
 
     Args:
         page: The page.
         part: The part; None for the first one.
-        names: Values of any of its labels.
+        names: Values that its rows must have, each in any of the label columns, such as the name of a method.
         where: Values that rows must have, by column or by the last part of its name.  A list means any of its values.
 
     Raises:

@@ -23,7 +23,7 @@ cached_page = lru_cache(read_page)
 
 
 class PageFunctions:
-    """The functions that page.md can call; they read its page (``_page``), and ``_columns`` formats scores by key.
+    """The functions that page.md can call on its page, whose parts are sets of runs; _columns: the Column of a score.
 
     These arguments are the same in all of them.  ``part`` is a part of the page; None is the first one.  ``names`` are
     values of labels, such as the name of a method, and ``where`` are values by label, such as seed=0: together, they
@@ -104,7 +104,7 @@ class PageFunctions:
         return ", ".join(f"{value:,.{column.digits or 0}f}" for value in values)
 
     def paired(self, key: str, these: Any, those: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return mean and standard deviation over seeds of the difference of two groups with the same seed.
+        """Return mean and standard deviation over seeds of the difference between two groups of runs, paired by seed.
 
         Args:
             key: The score, a column of runs.csv such as "last".
@@ -279,6 +279,7 @@ class PageFunctions:
                 rows.append(group.labels | row)
         all_columns = [*label_columns(label_keys), *(self._columns[key] for key in keys)]
         all_columns = [replace(column, title=(titles or {}).get(column.key, column.title)) for column in all_columns]
+        # for_readers drops columns that are equal in all rows or repeat others
         return _markdown(for_readers(Table(title, all_columns, rows), label_keys))
 
     def csv(self, file: str, indent: int = 0) -> str:

@@ -97,6 +97,7 @@ def clients(
     if table_format in (*MACHINE_FORMATS, OBJECT):  # CSV, JSON, or one object of all tables (--json)
         every = clients_table(scored, options)
         return [every] if table_format in MACHINE_FORMATS else [summary_table(scored, options), every], figures
+    # for_readers drops columns that are equal in all rows or repeat others
     summary = for_readers(summary_table(scored, options), list(scored[0].group.labels))
     return [summary, *(clients_table([group_scores], options) for group_scores in scored)], figures
 
@@ -225,7 +226,7 @@ def _title(options: Options) -> str:
 
 
 def _number_format(options: Options) -> dict[str, Any]:
-    """Return arguments of a `Column` with options.metric: digits=2 and scale=100 if in percent, else digits=4."""
+    """Return arguments of a `Column` of scores: {"digits": 2, "scale": 100} for a percentage, else {"digits": 4}."""
     return {"digits": 2, "scale": 100} if scores.is_fraction(options.metric) else {"digits": 4}
 
 

@@ -207,7 +207,7 @@ def tuning_tables(args: argparse.Namespace, table_format: str) -> list[Table]:
     runs, damaged = runs_of(args)
     tables = [choice_table(runs, args.metric or scores.primary_metric(runs), args.select)]
     if table_format not in (*MACHINE_FORMATS, OBJECT):
-        tables = [for_readers(tables[0], ["method"])]
+        tables = [for_readers(tables[0], ["method"])]  # without columns that are equal in all rows
     report_damage(damaged, [], tables, table_format)  # []: clients.csv, which may be damaged too, is not read
     return tables
 
@@ -234,6 +234,7 @@ def overview(args: argparse.Namespace, table_format: str) -> tuple[list[Table], 
             communication = sent_table(groups, tables[0], options)  # None if no run was compressed
             tables += [communication] if communication is not None else []
             if table_format != OBJECT:
+                # without columns that are equal in all rows or repeat others
                 tables = [for_readers(table, labels) for table in tables]
             shown_columns = {column.key for table in tables for column in table.columns}
             tables.append(Table("", [], notes=notes(groups, repeated, options, shown_columns)))

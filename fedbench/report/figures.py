@@ -348,7 +348,7 @@ def gains_title(metric: str, select: str, has_std: bool) -> str:
 
 
 def gains_ylabel(scale: float) -> str:
-    """Return the axis label of a figure of gains, in percentage points if the scale of the metric is 100."""
+    """Return "Gain over Local", with " (percentage points)" if ``scale``, the factor for display, is 100."""
     return "Gain over Local" + (" (percentage points)" if scale == 100 else "")
 
 

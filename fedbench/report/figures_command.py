@@ -157,7 +157,7 @@ def draw_run_figures(run: Run, files: FigureFiles, prefix: str, metric: str, rou
         print_path(draw.draw_change(run, path("A_change")))
         columns, rows = draw.regressions(run)
         print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")
-    if len(draw.experts(run)):
+    if len(draw.experts(run)):  # pFedMoAP's weights of experts
         print_path(draw.draw_experts(run, path("experts")))
 
 
@@ -174,6 +174,7 @@ def draw_comparisons(runs: list[Run], files: FigureFiles, options: Options) -> N
         print_path(path)
     for setting, members in figures.by_setting(groups).items():
         suffix = figures.file_name(setting)
+        # with clients that joined after training, and with losses at the first and last local step of each round
         adapted = [group for group in members if all(len(draw.adaptation(run)) for run in group.runs)]
         if adapted:
             print_path(draw.draw_new_clients(adapted, files.path(f"new_clients_{suffix}"), setting))
@@ -183,5 +184,5 @@ def draw_comparisons(runs: list[Run], files: FigureFiles, options: Options) -> N
 
 
 def print_path(path: Path) -> None:
-    """Print the path of a figure."""
+    """Print "figure: PATH" on standard output."""
     print(f"figure: {path}")

@@ -62,7 +62,10 @@ def matrices(run: Run) -> dict[str, np.ndarray]:
 
 
 def label_counts(run: Run) -> DataFrame | None:
-    """Return how many training samples each client has of each class [N, C]; None if the run does not record it."""
+    """Return the numbers of training samples by client and class [N, C], with class names as columns.
+
+    None if the run's partition.json has no such numbers, as for data without classes.
+    """
     counts = run.partition.get("label_counts")
     if counts is None:
         return None

@@ -153,7 +153,7 @@ def _gains(run: Run, cell: PrintedCell, metric: str) -> Series:
 
 
 def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
-    """Return the first evaluated round in which the mean accuracy over clients is at least cell.target; else NaN."""
+    """Measure the first evaluated round whose mean accuracy over clients is at least cell.target; NaN if none is."""
     return Measurement(scores.rounds_to(run, ACCURACY, cell.target))
 
 

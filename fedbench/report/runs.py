@@ -253,7 +253,7 @@ def rounds_of(run: Run) -> int:
 
 
 def overrides_of(run: Run) -> list[str]:
-    """Return the overrides of the command line that started the run; empty if they are not stored."""
+    """Return the overrides that started the run, such as ["algorithm=fedper", "seed=1"]; [] if they are not stored."""
     path = run.path / ".hydra" / "overrides.yaml"
     return (read_yaml(path) or []) if path.is_file() else []
 

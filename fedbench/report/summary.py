@@ -53,7 +53,7 @@ class Group:
 
     @property
     def conf(self) -> tuple[Path, ...] | None:
-        """The config folders, with files algorithm/NAME.yaml, of the runs' methods; None for those of fedbench."""
+        """The config folders in which the runs' methods are found (algorithm/NAME.yaml); None for fedbench's own."""
         return self.runs[0].conf
 
     @property

@@ -292,7 +292,10 @@ def escape_control(text: str) -> str:
 
 
 def format_row(table: Table, row: dict[str, Any]) -> list[str]:
-    """Return the text of the cells of a row, in the order of columns, with a dagger behind a fine-tuned method."""
+    """Return the texts of a row's cells, in the order of the columns.
+
+    A dagger follows a cell if the row has a true value under the column's ``dagger_key``: its method fine-tunes.
+    """
     daggers = [DAGGER if column.dagger_key and row.get(column.dagger_key) else "" for column in table.columns]
     return [format_cell(row.get(column.key), column) + dagger for column, dagger in zip(table.columns, daggers)]
 

@@ -62,7 +62,7 @@ SERVER_RATES = ("server_lr",)
 
 @functools.cache
 def _composer() -> Composer:
-    """Return the Composer, which makes configurations of overrides by Hydra; always the same, as it is slow to make."""
+    """Return the object that composes configurations from overrides by Hydra, the same in each call."""
     return Composer()
 
 
@@ -152,6 +152,7 @@ class Case:
             cohort_size=min(cohort_size(cfg, 6), federation.num_clients),  # of the 6 clients of the small federation
         )
         rule = build.aggregator(cfg, federation)
+        # further parts of an engine that the configuration may choose
         engine = replace(
             engine,
             aggregator=rule,
@@ -164,7 +165,7 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """The overrides and the size of the federation, "on model=mlp; 6 clients of 4 to 21 samples, 4 a round"."""
+        """The setting as text for reports: "on model=mlp; 6 clients of 4 to 21 samples, 4 a round"."""
         return f"on {' '.join(self.overrides)}; 6 clients of 4 to 21 samples, 4 a round"
 
     @functools.cached_property

@@ -122,7 +122,7 @@ def message_of(size: int, clients: int = K) -> Message:
 
 
 def keys_of(message: Message, seed: int = 0) -> Tensor:
-    """Return the keys of the clients' random numbers, one per client of a message [k], different for each seed."""
+    """Return keys of random numbers for the k clients of a message, other ones for each seed.  # [k] int64"""
     return torch.from_numpy(message.ids * 7919 + 104729 * (seed + 1))  # two primes
 
 

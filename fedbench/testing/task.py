@@ -97,7 +97,7 @@ class TaskCase:
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task after `setup` with the targets of the case."""
+        """The task, after a call of its method `setup` with a federation that has the targets of this case."""
         return self.make()
 
     def outputs(self, *shape: int, seed: int = 0) -> Tensor:

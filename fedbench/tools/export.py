@@ -106,8 +106,8 @@ def client_state(
 ) -> dict[str, Tensor]:
     """Return the state_dict of the model that a client deploys, including frozen weights.
 
-    With an adapter it is that of the adapted module, unless ``merged``.  Without an adapter, load it with strict=False
-    if the module has integer counters (num_batches_tracked of BatchNorm), which are not in the state_dict.
+    With an adapter, it is that of the adapted module, unless ``merged``.  Without one, it lacks integer counters, such
+    as num_batches_tracked of BatchNorm: load it with strict=False if the module has any.
 
     Args:
         run_dir: The run folder.
@@ -275,7 +275,7 @@ def _run_module_with(sim: Simulation, state: dict[str, Tensor], client: int | st
 
 
 def _bare_module(sim: Simulation) -> nn.Module:
-    """Return a new module of the model that the adapter of a run changes, with the weights before training."""
+    """Return a new module of a run's model, without its adapter and with the weights that it had before training."""
     return build_module(sim.cfg, sim.engine.federation)
 
 
@@ -320,4 +320,5 @@ def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray
     targets = sim.engine.federation.targets.cpu().numpy()[samples.indices]
     # the names of new clients, which are the last ones, are left out
     names = {} if sim.split.names is None else {"names": np.array(sim.split.names[: len(ids)])}
+    # owners: the client of each sample
     return {"client": samples.owners(), "index": samples.indices, "target": targets, "logits": logits, **names}

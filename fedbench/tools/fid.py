@@ -232,7 +232,7 @@ def run_network(path: Path, config_dir: str | None = None) -> Network:
 
     sim = open_run(path, config_dir=config_dir)
     federation, model = sim.engine.federation, sim.engine.model
-    row = starting_row(sim.algorithm, sim.engine)
+    row = starting_row(sim.algorithm, sim.engine)  # [P], the parameters of such a client
 
     def features(x: Tensor) -> Tensor:
         """Return the inputs [b, d] of the last layer for uint8 images x [b, C, H, W]; ConfigError for another shape."""
@@ -276,10 +276,10 @@ def features_of(network: Network, images: np.ndarray, device: Any) -> np.ndarray
 
 # -- clients ---------------------------------------------------------------------------------------------
 def distances_by_client(arrays: Arrays, split: Split, network: Network, device: Any) -> list[dict[str, Any]]:
-    """Return a row of the table for each client.
+    """Return, for each client, the distance between its real and its extra training images.
 
     Args:
-        arrays: The data set, with extra images.
+        arrays: The data set.  Extra images, such as synthesized ones, have the code EXTRA in ``arrays.split``.
         split: The partition.
         network: The network that computes features.
         device: Its device.

@@ -350,6 +350,7 @@ class Backbone:
         shared = () if layout is None else layout.spans.keys() & self.weights.keys()
         dense = sum(self.weights[name].numel() for name in shared)
         # num_sent: numbers of all rounds so far; received: that number at each client's last download
+        # at most `dense`, because the server then sends the weights themselves
         missing = (self.num_sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(dense)
         if context.changes_state:
             self.received[context.ids] = self.num_sent[SERVER].expand(len(context), 1)

@@ -66,6 +66,7 @@ def count(positions: Tensor, n: int) -> Tensor:
     """
     width = rice_width(positions.shape[1], n)  # remainder bits of the Rice code
     gaps = positions.diff(dim=1, prepend=positions.new_full((len(positions), 1), -1)) - 1  # [k, m]
+    # one bit names the code; then the bits of all gaps, or n bits of a bitmap if these are fewer
     return 1 + ((gaps >> width) + 1 + width).sum(1).clamp_max(n)
 
 

@@ -140,7 +140,7 @@ class Chain(Compressor):
     def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the bits of each row's codes, summed over all compressors, without float32 values.  # [k] int64"""
         # _links: each compressor, the prefix of its codes' names ("0/", "1/" ...), and the message part that it
-        # compresses; _below: the codes with this prefix
+        # compresses; _below: the codes with this prefix.  `count` reads codes only, so that any values will do.
         parts = [
             compressor.count(Encoded(encoded.values, _below(prefix, encoded.codes)), part)
             for prefix, compressor, part in self._links(message)
@@ -149,7 +149,7 @@ class Chain(Compressor):
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
         """Write the codes of one row (k = 1) to `out`: those of the first compressor, then of the second, and so on."""
-        for prefix, compressor, part in self._links(message):
+        for prefix, compressor, part in self._links(message):  # `write` reads codes only, so that any values will do
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:

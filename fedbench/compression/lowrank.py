@@ -78,14 +78,14 @@ class LowRank(Compressor):
         Do nothing without warm_start=true.
         """
         if self._is_warm(message):
-            # factor Q of each matrix
+            # the second factor, Q, of each matrix; other parts are tuples of one tensor
             second = [piece[1].flatten(1) for piece in self._pieces(encoded, message) if len(piece) == 2]
             self.last[message.name][message.ids] = torch.cat(second, 1)
 
     def _is_warm(self, message: Message) -> bool:
-        """Return whether factors are stored for the clients of this message: 0 before a client's first message.
+        """Return whether `self.last` has factors for the clients of this message, which are 0 before their first one.
 
-        They are not for a download, whose row is the same for all clients, nor with warm_start=false.
+        False with warm_start=false, for a broadcast, which has no clients, and for messages without matrices.
         """
         return self.warm_start and message.name in self.last and len(message.ids) > 0
 
@@ -218,11 +218,10 @@ def _orthonormal(columns: Tensor) -> Tensor:
     basis: list[Tensor] = []
     for column in columns.unbind(2):  # [k, a]
         remainder = column
-        # DEPENDENT is 1e-5
         for _ in range(2):  # the second pass removes what rounding left
             for other in basis:
                 remainder = remainder - total(other * remainder)[:, None] * other
-        size = l2_norm(remainder)  # at most DEPENDENT times |column| if it is only rounding errors  [k, 1]
+        size = l2_norm(remainder)  # at most DEPENDENT = 1e-5 times |column| if it is only rounding errors  [k, 1]
         basis.append(torch.where(size > DEPENDENT * l2_norm(column), remainder / size, 0))
     return torch.stack(basis, 2)
 

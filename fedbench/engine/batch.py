@@ -229,7 +229,6 @@ class BatchLoader:
             The inputs by name, in host memory.  None: inputs are on the device.
         """
 
-        # next: first step of the next block, and a function that waits for its inputs
         def block_samples(first: int) -> np.ndarray:
             """Return indices of samples in the data set, padding included, of the block from step `first` on.
 
@@ -239,6 +238,7 @@ class BatchLoader:
             stop, num_active = self._block(first)
             return self.host_index[first:stop, :num_active]
 
+        # next: first step of a block whose inputs a background thread gathers, and a function that waits for them
         if self.next is not None and self.next[0] == t:
             fetched = self.next[1]()
         else:

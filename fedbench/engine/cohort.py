@@ -405,11 +405,13 @@ class Cohort:
             RunError: With an aggregation rule, no client (or none of a group) uploaded finite values.
         """
         if self.engine.aggregator is not None and not bool((is_finite := aggregate.finite_rows(uploads)).all()):
+            # a rule leaves out clients whose uploads have NaN or infinite values: the mean of the others
             others = self._without(~is_finite.cpu().numpy(), weights[None] if isinstance(weights, Tensor) else groups)
             if isinstance(weights, Tensor):  # their sum stays
                 weights = weights[is_finite] * (weights.sum() / weights[is_finite].sum().clamp_min(TINY))
             groups = None if groups is None else groups[:, is_finite]
             return others.mean(uploads[is_finite], weights, groups, updates, rule)
+        # which options the method used: others that are set have no effect, which is an error
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
         self.cost.takes_server_steps |= updates is not None and rule is None
         self.cost.takes_aggregates = True
@@ -422,12 +424,12 @@ class Cohort:
         else:
             center = None if updates is None else self._channel.broadcast_value(updates)
             mean = aggregate.robust_mean(self.context, aggregator, uploads, weights, groups, center)
-        if updates is not None and self.engine.lora_sync is not None:
+        if updates is not None and self.engine.lora_sync is not None:  # the option adapter.sync
             weights = aggregate.mean_weights(self.context, weights)
             return self.engine.lora_sync.combine(self.context, mean, uploads, weights)
         if updates is None or rule is None:
             return mean
-        w = self._channel.broadcast_value(updates)
+        w = self._channel.broadcast_value(updates)  # the old value, from which the server rule moves  [n]
         weights = uploads if central is not None else aggregate.mean_weights(self.context, weights)  # sealed, too
         step = ServerStep(w, mean, uploads, weights, self.round)
         return server_step(rule, step, updates, self.engine.rows, self.model, self.context.changes_state)

@@ -167,6 +167,7 @@ def _row_by_row(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     divided_args = [value for value in args if isinstance(value, DividedTensor)]
     if not divided_args:
         return NotImplemented
+    # of each argument, the part for the local rows; None if it needs all rows
     selected = [_selected(value, divided_args[0], divided_args[0].dim()) for value in args]
     result = NotImplemented if _none_of(selected) else func(*selected, **kwargs)
     return _like(divided_args[0], result) if isinstance(result, Tensor) else NotImplemented  # where(x) has a tuple
@@ -199,11 +200,11 @@ def _columns_or_rows(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
         if any(isinstance(item, Tensor | np.ndarray | list) for item in index):
             return _like(x, x.local[index])
         return _view(x, lambda rows: rows[index])
-    positions = _positions(index, len(x.owners))
+    positions = _positions(index, len(x.owners))  # of the selected rows; None if the index is no list of rows
     if positions is None:
         return NotImplemented
-    _require_local(x, x.owners[positions])
-    mine = positions[x.owners[positions] == x.ranks.rank]
+    _require_local(x, x.owners[positions])  # owners: the rank that has each row
+    mine = positions[x.owners[positions] == x.ranks.rank]  # those of this process, looked up among its rows
     selected = x.local[_index(np.searchsorted(x.mine, mine), x.local)]
     return DividedTensor(selected, x.owners[positions], x.ranks) if x.ranks.is_distributed else selected
 
@@ -217,16 +218,17 @@ def _assign(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(x, DividedTensor):
         return NotImplemented
     if _selects_columns(index, x.dim()):
-        values = _selected(values, x, x[index].dim())
+        values = _selected(values, x, x[index].dim())  # the part for the local rows; None if all rows are needed
         if values is None:
             return NotImplemented
         x.local[index] = values
         return None
-    positions = _positions(index, len(x.owners))
+    positions = _positions(index, len(x.owners))  # of the replaced rows; None if the index is no list of rows
     if positions is None:
         return NotImplemented
-    owners = x.owners[positions]
+    owners = x.owners[positions]  # the rank that has each of these rows
     _require_local(x, owners)
+    # of those that this process has: where they are among its rows
     where = _index(np.searchsorted(x.mine, positions[owners == x.ranks.rank]), x.local)
     has_rows = isinstance(values, Tensor) and values.dim() == x.dim() and len(values) == len(positions)
     x.local[where] = local_rows(values, owners, x.ranks) if has_rows else values
@@ -240,6 +242,7 @@ def _joined(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     tensors, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
     divided_args = [value for value in tensors if isinstance(value, DividedTensor)]
+    # dim 0, or the equal negative one, would join along the axis of rows; stack has one more axis
     if not divided_args or dim in (0, -divided_args[0].dim() - (func is torch.stack)) or "out" in kwargs:
         return NotImplemented
     if any(len(value) != len(divided_args[0]) or value.dim() != divided_args[0].dim() for value in tensors):
@@ -258,8 +261,8 @@ def _reduced(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     dim = kwargs.get("dim", args[position] if len(args) > position else None)
     if not isinstance(x, DividedTensor) or dim is None or any(isinstance(value, Tensor) for value in args[1:]):
         return NotImplemented
-    axes = {axis % x.dim() for axis in (dim if isinstance(dim, tuple | list) else (dim,))}
-    if 0 not in axes:
+    axes = {axis % x.dim() for axis in (dim if isinstance(dim, tuple | list) else (dim,))}  # without negative ones
+    if 0 not in axes:  # the axis of rows stays
         return _like(x, func(x.local, *args[1:], **kwargs))
     if func.__name__ != "sum" or len(axes) > 1 or not x.is_floating_point() or not x.ranks.is_distributed:
         return NotImplemented
@@ -277,9 +280,10 @@ def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(x, DividedTensor) or not x.ranks.is_distributed:
         return NotImplemented
     wants_all = func.__name__ == "all"
-    # a rank sets the bit that decides: for `any` if one of its numbers is True, for `all` if one is False
-    bits = x.ranks.synchronize("flag", int(bool(x.local.any()) if not wants_all else not bool(x.local.all())))
-    return torch.tensor(bool(bits) != wants_all, device=x.device)
+    # one local number can decide: False for `all`, True for `any`
+    is_decided_here = not bool(x.local.all()) if wants_all else bool(x.local.any())
+    is_decided = bool(x.ranks.synchronize("flag", int(is_decided_here)))  # by any process
+    return torch.tensor(not is_decided if wants_all else is_decided, device=x.device)
 
 
 def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -294,7 +298,8 @@ def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     other = _selected(b if x is a else a, x, x.dim()) if isinstance(x, DividedTensor) else None
     if other is None or not x.ranks.is_distributed:
         return NotImplemented
-    return not x.ranks.synchronize("comparison of rows", int(not torch.equal(x.local, other)))
+    differs_here = not torch.equal(x.local, other)
+    return not x.ranks.synchronize("comparison of rows", int(differs_here))  # 1 if rows differ in any process
 
 
 def _product(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -321,7 +326,8 @@ def _reshaped(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     x, *shape = args
     if not isinstance(x, DividedTensor) or kwargs:
         return NotImplemented
-    shape = [*shape[0]] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    shape = [*shape[0]] if len(shape) == 1 and not isinstance(shape[0], int) else shape  # (a, b) or ((a, b),)
+    # -1 for the axis of rows stands for K if the other axes keep their total size, or in expand
     if shape[:1] == [-1] and (func.__name__ == "expand" or math.prod(shape[1:]) == math.prod(x.shape[1:])):
         shape = [len(x.owners), *shape[1:]]
     keeps_rows = shape[:1] == [len(x.owners)]
@@ -351,8 +357,8 @@ def _along_columns(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("start_dim", 0))
     x = args[0]
-    last = x.dim() + (func.__name__ == "unsqueeze")
-    if not isinstance(x, DividedTensor) or not isinstance(axis, int) or axis % last == 0:
+    num_axes = x.dim() + (func.__name__ == "unsqueeze")  # of the result of unsqueeze, else of x
+    if not isinstance(x, DividedTensor) or not isinstance(axis, int) or axis % num_axes == 0:
         return NotImplemented
     if func.__name__ == "flatten":  # a view or a copy
         return _like(x, func(x.local, *args[1:], **kwargs))

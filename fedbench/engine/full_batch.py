@@ -102,6 +102,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
     if model.manual_backward is not None:  # the model has a backward pass without autograd
         return manual_gradient(model, task, model.named(rows), block, model.named(out))
     named = model.named(rows.detach())
+    # what autograd differentiates: all parameters, but no running statistics
     leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
     with torch.enable_grad():
         context = ForwardContext()

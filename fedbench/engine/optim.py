@@ -437,10 +437,11 @@ class Adam(Optimizer):
         """
         assert index is not None
         b1, b2 = self.betas
-        count = state["count"]  # [k, S]
+        count = state["count"]  # number of steps of each parameter  [k, S]
         count[:, index.within(columns)] += 1
-        bias1, bias2 = 1 - b1**count, (1 - b2**count).sqrt()  # [k, S]
+        bias1, bias2 = 1 - b1**count, (1 - b2**count).sqrt()  # bias corrections of both moments  [k, S]
         for start, stop in columns.slices:
+            # parameter: the index of the parameter to which each column belongs
             theta, g, parameter = rows[:, start:stop], grad[:, start:stop], index.of_column[start:stop]
             if self.weight_decay and self.decoupled:
                 theta.sub_(theta * (lr * self.weight_decay))

@@ -365,6 +365,7 @@ class Ranks:
         if not self.is_distributed:
             return
         group, mine = self._group(device), positions_by_rank[self.rank]
+        # the tensors of this rank as one, and its lengths, the other axes and the type, which the other ranks need
         joined = torch.cat([items[i] for i in mine]) if len(mine) else torch.zeros(0, device=device)
         layouts = self.gather("exchange of lists", ([len(items[i]) for i in mine], joined.shape[1:], joined.dtype))
         for source, (positions, (lengths, shape, dtype)) in enumerate(zip(positions_by_rank, layouts)):

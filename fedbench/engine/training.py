@@ -326,15 +326,16 @@ class CohortTraining:
         schedule, context, executor = self.schedule, self.context, self.engine.executor
         positions = schedule.positions[start:stop]
         index = torch.from_numpy(positions).to(context.device)
+        # a copy of the start for each client of the chunk  [k, P]
         rows = self.start.expand(stop - start, -1).clone() if self.start_is_shared else self.start[index]
-        if self.engine.client_ranks is not None:
+        if self.engine.client_ranks is not None:  # 0 in columns above the LoRA rank of a client
             rows = self.engine.client_ranks.truncated(context.ids[positions], rows)
         chunk = Chunk(
             ids=context.ids[positions],
             num_steps=schedule.num_steps[positions],
             lr=self.lr[index] if isinstance(self.lr, Tensor) else self.lr,
             lr_factors=None if self.lr_factors is None else self.lr_factors[:, index],
-            theta=executor.gradients.to_static_rows(rows),
+            theta=executor.gradients.to_static_rows(rows),  # CUDA graphs need a fixed memory address
             state={name: values[index] for name, values in self.state.items()},
             optimizer_state={
                 rows_name: {buffer: values[index] for buffer, values in buffers.items()}
@@ -359,12 +360,13 @@ class CohortTraining:
             chunk: The trained clients.
         """
         has_other_ranks = self.engine.executor.ranks.world_size > 1
+        # _mine: positions of this rank's clients in the cohort, ascending
         where = torch.searchsorted(self._mine, index) if self.is_divided else index  # rows of `outputs`  [k]
         self.outputs["theta"][where] = chunk.theta
         self.outputs["loss"][index] = chunk.loss
         for name, values in chunk.state.items():
             self.outputs[name][where] = values
-            if has_other_ranks and not torch.equal(values, self.state[name][index]):
+            if has_other_ranks and not torch.equal(values, self.state[name][index]):  # only these are sent
                 self.changed_names.add(name)
         for rows_name, buffers in self.stored_buffers.items():
             for buffer, values in buffers.items():
@@ -390,6 +392,7 @@ class CohortTraining:
             for rows_name, stored in self.stored_buffers.items()
             for buffer, values in stored.items()
         }
+        # the third argument: names of what may have changed; the result: names of what any rank changed
         exchanged = ranks.exchange(
             self.schedule.positions_by_rank, self.outputs | buffers, self.changed_names | buffers.keys()
         )

@@ -139,7 +139,7 @@ def _linear(layer: nn.Module, name: str, params: Params, x: Tensor, batched: boo
         shared_bias, client_bias = _split_bias(bias, f"{name}.bias", context)
         return _add_client_bias(F.linear(x, weight, shared_bias), client_bias, spatial_axes=0)
     bias = _expand_frozen(bias, f"{name}.bias", len(x), context)
-    flat = x if x.dim() == 3 else x.flatten(1, -2)  # [k, M, in]
+    flat = x if x.dim() == 3 else x.flatten(1, -2)  # [k, M, in], M: all axes between k and in
     y = (
         torch.bmm(flat, weight.transpose(1, 2))
         if bias is None
@@ -168,6 +168,7 @@ def _conv2d(layer: Any, name: str, params: Params, x: Tensor, batched: bool, con
         y = _conv2d(layer, name, shared, x.flatten(0, 1), batched=False, context=context).unflatten(0, (k, -1))
         return _add_client_bias(y, client_bias, spatial_axes=2)
     bias = _expand_frozen(bias, f"{name}.bias", k, context)
+    # one convolution in groups: the channels of a client are convolved with its weight only
     clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
     y = F.conv2d(
         clients_as_channels,
@@ -204,6 +205,7 @@ def _conv_transpose2d(
         y = convolve(x.flatten(0, 1), weight, shared_bias, layer.groups).unflatten(0, (k, -1))
         return _add_client_bias(y, client_bias, spatial_axes=2)
     bias = _expand_frozen(bias, f"{name}.bias", k, context)
+    # one convolution in groups: the channels of a client are convolved with its weight only
     clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
     y = convolve(clients_as_channels, weight.flatten(0, 1), None if bias is None else bias.flatten(), k * layer.groups)
     return y.unflatten(1, (k, -1)).transpose(0, 1)
@@ -294,7 +296,7 @@ def _batch_norm(layer: Any, name: str, params: Params, x: Tensor, batched: bool,
     mean, var = params.get(f"{name}.running_mean"), params.get(f"{name}.running_var")
     weight, bias = params.get(f"{name}.weight"), params.get(f"{name}.bias")
     is_frozen = f"{name}.running_mean" in context.frozen  # a frozen norm is in evaluation mode
-    batch_statistics = (context.train and not is_frozen) or mean is None
+    batch_statistics = (context.train and not is_frozen) or mean is None  # None: the norm has no running statistics
     channel_axis = 2 if batched else 1
     values_per_channel = x.shape[channel_axis - 1] * x.shape[channel_axis + 1 :].numel()  # of one client
     require(values_per_channel != 1 or not batch_statistics, BATCH_OF_ONE)  # one value has no variance

@@ -102,7 +102,7 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
     output, input_axes = _output_units(down), _input_units(up)
     if output is None or input_axes is None:
         return None
-    size, num_blocks, output_axes = output
+    size, num_blocks, output_axes = output  # m units, blocks of m numbers in the output, and axes of parameters
     # from name of a parameter to (shape to which it is reshaped first, axis of the units)
     axes = {f"{prefix}.down.{name}": axis for name, axis in output_axes.items()}
     axes |= {f"{prefix}.up.{name}": axis for name, axis in input_axes.items()}

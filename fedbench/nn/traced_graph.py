@@ -282,8 +282,10 @@ def trace(module: nn.Module, prefix: str = "") -> TracedGraph | None:
 def _is_supported(node: fx.Node, graph: TracedGraph) -> bool:
     """Return whether `TracedGraph.run` can compute a node for several clients at once.
 
+    It knows the functions in ELEMENTWISE, ELEMENTWISE_METHODS and AXES, and the layers in OPERATORS.
+
     Args:
-        node: The node.
+        node: The node, an operation of torch.fx.
         graph: The graph to which it belongs.
     """
     if node.op == "call_module":
@@ -332,6 +334,7 @@ def _is_supported_index(node: fx.Node) -> bool:
     indexed, index = node.args
     if isinstance(index, str):  # one of several inputs by name
         return isinstance(indexed, fx.Node) and indexed.op == "placeholder"
+    # chunk and unbind return several tensors, of which an integer selects one
     is_sequence = isinstance(indexed, fx.Node) and indexed.target in ("chunk", "unbind")
     if not isinstance(index, tuple):
         return is_sequence and isinstance(index, int)

@@ -147,37 +147,60 @@ class Compressor:
         return 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's codes, without its float32 values, as `write` writes them.
+        """Return the bits that `write` takes for each row's codes, without its float32 values.
 
-        # [k] int64
+        Args:
+            encoded: The encoding of k rows.
+            message: The message that was given to `compress`.
+
+        Returns:
+            The numbers of bits.  # [k] int64
         """
         raise NotImplementedError
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row (k = 1) to a stream.
+        """Write the codes of one row to a stream.
 
         `read` must find the end of the codes by itself, because the row's values follow in the same stream.
+
+        Args:
+            encoded: The encoding of one row (k = 1).
+            out: The stream.
+            message: The message that was given to `compress`.
         """
         raise NotImplementedError
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row that `write` wrote: a dict of the names and tensors of `Encoded.codes`.
+        """Read the codes of one row that `write` wrote.
 
-        # [1, ...] each
+        Args:
+            stream: The stream.
+            message: The message that was given to `compress`.
+
+        Returns:
+            The tensors of `Encoded.codes` by name, for decompression.  # [1, ...] each
         """
         raise NotImplementedError
 
     # -- state ---------------------------------------------------------------------------------------------
     def setup(self, rows: RowStore, message: Message) -> None:
-        """Create the clients' states before the first message of this name.
+        """Create the clients' states for all messages named message.name, before the first of them.
 
-        It does nothing by default; compressors with a state implement it.  message.ids is empty.
+        It does nothing by default; compressors with a state implement it.
+
+        Args:
+            rows: rows(name, default) creates a tensor with one row for each client of the run.
+            message: Name, size and parameters of the messages; message.ids is empty.
         """
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Update the clients' states after a transmission.
+        """Update the states of the clients message.ids after a transmission.
 
         It does nothing by default; compressors with a state implement it, because `compress` must not change states.
+
+        Args:
+            encoded: The encoding that was transmitted.
+            message: The message that was given to `compress`.
         """
 
     @property

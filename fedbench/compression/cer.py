@@ -107,10 +107,16 @@ class CER(Compressor):
         return message.size if self.has_values else 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the number of bits of each row's segments: 32 for a value, and a gamma code for a length.  # [k]
+        """Return the bits of each row's codes: for each segment 32 for its value, and a gamma code of its length.
 
-        With send="all" there are no segments, and the number is 0: the values themselves are sent.  `message` is
-        unused.
+        With send="all" there are no segments, because the values themselves are sent, and the number is 0.
+
+        Args:
+            encoded: The code "begins" [k, n], True at the first value of each segment.
+            message: Unused.
+
+        Returns:
+            The numbers of bits.  # [k] int64
         """
         if self.has_values:  # send="all"
             return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)

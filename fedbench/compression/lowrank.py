@@ -64,18 +64,26 @@ class LowRank(Compressor):
         self.last: dict[str, Rows] = {}
 
     def setup(self, rows: RowStore, message: Message) -> None:
-        """Create a row store for the last second factors of each client, at first 0, for messages like this one.
+        """Create `last[message.name]`, one row of factors Q for each client of the run, at first 0.
 
-        Do nothing without warm_start=true, or if the message has no matrix.
+        Do nothing without warm_start=true, or if no matrix of the message has factors.
+
+        Args:
+            rows: Creates tensors with one row for each client.
+            message: Name, size and parameters of the messages.
         """
         size = sum(part.b * part.r for part in self._parts(message))
         if self.warm_start and size:
             self.last[message.name] = rows(f"compression/{message.name}", torch.zeros(size))
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
-        """Store the second factors of the message's clients, from which their next power iterations start.
+        """Store the factors Q of the clients message.ids, from which their next power iterations start.
 
         Do nothing without warm_start=true.
+
+        Args:
+            encoded: The encoding that was transmitted.
+            message: The message that was given to `compress`.
         """
         if self._is_warm(message):
             # the second factor, Q, of each matrix; other parts are tuples of one tensor
@@ -130,9 +138,16 @@ class LowRank(Compressor):
         return Encoded(torch.cat(values, 1))
 
     def _starts(self, draws: RowRandom, message: Message) -> Iterator[Tensor]:
-        """Yield the factor from which the power iteration of each matrix starts: the client's last one, or random.
+        """Yield for each matrix the factors Q from which its power iteration starts.
 
-        # [k, b, r]
+        They are the client's last ones, or random without these.  Columns of 0 are replaced by random ones.
+
+        Args:
+            draws: Random numbers of each client.
+            message: The message, with its parameters and clients.
+
+        Yields:
+            The factors of the k clients.  # [k, b, r]
         """
         # last: the factors of all matrices, one after the other  [k, ...]; offset: where those of the next one begin
         last, offset = self.last[message.name][message.ids] if self._is_warm(message) else None, 0
@@ -146,18 +161,27 @@ class LowRank(Compressor):
                 yield start
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the rows that the receiver gets: products of the factors, and unchanged other values.
+        """Return the rows that the receiver gets.
 
-        # [k, n]
+        Args:
+            encoded: Values [k, m]: for each matrix its factors P and Q, and all other values of the rows.
+            message: The message that was given to `compress`.
+
+        Returns:
+            The rows, with the product of P and the transposed Q for each matrix, and other values unchanged.  # [k, n]
         """
         pieces = self._pieces(encoded, message)
         return torch.cat([_product(*piece).flatten(1) if len(piece) == 2 else piece[0] for piece in pieces], 1)
 
     def _pieces(self, encoded: Encoded, message: Message) -> list[tuple[Tensor, ...]]:
-        """Split the values of an encoding by the parts of the row.
+        """Split the transmitted values [k, m] into those of each part of the row (`_parts`).
+
+        Args:
+            encoded: The encoding.
+            message: The message that was given to `compress`.
 
         Returns:
-            For each part, a tuple of its factors [k, a, r] and [k, b, r], or of its uncompressed values.
+            For each part, (P [k, a, r], Q [k, b, r]) of a matrix, or (values [k, columns],) if it is uncompressed.
         """
         parts = self._parts(message)
         split = encoded.values.split([part.values for part in parts], 1)  # values of each part  [k, values] each

@@ -87,9 +87,16 @@ class STC(Compressor):
         return Encoded(x[:, :0], {"mean": torch.cat(means, 1), "trit": trit})  # x[:, :0]: no float32 values
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return rows with the mean magnitude or minus it at the selected positions, and zeros elsewhere.  # [k, n]
+        """Return rows with the mean magnitude or minus it at the selected positions, and zeros elsewhere.
 
         With variant="pfednet", positive and negative values have a mean magnitude each.
+
+        Args:
+            encoded: The codes of `compress`.
+            message: The message, with the length n of its rows.
+
+        Returns:
+            The rows that the receiver gets.  # [k, n]
         """
         mean = encoded.codes["mean"]
         if self.variant == "pfednet":  # one mean of the positive and one of the negative values
@@ -99,9 +106,10 @@ class STC(Compressor):
         return positions.scatter(values, encoded.codes["positions"], message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of a row.  # [k]
+        """Return the bits of each row.  # [k] int64
 
-        sattler: 32, the code of the positions, and m signs.  pfednet: 64, a bitmap of n, and a sign per selected value.
+        sattler: 32 for the mean, the code of m positions, and m signs.
+        pfednet: 64 for two means, n bits that tell which values are selected, and a sign for each of these.
         """
         if self.variant == "pfednet":
             return 2 * FLOAT + message.size + (encoded.codes["trit"] != 0).sum(1)
@@ -109,7 +117,7 @@ class STC(Compressor):
         return FLOAT + where.shape[1] + positions.count(where, message.size)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row: the mean magnitudes, then positions and signs.
+        """Write the codes of one row (k = 1) to `out`: the mean magnitudes as 32 bits each, then positions and signs.
 
         With variant="pfednet" these are one bit per value, and a sign after it if the value is selected.
         """

@@ -32,9 +32,16 @@ class Ternary(Compressor):
         self.clip, self.unbiased = clip, clip is None
 
     def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
-        """Round rows x [k, n], clipped by the option clip, at random: codes "scale" [k, 1] and "trit" [k, n] int8.
+        """Round each row at random to -scale, 0 or scale, after clipping by the option clip.
 
-        scale is the largest magnitude; trit is -1, 0 or 1 and is nonzero with probability |x| / scale.
+        Args:
+            x: The rows.  # [k, n]
+            draws: Random numbers of each row.
+            message: The message, with the length n of its rows.
+
+        Returns:
+            Codes "scale", the largest magnitude [k, 1], and "trit" [k, n] int8: the sign of x, -1 or 1, with
+            probability |x| / scale, else 0.
         """
         x = x if self.clip is None else _clipped(x, self.clip)
         scale = x.abs().amax(1, keepdim=True)
@@ -51,14 +58,14 @@ class Ternary(Compressor):
         return torch.full((len(encoded.values),), bits, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row: the scale, and one byte per five values, as digits of base 3, the first value highest.
+        """Write one row (k = 1) to `out`: the scale as 32 bits, and a byte for every five values.
 
+        The values -1, 0 and 1 are the digits 0, 1 and 2 of a number in base 3.  The first value is the highest digit.
         `message` is unused.
         """
         out.floats(encoded.codes["scale"][0])
-        # TRITS is 5, and BYTE is 8 bits
         digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]  # 0, 1 or 2
-        digits += [1] * (-len(digits) % TRITS)  # zeros, whose digit is 1, fill the last byte
+        digits += [1] * (-len(digits) % TRITS)  # zeros, whose digit is 1, fill the last group of TRITS = 5
         for a in range(0, len(digits), TRITS):
             byte = 0
             for digit in digits[a : a + TRITS]:

@@ -189,10 +189,14 @@ class GraphedGradients(DirectGradients):
         return recorded.request.new_gradient()[:k], recorded.losses[:k]
 
     def _is_worth_recording(self, key: GraphKey, request: GradientRequest) -> bool:
-        """Return whether to record a graph for a request without one, and count the request.
+        """Return whether to record a graph for a request that has none, and count the request.
 
-        It is, up to MAX_GRAPHS graphs.  With batch statistics, there may be many sizes, so that a graph is recorded at
-        the second request only.
+        True for up to MAX_GRAPHS = 128 graphs.  With batch statistics (BatchNorm), each number of clients needs its own
+        graph, so that one is recorded at the second request only.
+
+        Args:
+            key: The key of the graph.
+            request: The request, for its model.
         """
         self.num_requests[key] += 1
         is_expected_again = self.num_requests[key] > 1 or not request.model.batch_statistics

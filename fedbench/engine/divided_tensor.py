@@ -160,7 +160,8 @@ def local_rows(values: Tensor, owners: np.ndarray, ranks: Ranks) -> Tensor:
 def _row_by_row(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a function of numbers, which broadcasts its arguments, for the local rows.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     if any(isinstance(value, Tensor) for value in kwargs.values()):
         return NotImplemented
@@ -176,7 +177,8 @@ def _row_by_row(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _copied(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a copy of the local rows, perhaps with another type.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x = args[0]
     if not isinstance(x, DividedTensor):
@@ -191,7 +193,8 @@ def _copied(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _columns_or_rows(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Select columns of the local rows, x[..., columns], or rows by their positions, x[positions].
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x, index = args
     if not isinstance(x, DividedTensor):
@@ -212,7 +215,8 @@ def _columns_or_rows(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _assign(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Replace columns of the local rows, x[..., columns] = values, or rows by their positions, x[positions] = values.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x, index, values = args
     if not isinstance(x, DividedTensor):
@@ -238,7 +242,8 @@ def _assign(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _joined(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Join tensors along another axis than that of rows: torch.cat or torch.stack.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     tensors, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
     divided_args = [value for value in tensors if isinstance(value, DividedTensor)]
@@ -254,7 +259,8 @@ def _joined(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _reduced(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Reduce each local row, or sum over all rows by an all_reduce.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x = args[0]
     position = 2 if func.__name__ == "norm" else 1  # of the argument dim
@@ -272,7 +278,8 @@ def _reduced(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether all numbers of all rows are True, or any of them; with an axis, for each local row.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x = args[0]
     if len(args) > 1 or kwargs:
@@ -289,7 +296,8 @@ def _flag(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return whether two tensors have the same shape and equal numbers.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     a, b = args
     x = a if isinstance(a, DividedTensor) else b
@@ -305,7 +313,8 @@ def _equal(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _product(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute weights @ rows by an all_reduce, or rows @ matrix for the local rows.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     a, b = args
     if isinstance(a, DividedTensor) and a.dim() > 1:
@@ -321,7 +330,8 @@ def _product(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _reshaped(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Change the shape of each local row: x.reshape(K, ...), x.view(K, ...) or x.expand(K, ...).
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x, *shape = args
     if not isinstance(x, DividedTensor) or kwargs:
@@ -344,7 +354,8 @@ def _reshaped(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _expanded_as(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Expand a tensor that is not divided to the shape of a divided one.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x, other = args
     return NotImplemented if isinstance(x, DividedTensor) else x.expand(other.shape)
@@ -353,7 +364,8 @@ def _expanded_as(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _along_columns(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute a function of local rows that changes an axis behind that of rows, which is its first argument.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("start_dim", 0))
     x = args[0]
@@ -368,7 +380,8 @@ def _along_columns(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _detached(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return a view of the local rows without their history of gradients.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     return _view(args[0], func) if isinstance(args[0], DividedTensor) else NotImplemented
 
@@ -376,7 +389,8 @@ def _detached(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _empty(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return a new tensor, not divided, which needs only the type, device or shape of x.
 
-    The result is that of func(*args, **kwargs), or NotImplemented if all rows are needed.
+    func is a function of torch, and args and kwargs are its arguments; x.local [k, ...] are this process's rows of a
+    divided tensor x [K, ...].  Return what func returns, or NotImplemented if func needs all rows.
     """
     x = args[0]
     if not isinstance(x, DividedTensor):

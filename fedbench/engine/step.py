@@ -90,10 +90,14 @@ class Chunk:
         self.loss = torch.zeros(len(self.ids), device=self.theta.device)
 
     def lr_of_step(self, t: int, k: int) -> Rate:
-        """Return the learning rate in step t (from 0): one number for all, or one for each of the first k clients.
+        """Return the learning rate in a local step, with the factor of a schedule that changes with steps.
+
+        Args:
+            t: Index of the step, from 0.
+            k: Number of clients that train in it, the first k of the chunk.
 
         Returns:
-            The rate, with the factor of a schedule that changes with steps.  # number or [k, 1]
+            One number for all, or one for each of these clients [k, 1].
         """
         lr = self.lr[:k] if isinstance(self.lr, Tensor) else self.lr
         return lr if self.lr_factors is None else self.lr_factors[t, :k, None] * lr

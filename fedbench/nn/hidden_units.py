@@ -113,9 +113,14 @@ def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenU
     ]
 
     def incoming_weights(named: Mapping[str, Tensor], module_prefix: str) -> Tensor:
-        """Return the weights [k, m, d] that lead to the m units, of k clients.
+        """Return the weights that lead to each of the m hidden units.
 
-        named: their parameters by name in the model.  module_prefix: what the module's names begin with there, or "".
+        Args:
+            named: Parameters of k clients, by their names in the model.  # [k, ...] each
+            module_prefix: What the names of this module's parameters begin with in the model; "" if it is the model.
+
+        Returns:
+            The weights.  # [k, m, d]
         """
         if isinstance(down, HiddenUnitLayer):
             return down.incoming_weights(named, f"{module_prefix}{prefix}.down.")

@@ -275,9 +275,16 @@ class MaxPool2d(Layer):
         )
 
     def forward(self, params: Params, x: Tensor, batched: bool) -> tuple[Tensor, Any]:
-        """Return the pooled x [B, C, H, W] ([k, B, C, H, W] if batched), and (x, indices of the maxima) for `backward`.
+        """Compute the maximum of each window.
 
-        In both of these, the axes k and B are one.
+        Args:
+            params: Not used: there are no parameters.
+            x: The input.  # [B, C, H, W], or [k, B, C, H, W] if batched
+            batched: Whether there is an axis k of clients.
+
+        Returns:
+            The output [B, C, H', W'] or [k, B, C, H', W'], and (x, indices of the maxima), which `backward` needs.
+            In these two, k and B are one axis.
         """
         flat = x.flatten(0, 1) if batched else x
         y, indices = aten.max_pool2d_with_indices(flat, *self.options)

@@ -339,7 +339,7 @@ def _centre_square(image: Any, side: int) -> Any:
 
 
 def _is_deep_color(image: Any) -> bool:
-    """Return whether a color image has 16 bits per channel, of which Pillow reads only the upper 8."""
+    """Return whether an image of Pillow is in color with 16 bits per channel, of which Pillow reads the upper 8."""
     # A tile is a block of the file; its last entry names the coding of the pixels, such as RGB;16B.
     return image.mode in ("RGB", "RGBA", "LA", "CMYK") and any(";16" in str(tile[3]) for tile in image.tile)
 

@@ -274,8 +274,8 @@ class _Builder:
 
         Args:
             content: The bytes, text that stands for bytes (Python 2), or a recorded call that returns them.
-            dtype: The recorded dtype.
-            shape: The shape.
+            dtype: The recorded call of numpy.dtype.
+            shape: The shape, a tuple of integers if the pickle is valid.
             order: "F" for an array in Fortran order; any other value for C order.
 
         Raises:

@@ -96,7 +96,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
 
     Args:
         page: The page; changed in place.
-        part: The part.
+        part: The name of the part, a set of the page's runs with tables of its own.
         runs: The runs of the part.
         folders: The folders in which the runs were found, relative to which runs are named.
         config_dir: A folder with the user's own options.
@@ -139,7 +139,7 @@ def _replace(frame: Any, key: str, values: list[str], rows: list[Row]) -> Any:
 
     Args:
         frame: A DataFrame; may be empty and without columns.
-        key: The column.
+        key: The column whose values decide which rows are replaced.
         values: The values of rows that are replaced.
         rows: The new rows.
     """
@@ -152,7 +152,7 @@ def _run_name(run: Run, part: str, folders: list[Path]) -> str:
 
     Args:
         run: The run.
-        part: The part.
+        part: The name of the part, a set of the page's runs with tables of its own.
         folders: The folders of the command line, in one of which the run is.
     """
     parent = next((folder for folder in folders if run.path.is_relative_to(folder)), run.path.parent)
@@ -238,7 +238,7 @@ def _gain_rows(part: str, groups: list[Group], runs: list[Run], options: Options
 
     Args:
         part: The part of the page.
-        groups: The groups.
+        groups: Groups of runs that differ only in the seed.
         runs: The runs among which the runs of Local are searched.
         options: The metric and the selected round.
     """
@@ -261,7 +261,7 @@ def _cell_row(table: str, cell: paper.Cell) -> Row:
 
     Args:
         table: The name of the paper's table.
-        cell: The cell.
+        cell: The printed value, with our value.
     """
     row = {"table": table, **{key: cell.row[key] for key in ("method", *paper.KEYS)}, "form": "not run"}
     if not cell.ours.count:
@@ -279,7 +279,7 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
 
     Args:
         page: The page; its figures are changed in place.
-        part: The part.
+        part: The name of the part, a set of the page's runs with tables of its own.
         title: The title of the table of results.
         explanations: The lines below the tables.
 

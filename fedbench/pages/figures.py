@@ -238,7 +238,7 @@ def _ordered(names: Iterable[str], spec: Mapping[str, Any], key: str) -> tuple[s
     Args:
         names: The values of the label in the groups of runs, which may be repeated.
         spec: The entry of the figure in page.json.
-        key: The label.
+        key: The label, a column of runs.csv.
     """
     wanted = (spec.get("where") or {}).get(key)
     return tuple(map(str, wanted)) if isinstance(wanted, list) else tuple(dict.fromkeys(names))

@@ -488,8 +488,8 @@ def _sorted(groups: list[Group], key: str, sign: int) -> list[Group]:
     """Return the groups sorted by a label or a score.
 
     Args:
-        groups: The groups.
-        key: The label or score.
+        groups: Groups of runs that differ only in the seed.
+        key: The label, or else the score, a column of runs.csv.
         sign: 1 for ascending numbers, -1 for descending ones.  Text and missing scores are last.
     """
 
@@ -522,8 +522,8 @@ def _unique(rows: Any, key: str, separator: str = ", ") -> str:
     """Return the distinct values of a column as text.
 
     Args:
-        rows: A DataFrame.
-        key: The column.
+        rows: A DataFrame, such as rows of runs.csv.
+        key: The name of the column.
         separator: The text between values.
 
     Returns:

@@ -39,7 +39,7 @@ class ClientScores:
     """Scores and gains of the clients of a group, the runs of a method that differ only in the seed.
 
     Attributes:
-        group: The group.
+        group: The runs, which differ only in the seed.
         frame: A row per client, sorted by gain (by score without one), the best first.  Its columns are client,
             samples (for training), entropy (of labels, in bits), score and gain, both as means over seeds.
         left_out: The number of seeds without scores of clients, or with another partition than the first seed.

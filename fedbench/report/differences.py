@@ -126,11 +126,11 @@ def explanations(options: Options) -> list[str]:
 def few_seeds_notes(found: list[Difference]) -> list[str]:
     """Return lines about numbers of seeds with which no p can be below LEVEL = 0.05, or with which there is no test.
 
-    A test of n seeds compares all 2^n choices of signs of the differences, or random ones if these are too many.
-    Another line says so.
+    A test of n seeds compares all 2^n choices of signs of the differences, or FLIPS random ones if these are
+    more.  Another line says so.
 
     Args:
-        found: The differences.
+        found: The differences between pairs of methods, by setting and pair.
     """
     tested = Counter(d.setting.description for d in found if len(d.means) >= MIN_SEEDS)  # pairs with a test, by setting
     lines = []
@@ -163,9 +163,9 @@ def data_notes(
     """Return lines about seeds without a partner, clients without a score, and further differences of runs.
 
     Args:
-        settings: The settings.
+        settings: The scores of the methods in each setting (data set, partition, model and so on).
         pairs: The names of two compared methods each: (method, against).
-        found: The differences.
+        found: The differences between pairs of methods, by setting and pair.
         names: From the name of a method to its displayed name.
     """
     by_line: dict[str, list[str]] = {}  # the descriptions of the settings to which a line applies

@@ -212,7 +212,7 @@ def draw_panels(drawing: Drawing, titles: Sequence[str], heading: str) -> Any:
     """Return a figure with a panel of bars per series: blue for values >= 0, orange for others.
 
     Args:
-        drawing: The data.
+        drawing: The data of the figure.
         titles: The title of each panel, which may be longer than the name of its series.
         heading: The title of the figure.
     """
@@ -237,7 +237,7 @@ def draw_heat_maps(drawing: HeatMaps) -> Any:
     """Return a figure of heat maps with the same colours, two in a row.  Each cell shows its value, "-" for NaN.
 
     Args:
-        drawing: The data.
+        drawing: The data of the figure.
     """
     rows, columns, count = drawing.rows, drawing.columns, len(drawing.series)
     wide = min(count, 2)  # panels in a row

@@ -154,7 +154,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
 
     Args:
         groups: Groups of runs that differ only in the seed.
-        options: The metric.
+        options: Of which the metric is used.
         key: The directions of communication: "bytes" for both, "bytes_up" or "bytes_down".
         path: The file.
 
@@ -339,7 +339,7 @@ def gains_title(metric: str, select: str, has_std: bool) -> str:
     """Return the title of a figure of gains.
 
     Args:
-        metric: The metric.
+        metric: A column of clients.csv, such as "personal/accuracy".
         select: The selection of rounds; "best" for each client's own best round, else the last round.
         has_std: Whether the bars have lines for the standard deviation.
     """

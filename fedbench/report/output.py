@@ -119,7 +119,7 @@ def write_output(args: argparse.Namespace, text: str, figures: list[Path]) -> No
 
     Args:
         args: The parsed command line.
-        text: The tables.
+        text: The tables as text, in the format of the file.
         figures: The paths of the figures, which are written already.
     """
     if args.out is None:

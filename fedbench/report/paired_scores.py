@@ -113,7 +113,7 @@ def differences_of(setting: Setting, pairs: list[tuple[str, str]]) -> list[Diffe
     """Return the differences of pairs of methods that have a score of the same seed in a setting.
 
     Args:
-        setting: The setting.
+        setting: The scores of the methods in one setting (data set, partition, model and so on).
         pairs: Pairs of names of methods.  A difference is the first method minus the second.
     """
     differences = []

@@ -260,7 +260,7 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
     Args:
         name: The name of the printed table.
         runs: The runs; unfinished ones are left out.
-        available: The experiments.
+        available: The experiments with a key ``paper``.
         target: The accuracy to reach, for metrics of convergence.
 
     Returns:

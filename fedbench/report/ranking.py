@@ -18,7 +18,7 @@ def ranks_of(settings: list[Setting], options: Options) -> DataFrame:
     """Return the ranks of the methods [M, K], the best method first, in the settings in which all have scores.
 
     Args:
-        settings: The settings.
+        settings: The scores of the methods in each setting (data set, partition, model and so on).
         options: The metric, which determines whether lower is better.
 
     Returns:
@@ -36,7 +36,7 @@ def win_rates(settings: list[Setting], names: Iterable[str], options: Options) -
     """Return how often method i is better than method j [K, K], as a fraction of settings and seeds; ties count half.
 
     Args:
-        settings: The settings.
+        settings: The scores of the methods in each setting (data set, partition, model and so on).
         names: The methods, in the order of rows and columns.
         options: The metric, which determines whether lower is better.
     """
@@ -53,10 +53,10 @@ def ranks_table(settings: list[Setting], ranks: DataFrame, names: dict[str, str]
     """Return the table of average ranks and win rates, with a row per method and tests in the notes.
 
     Args:
-        settings: The settings.
+        settings: The scores of the methods in each setting (data set, partition, model and so on).
         ranks: The ranks of K methods in M settings [M, K], 1 for the best.
         names: From the name of a method to its displayed name.
-        options: The metric.
+        options: The metric, which determines whether lower is better.
     """
     wins = win_rates(settings, ranks.columns, options)
     average = ranks.mean()
@@ -86,7 +86,7 @@ def friedman_notes(settings: list[Setting], ranks: DataFrame) -> list[str]:
     """Return Friedman's test and the critical difference as text, or why there are none.
 
     Args:
-        settings: The settings.
+        settings: The scores of the methods in each setting (data set, partition, model and so on).
         ranks: The ranks [M, K].
     """
     if (reason := too_few(ranks)) is not None:

@@ -169,7 +169,7 @@ def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> l
     A folder with a summary.json is a run, and so is one with a config.yaml and another file of a run that has begun.
 
     Args:
-        folders: The folders.
+        folders: Paths of run folders, or of folders with runs at any depth.
         config_dir: A folder with the user's own options, in which methods and data sets of the runs are looked up.
 
     Raises:

@@ -67,8 +67,8 @@ def check_metric(metric: str, target: float, runs: list[Run]) -> None:
     """Check that at least one run has the metric, and that the target is a possible value of it.
 
     Args:
-        metric: The metric.
-        target: The target.
+        metric: A column of metrics.csv, such as "personal/accuracy".
+        target: The value of the metric to reach.
         runs: The runs.  If none has been evaluated yet, every metric is accepted.
 
     Raises:
@@ -94,7 +94,7 @@ def selected_round(run: Run, metric: str, select: str) -> float | None:
 
     Args:
         run: The run.
-        metric: The metric.
+        metric: A column of metrics.csv, such as "personal/accuracy".
         select: "last" for the last evaluated round, "best" for the first round with the best value of the metric, or
             "best_val" for the round with the best validation score of the run's task.
     """

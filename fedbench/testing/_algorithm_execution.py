@@ -54,7 +54,7 @@ def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor
     """Run two rounds in which the clients of each cohort (the sampled clients) are computed one at a time.
 
     Args:
-        case: The method.
+        case: The method to check, with a small model and federation.
         size: The number of clients of a cohort.
         names: A set, to which the names of tensors with `size` rows are added that steps read without receiving them.
 
@@ -103,7 +103,7 @@ def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
     """Assert that three rounds give the same tensors as when all clients are computed at once (the plan "vmap").
 
     Args:
-        case: The method.
+        case: The method to check, with a small model and federation.
         plan: How clients are computed, a name in `PLANS`.
         description: The plan in words, for the message.
     """

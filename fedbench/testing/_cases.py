@@ -409,7 +409,7 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float, names: str) -> None:
     Args:
         a: A tensor.
         b: A tensor of the same shape.
-        tolerance: The fraction.
+        tolerance: The largest allowed difference, as this fraction.
         names: The names of both tensors, such as "the logits alone and together", for the message.
     """
     distance = float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))

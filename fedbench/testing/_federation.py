@@ -149,7 +149,7 @@ def all_clients(e: Engine, round: int = 0, mode: Mode = "round") -> Cohort:
     """Return the cohort of all clients of an engine.
 
     Args:
-        e: The engine.
+        e: The engine, which has the clients, their samples and the model.
         round: Index of the round, from 0.
         mode: What the cohort is used for: "round", which may change states of clients, or "evaluation".
     """
@@ -169,7 +169,7 @@ def deployed(e: Engine, algorithm: Any, round: int = 0, final: bool = True) -> A
     A method returns a dict, such as {"theta": rows, ...}, if a prediction needs more than the parameters.
 
     Args:
-        e: The engine.
+        e: The engine, which has the clients, their samples and the model.
         algorithm: The method, which has trained.
         round: The round (from 0).
         final: Whether it is the last one, after which some methods fine-tune.

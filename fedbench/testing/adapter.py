@@ -262,7 +262,7 @@ def _compare_with_together(case: AdapterCase, found: tuple[Tensor, Tensor], i: i
     """Assert that logits and gradients of client i equal those that are computed for all clients together.
 
     Args:
-        case: The adapter.
+        case: The adapter to check, with three clients.
         found: The logits [1, B, C] and gradients [1, P] of client i.
         i: The index of the client.
         condition: How they were computed, such as "computed alone", for the message.

@@ -375,7 +375,7 @@ def bypasses_upload(case: Case, **values: Any) -> bool:
     """Return whether messages to clients depend on the data of client 0 although its uploads are random values.
 
     Args:
-        case: The method.
+        case: The method to check, with a small model and federation.
         **values: Values of the configuration by dotted key.
     """
     a, b = (_messages_with_random_uploads(case, arrays, **values) for arrays in (ARRAYS, other_data()))
@@ -388,7 +388,7 @@ def _messages_with_random_uploads(case: Case, arrays: Any, **values: Any) -> lis
     Uploads are replaced by random values.
 
     Args:
-        case: The method.
+        case: The method to check, with a small model and federation.
         arrays: The data set.
         **values: Values of the configuration by dotted key.
     """

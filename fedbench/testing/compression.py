@@ -392,7 +392,7 @@ def _run_round(compressor: Compressor, message: Message, r: int) -> Tensor:
 
     Args:
         compressor: The compressor; its state is updated.
-        message: The message.
+        message: The description of the message: its clients and values.
         r: The round (from 0).
 
     Returns:

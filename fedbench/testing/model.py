@@ -352,9 +352,9 @@ def _autograd_gradient(case: ModelCase, row: Tensor, i: int) -> Tensor:
     """Return the gradient of the mean loss over the training samples of client i, computed by autograd.
 
     Args:
-        case: The model.
+        case: The model to check, with three clients.
         row: The row of the client [P].
-        i: The client.
+        i: The index of the client.
 
     Returns:
         The gradient with respect to the trained columns, which come first in a row.

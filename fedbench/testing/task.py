@@ -230,7 +230,7 @@ def _loss(case: TaskCase, logits: Tensor, y: Tensor, mask: Tensor | None = None)
     """Return the task's loss of each sample, without gradient.
 
     Args:
-        case: The task.
+        case: The task to check, with targets.
         logits: Outputs of the model, [..., B, R].
         y: Targets, [..., B].
         mask: The classes of each client, [k, C] bool.  None: all.

@@ -13,7 +13,7 @@ def extra_path(extra: str, may_be_table: bool = False) -> Path:
     """Return the option dataset.extra as a path, after a check that it exists.
 
     Args:
-        extra: The option.
+        extra: The value of dataset.extra, a path.
         may_be_table: Whether a CSV file is allowed.
 
     Raises:

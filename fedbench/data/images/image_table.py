@@ -162,6 +162,7 @@ class ImageTable:
             domain_names=silo_names,
             mean=half_per_channel(pixels),  # 0.5 each, which gives pixels in [-1, 1]
             std=half_per_channel(pixels),
+            # the index of each picture's patient among the sorted patients
             subject=np.unique(patients, return_inverse=True)[1][samples].astype(np.int64),
         )
 

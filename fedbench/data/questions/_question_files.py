@@ -287,9 +287,8 @@ def rows_to_arrays(rows: Rows, silos: Sequence[str], options: QuestionOptions, s
         options: The options of the data set.  Its `rule` selects the answers that are classes.
         source: The data set, for messages, as in "dataset=vqa_rad".
     """
-    questions, picture_names = rows_to_questions(
-        rows, silos, source, options.rule
-    )  # names: by data set, with its files
+    # picture_names: for each data set, its files and the names of its pictures
+    questions, picture_names = rows_to_questions(rows, silos, source, options.rule)
     tokens = options.tokenizer([question.question for question in questions if question.split == TRAIN])
     pictures = options.pictures(picture_names, source.removeprefix("dataset="))
     return question_arrays(questions, pictures, tokens, silos, source, options.rule)

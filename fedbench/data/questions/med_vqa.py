@@ -138,7 +138,7 @@ def _lines(files: Files, name: str) -> Iterator[list[str]]:
 
     Args:
         files: The files of the data set.
-        name: The file.
+        name: The relative path of the file.
     """
     if OTHER_TASK.search(name.split("/")[-1].lower()):
         return

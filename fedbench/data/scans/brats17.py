@@ -191,7 +191,7 @@ class BraTS17:
         Args:
             volume: Voxels of the patch's rows and columns, [size, size, D, 4].
             tumour: Their mask, [size, size, D] bool.
-            z: The slice.
+            z: The index of the slice along the axis of D.
         """
         patch = volume[:, :, z].transpose(2, 0, 1)  # [channels, size, size]
         brain = (patch != 0).any(0)

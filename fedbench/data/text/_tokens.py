@@ -119,7 +119,7 @@ def language_arrays(clients: Sequence[Client], tokenizer: Tokenizer, source: str
     The test perplexity of the frequencies of training tokens is logged.
 
     Args:
-        clients: The clients.
+        clients: The training and test samples of each client.
         tokenizer: The tokenizer of their texts.
         source: The data set, for messages.
 

@@ -154,7 +154,7 @@ class Compression:
         A client is sent all broadcasts since its last one, or the uncompressed row if that takes fewer bits.
 
         Args:
-            path: Name of the broadcast's state.
+            path: Name below which its counts of bits are stored, such as "down/w".
             context: The clients.
             bits: Bits of this broadcast.  # [1]
             size: Length of the row.
@@ -283,9 +283,9 @@ class Compression:
         """Describe a message.
 
         Args:
-            path: Name of its state.
-            name: Name that the method gave it.
-            size: n.
+            path: Name below which its residuals and versions are stored, such as "up/theta".
+            name: Name that the method gave it, such as "theta".
+            size: Number of values of a row, n.
             context: The clients; None for a row that is the same for all.
             weighted: Whether the server takes a mean of the rows, so that the message has the clients' weights.
 
@@ -348,7 +348,7 @@ class Compression:
         """Return the key of each client's random numbers for a message.
 
         Args:
-            path: Name of the message's state.
+            path: Name below which states of the message are stored, such as "up/theta"; a part of the keys.
             context: The round, which is part of the keys.
             ids: The clients; SERVER for a broadcast.  # [k]
 

@@ -241,7 +241,7 @@ class LoraSync:
 
         Args:
             ids: The clients.  # [K]
-            rows: One row for all clients [P], or one for each [K, P].
+            rows: Model parameters: one row for all clients [P], or one for each [K, P].
 
         Returns:
             The rows [K, P]; the rows themselves if all factors are shared.
@@ -349,8 +349,8 @@ class Backbone:
         # the layers in the message; weights are named by the parameter A of their layer
         shared = () if layout is None else layout.spans.keys() & self.weights.keys()
         dense = sum(self.weights[name].numel() for name in shared)
-        # num_sent: numbers of all rounds so far; received: that number at each client's last download
-        # at most `dense`, because the server then sends the weights themselves
+        # num_sent: numbers of all rounds so far; received: that number at each client's last download.  At most `dense`
+        # numbers are missing, because the server can send the weights themselves.
         missing = (self.num_sent[SERVER] - self.received[context.ids])[:, 0].clamp_max(dense)
         if context.changes_state:
             self.received[context.ids] = self.num_sent[SERVER].expand(len(context), 1)

@@ -41,7 +41,7 @@ class Scaled(Compressor):
         """Encode rows by the inner compressor C, and add the factor a of each row for which a C(x) is nearest to x.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
             message: Name of the message, size n of its rows, and its clients.
 
@@ -51,7 +51,7 @@ class Scaled(Compressor):
         encoded = self.inner.compress(x, draws, message)
         received = self.inner.decompress(encoded, message).double()  # C(x)  [k, n]
         along, square = total(received * x.double()), total(received.square())  # <x, C(x)> and <C(x), C(x)>  [k] each
-        # 0 if C(x) = 0
+        # <x, C(x)> / <C(x), C(x)>, the multiple of C(x) nearest to x; 0 if C(x) = 0
         a = (along / torch.where(square > 0, square, 1)).float()[:, None]
         return Encoded(encoded.values, {**encoded.codes, FACTOR: a})  # FACTOR: name of the code a
 

@@ -263,7 +263,7 @@ class Compressor:
         """Transmit a block of rows that are encoded at once.  A row that diverged is received as NaN, with 0 bits.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
             message: Name of the message, size n of its rows, and its clients.
             changes_state: Whether the compressor's states of the clients are updated.

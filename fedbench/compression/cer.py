@@ -63,7 +63,7 @@ class CER(Compressor):
         """Denoise rows, and encode them.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Unused.
             message: Unused.
 

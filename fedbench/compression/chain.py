@@ -102,7 +102,7 @@ class Chain(Compressor):
         """Encode rows x [k, n]: each compressor encodes the float32 values that the one before it transmits.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
             message: Name of the message, size n of its rows, and its clients.
 

@@ -106,8 +106,8 @@ class DAdaQuant(QSGD):
         """Quantize rows to multiples of norm / q.
 
         Args:
-            x: The rows.  # [k, n]
-            draws: Random numbers of each client.
+            x: The rows to send, one per client.  # [k, n]
+            draws: Random numbers, one key per row.
             message: Name of the message, size n of its rows, and its clients.
 
         Returns:

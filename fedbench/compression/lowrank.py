@@ -120,7 +120,7 @@ class LowRank(Compressor):
         """Return both factors of each matrix, and all other values.
 
         Args:
-            x: One row per client.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Random numbers of each client, for the first factors.
             message: The parameters in a row.
 
@@ -143,7 +143,7 @@ class LowRank(Compressor):
         They are the client's last ones, or random without these.  Columns of 0 are replaced by random ones.
 
         Args:
-            draws: Random numbers of each client.
+            draws: Random numbers, one key per row.
             message: The message, with its parameters and clients.
 
         Yields:

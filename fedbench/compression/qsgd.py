@@ -55,8 +55,8 @@ class QSGD(Compressor):
         """Quantize rows to multiples of norm / levels.
 
         Args:
-            x: The rows.  # [k, n]
-            draws: Random numbers of each client.
+            x: The rows to send, one per client.  # [k, n]
+            draws: Random numbers, one key per row.
             message: Name of the message, size n of its rows, and its clients.
 
         Returns:

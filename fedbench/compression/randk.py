@@ -44,7 +44,7 @@ class RandK(Compressor):
         """Select m values of each row at random positions.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Random numbers of each row, for its key.
             message: The message, with the length n of its rows.
 

@@ -69,7 +69,7 @@ class STC(Compressor):
         """Encode rows with variant="pfednet", which selects the values of each sign by a quantile of their magnitudes.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
 
         Returns:
             Codes "mean", mean magnitudes of selected positive and negative values [k, 2], and "trit", -1 to 1 [k, n].

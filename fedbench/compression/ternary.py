@@ -35,7 +35,7 @@ class Ternary(Compressor):
         """Round each row at random to -scale, 0 or scale, after clipping by the option clip.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Random numbers of each row.
             message: The message, with the length n of its rows.
 

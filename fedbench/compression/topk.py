@@ -34,7 +34,7 @@ class TopK(Compressor):
         """Select the m values of largest magnitude of each row.
 
         Args:
-            x: The rows.  # [k, n]
+            x: The rows to send, one per client.  # [k, n]
             draws: Unused, because nothing is random.
             message: The message, with the length n of its rows.
 

@@ -81,7 +81,7 @@ class Batch:
         width = int(counts.max(initial=1))
         device = self.weight.device
         position = to_device(start, device)[:, None] + torch.arange(width, device=device)  # [k, b]
-        is_real = torch.arange(width, device=device) < to_device(counts, device)[:, None]
+        is_real = torch.arange(width, device=device) < to_device(counts, device)[:, None]  # else padding  [k, b]
         position = position.clamp_max(self.weight.shape[1] - 1)  # padding may be any sample
         client = torch.arange(len(counts), device=device)[:, None]
         weight = self.weight[client, position] * is_real
@@ -185,7 +185,7 @@ class BatchLoader:
 
     def _load(self, t: int) -> None:
         """Load inputs and targets of step t (from 0) and of the steps after it that `_block` adds, as `x` and `y`."""
-        stop, num_active = self._block(t)
+        stop, num_active = self._block(t)  # step after the block, and number of clients that train in step t
         fetched = self._fetch(t) if self.federation.on_host else None
         # index: the samples of all steps  [T, k, B]
         self.x, self.y = self.federation.gather(

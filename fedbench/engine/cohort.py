@@ -501,7 +501,7 @@ class Cohort:
         """
         self.cost.left_out.update(self.ids[left_out].tolist())
         is_member = np.ones((1, len(self)), bool) if groups is None else groups.cpu().numpy() != 0  # [M, K]
-        if (is_member.any(1) & ~is_member[:, ~left_out].any(1)).any():
+        if (is_member.any(1) & ~is_member[:, ~left_out].any(1)).any():  # a group with clients, none of which remains
             raise RunError(
                 f"in round {self.round + 1}, all uploads that the server combines have NaN or infinite values, so that "
                 "no aggregation rule has an estimate: lower optimizer.lr, for example to a tenth, or use fewer "
@@ -607,7 +607,7 @@ class Cohort:
             position: Position of the client in the cohort.
             loss: Mean training loss of each client.  # [K]
         """
-        value = abs(float(loss[position]))
+        value = abs(float(loss[position]))  # from MAX_LOSS = 1e8 on, it has diverged
         lr, client = self.engine.optimizer.lr, self.ids[position]
         if value < MAX_LOSS:
             problem = f"parameters of client {client} are not finite"
@@ -631,7 +631,7 @@ class Cohort:
         """Return the gradient and the mean loss over all samples of each client's split.
 
         Args:
-            rows: One row for all clients [P], or one for each [K, P].
+            rows: Model parameters: one row for all clients [P], or one for each [K, P].
             split: Name of the split, such as "train".
             drop_last: Whether to omit the samples after the last full local batch, as some released codes do.
 
@@ -644,7 +644,7 @@ class Cohort:
         """Return the mean loss over all samples of each client's split.
 
         Args:
-            rows: One row for all clients [P], one for each [K, P], or M for each [K, M, P].
+            rows: Model parameters: one row for all clients [P], one for each [K, P], or M for each [K, M, P].
             split: Name of the split, such as "train".
 
         Returns:
@@ -666,7 +666,7 @@ class Cohort:
         """Apply a function, by default the model's forward pass, to all samples of each client's split.
 
         Args:
-            rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
+            rows: Model parameters: one row for all clients [P], one for each [K, P], or a dict of such tensors.
             fn: fn(model, rows [k, ...], inputs [k, b, ...]) returns a tensor [k, b, ...].  Default: the logits.
             split: Name of the split, such as "test", or the result of `subsample`.
             limit: Maximum number of samples of each client of a split, sampled anew in every round.  None: all.
@@ -709,7 +709,7 @@ class Cohort:
         The predictions of one block of samples at a time are in memory.
 
         Args:
-            rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
+            rows: Model parameters: one row for all clients [P], one for each [K, P], or a dict of such tensors.
             predict: predict(model, rows [k, ...], inputs [k, b, ...]) returns predictions [k, b, ...].  None: the
                 logits.
             split: Name of the split, such as "test".

@@ -104,7 +104,7 @@ class Engine:
             The store of the buffer, created at the first call.  # [N, ...]
         """
         name = f"optimizer/{owner}/{buffer}"
-        if name in self.rows.all:
+        if name in self.rows.all:  # the states of clients that exist so far, by name
             return self.rows.all[name]
         row = torch.zeros(1, length, device=self.device)  # for the shape and device of the initial buffer
         initial = self.optimizer.new(buffer, row, len(self.model.parameter_spans(length)))

@@ -90,7 +90,7 @@ def candidate_plans(
 
     Args:
         name: hardware.executor.  "auto" has several candidates.
-        chunk: hardware.chunk, or None.
+        chunk: Number of clients in a chunk, hardware.chunk.  None: all for vmap, one for threads; loop always has one.
         threads: hardware.threads.  None: the number of cores.
         device: The compute device.
         cohort_size: Number of clients of a round in this process.

@@ -277,6 +277,7 @@ class Federation:
             return self.known_counts[split]
         out = torch.zeros(self.num_clients, self.num_classes, dtype=torch.int64, device=self.device)
         samples = self.splits[split]
+        # for each sample of the split, the client that has it and its index in the data set
         owners = torch.from_numpy(np.asarray(samples.owners())).to(self.device)
         index = torch.from_numpy(np.asarray(samples.indices)).to(self.device)
         block_size = max(1, MAX_ELEMENTS // (self.num_classes * math.prod(self.targets.shape[1:])))  # limits memory
@@ -376,7 +377,7 @@ class Federation:
         x = unwrap_inputs({name: self.normalized(values) for name, values in inputs.items()}, self.inputs)
         y = self.targets_of(flat_index)
         y = y.view(*index.shape, *y.shape[1:])
-        y = y.long() if y.dtype == torch.uint8 else y
+        y = y.long() if y.dtype == torch.uint8 else y  # masks are stored as uint8 to save memory
         if training:
             return x, y
         # evaluation_view: selects what the model reads outside of training, for example one of several views
@@ -391,7 +392,7 @@ class Federation:
         Returns:
             The targets.  # [b, ...]
         """
-        stored = self.stored_targets
+        stored = self.stored_targets  # the samples whose targets this process has, ascending; None: all
         return self.targets.index_select(0, samples if stored is None else positions_in(stored, samples))
 
     @property
@@ -576,5 +577,6 @@ def _client_domains(arrays: Arrays, split: Split) -> np.ndarray | None:
     """
     if arrays.domain is None:
         return None
+    # offsets[i]: where the samples of client i begin in `indices`, the list of all clients' samples
     first = split.train.indices[np.minimum(split.train.offsets[:-1], len(split.train.indices) - 1)]
     return arrays.domain[first]

@@ -41,7 +41,7 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
     Args:
         engine: Has the model, the loss, the samples of all splits, and the processes and threads that compute.
         context: The clients and the round.
-        rows: One row for all clients [P], or one for each [K, P].
+        rows: Model parameters: one row for all clients [P], or one for each [K, P].
         split: Name of the split, such as "train".
         drop_last: Whether to omit the samples after the last full batch of local.batch_size samples.  A client with
             fewer samples than that keeps all.
@@ -91,7 +91,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
 
     Args:
         engine: Has the model and the task, with its loss.
-        rows: The rows.  # [k, P]
+        rows: The parameters of one model per client.  # [k, P]
         block: The block.
         out: Receives the gradient.  Columns without a gradient, such as running statistics, must be 0.  # [k, P]
 
@@ -123,7 +123,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
     Args:
         engine: Has the model, the loss, the samples of all splits, and the processes and threads that compute.
         context: The clients and the round.
-        rows: One row for all clients [P], or one for each [K, P].
+        rows: Model parameters: one row for all clients [P], or one for each [K, P].
         split: Name of the split, such as "train".
 
     Returns:
@@ -160,9 +160,9 @@ def map_samples(
     Args:
         engine: Has the model, the inputs and targets of the samples, and the processes and threads that compute.
         context: The clients and the round.
-        rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
+        rows: Model parameters: one row for all clients [P], one for each [K, P], or a dict of such tensors.
         fn: The function.
-        samples: The samples of all N clients.
+        samples: Indices of the samples to use, a list for each of the N clients.
         of_none: The function's results for no sample.  # [0, ...] each
 
     Returns:
@@ -249,9 +249,9 @@ def _map_samples_with_shared_row(
     Args:
         engine: Has the model, the inputs and targets of the samples, and the processes and threads that compute.
         context: The clients and the round.
-        row: The row.  # [P]
+        row: The parameters of the one model.  # [P]
         fn: The function.
-        samples: The samples of the K clients, in the order of the cohort.
+        samples: Indices of the samples to use, a list for each of the K clients of the cohort.
         of_none: The function's results for no sample.  # [0, ...] each
 
     Returns:
@@ -307,7 +307,7 @@ def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key
         key: Calls of a round with the same key return the same samples.
 
     Returns:
-        The samples of all N clients.
+        Indices of the samples, a list for each of the N clients.
     """
     whole = engine.federation.splits[split]
     sizes = np.zeros(len(whole), np.int64)
@@ -334,7 +334,7 @@ def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: flo
         key: Calls of a round with the same key return the same samples.
 
     Returns:
-        The samples of all N clients.
+        Indices of the samples, a list for each of the N clients.
     """
     whole = engine.federation.splits[split]
     sizes = whole.sizes_of(context.ids)  # [K]
@@ -356,7 +356,7 @@ def _run_chunks(
         engine: Has the processes and threads that compute, the inputs and targets, and the batch sizes.
         context: The clients and the round.
         compute_chunk: Gets the positions [k] of the chunk's clients in the cohort, and their blocks of samples.
-        samples: The samples of all N clients.
+        samples: Indices of the samples to use, a list for each of the N clients.
         drop_last: Whether to omit the samples after the last full batch of local.batch_size samples.  A client with
             fewer samples than that keeps all.
 
@@ -388,7 +388,7 @@ def _blocks(
     Args:
         engine: Has the inputs and targets of the samples, and the block size eval.batch_size.
         context: The clients and the round.
-        samples: The samples of all N clients.
+        samples: Indices of the samples to use, a list for each of the N clients.
         positions: Positions of the clients in the cohort.  # [k]
         sizes: Number of samples to use of each client, descending.  # [k]
 

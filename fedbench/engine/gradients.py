@@ -69,7 +69,7 @@ class GradientRequest:
         task: The task, with the loss.
         rows: The rows of the clients.  Their running statistics are updated in place.  # [k, P]
         batch: One batch of every client.
-        columns: The columns to differentiate.
+        columns: The parameters to differentiate, as columns of a row.
         parameters: The parameters that overlap with the columns.
         new_gradient: Returns a tensor to write the gradient into.  # [k, P]
         dropout_keys: Key of each client, or None if the model has no dropout.  # [k]
@@ -275,7 +275,7 @@ def write_running_statistics(model: FlatModel, rows: Tensor, running_statistics:
 
     Args:
         model: The model, which knows the columns.
-        rows: The rows.  # [k, P]
+        rows: The parameters of one model per client.  # [k, P]
         running_statistics: The new values by name.  # [k, ...] each
     """
     for name, value in running_statistics.items():
@@ -302,6 +302,7 @@ def _as_rows(request: GradientRequest, gradients: Iterable[Tensor]) -> Tensor:
         return out
     out.zero_()
     remaining = iter(gradients)
+    # first, end: the columns of a parameter, of which some may not be requested
     for (first, end), needs_grad in zip(model.spans.values(), request.parameters.mask):
         if needs_grad:
             gradient = next(remaining).flatten(1)  # [k, end - first]

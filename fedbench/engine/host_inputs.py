@@ -80,7 +80,7 @@ def stay_on_host(arrays: Arrays, where: Literal["auto", "device", "host"], devic
     """
     if where != "auto":
         return where == "host"
-    parts = arrays.parts().values()
+    parts = arrays.parts().values()  # the inputs, one or several arrays
     if device.type == "cpu":
         return any(map(is_read_only_file, parts))
     return sum(values.nbytes for values in parts) > MAX_DEVICE_FRACTION * free_memory(device)

@@ -178,7 +178,7 @@ class Optimizer:
 
         Args:
             name: Name of the buffer, unused here.
-            theta: The rows.  # [k, P]
+            theta: The parameters of one model per client.  # [k, P]
             parameters: Number of parameters in a row, S, unused here.
 
         Returns:
@@ -242,9 +242,9 @@ class Optimizer:
         """Update columns of rows in place.
 
         Args:
-            rows: The rows.  # [k, P]
+            rows: The parameters of one model per client.  # [k, P]
             grad: Their gradient, which is not changed.  # [k, P]
-            columns: The columns to update.
+            columns: The parameters to update, as columns of a row.
             state: The buffers of the rows, which are updated.
             lr: The learning rate: one, or one for each client [k, 1].
             index: The parameters of the columns, unused here; for optimizers that count steps.
@@ -257,7 +257,7 @@ class Optimizer:
         """Update rows in place.  Subclasses must implement it, unless they override `step`.
 
         Args:
-            theta: The rows.  # [k, p]
+            theta: The updated columns of the parameters of each client.  # [k, p]
             grad: Their gradient, which is not changed.  # [k, p]
             state: The buffers of the rows, which are updated.  # [k, p] each
             lr: The learning rate: one, or one for each client [k, 1].
@@ -315,7 +315,7 @@ class SGD(Optimizer):
         where g' = grad + weight_decay theta.
 
         Args:
-            theta: The rows.  # [k, p]
+            theta: The updated columns of the parameters of each client.  # [k, p]
             grad: Their gradient, which is not changed.  # [k, p]
             state: The buffer "momentum" with v, which is updated, or no buffer without momentum.  # [k, p]
             lr: The learning rate: one, or one for each client [k, 1].
@@ -408,7 +408,7 @@ class Adam(Optimizer):
 
         Args:
             name: "first" or "second", a moment; or "count", the number of steps of each parameter.
-            theta: The rows.  # [k, P]
+            theta: The parameters of one model per client.  # [k, P]
             parameters: Number of parameters in a row, S.
 
         Returns:
@@ -428,9 +428,9 @@ class Adam(Optimizer):
         """Update columns of rows in place.  Bias correction uses the number of steps of each parameter.
 
         Args:
-            rows: The rows.  # [k, P]
+            rows: The parameters of one model per client.  # [k, P]
             grad: Their gradient, which is not changed.  # [k, P]
-            columns: The columns to update.
+            columns: The parameters to update, as columns of a row.
             state: The moments [k, P] and the numbers of steps [k, S] of the rows, which are updated.
             lr: The learning rate: one, or one for each client [k, 1].
             index: The parameter of each column.  It is required.

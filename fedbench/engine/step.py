@@ -47,7 +47,7 @@ class TrainingSetup:
     Attributes:
         engine: The run's engine, with model, task, data, executor and client states.
         optimizer: The optimizer of this training.
-        columns: The columns that learn.
+        columns: The parameters that learn, as columns of a row.
         loss: Replaces the task's loss, if not None.
         step_key: Key of the random numbers in steps.
         privacy_clip: With privacy, the columns that will be uploaded, and the maximum norm of a step's gradient in
@@ -72,7 +72,7 @@ class Chunk:
         lr: The learning rate: one, or one for each client [K, 1].
         lr_factors: Factors of lr in each step if the schedule changes with the steps, or None.  # [T, K]
         theta: The trained rows.  # [K, P]
-        state: The named states.  # [K, ...] each
+        state: Further tensors of the clients by name, which steps may change.  # [K, ...] each
         optimizer_state: The optimizer's buffers, by "theta" or the name of a state.
         loss: Sum of each client's batch losses, and after the last step their mean.  # [K]
     """
@@ -130,7 +130,7 @@ class StepProgress:
         only if there are none yet.  Additional losses of other rows are ignored.
 
         Args:
-            rows: The rows of the pass.  # [k, P]
+            rows: The parameters of the pass, one model per client.  # [k, P]
             running_statistics: The updated statistics, by name.  # [k, ...] each
             extra_losses: The additional losses of the module.  # [k, B] each
         """
@@ -173,7 +173,7 @@ class Step:
         k: Number of clients.
         lr: The learning rate: one, or one for each client [k, 1].
         num_steps: Local steps of each client in this training, on the host.  # [k]
-        columns: The columns that learn.
+        columns: The parameters that learn, as columns of a row.
         engine: The run's engine, with model, task, data, executor and client states.
         model: The model whose parameters are rows.
         task: The loss and the metrics.
@@ -308,9 +308,9 @@ class Step:
 
         Args:
             batch: One batch of every client.
-            rows: The rows.  # [k, P]
+            rows: The parameters of one model per client.  # [k, P]
             loss: Replaces the task's loss, if not None.
-            columns: The columns to differentiate.
+            columns: The parameters to differentiate, as columns of a row.
             index: Index of this gradient among those of the step.
 
         Returns:
@@ -355,7 +355,7 @@ class Step:
             batch: One batch of every client, of different sizes.
             rows: The rows, whose running statistics are updated.  # [k, P]
             loss: Replaces the task's loss, if not None.
-            columns: The columns to differentiate.
+            columns: The parameters to differentiate, as columns of a row.
             index: Index of this gradient among those of the step.
 
         Returns:
@@ -407,7 +407,7 @@ class Step:
 
         Views of theta, states and gradient buffers are cached, because their memory stays the same in all steps.
         """
-        cache_key = (rows.data_ptr(), self.k)
+        cache_key = (rows.data_ptr(), self.k)  # memory address, and number of rows
         if cache_key not in self._named_views:
             named = self.model.named(rows)
             is_state = rows is self.theta or any(rows is state for state in vars(self.state).values())
@@ -436,7 +436,7 @@ class Step:
         """Return the logits in training mode, differentiable inside a loss.
 
         Args:
-            rows: The rows.  # [k, P]
+            rows: The parameters of one model per client.  # [k, P]
             batch: One batch of every client.
 
         Returns:
@@ -448,7 +448,7 @@ class Step:
         """Return the input of the module named head in training mode, differentiable inside a loss.
 
         Args:
-            rows: The rows.  # [k, P]
+            rows: The parameters of one model per client.  # [k, P]
             batch: One batch of every client.
 
         Returns:
@@ -460,7 +460,7 @@ class Step:
         """Run a forward pass in training mode, and store what a gradient needs (`StepProgress`).
 
         Args:
-            rows: The rows.  # [k, P]
+            rows: The parameters of one model per client.  # [k, P]
             batch: One batch of every client.
             until: Name of a module.  None: the whole pass.
 

@@ -232,7 +232,7 @@ class CohortTraining:
         engine: Has the model, data, optimizer, executor and client states of the run.
         context: The clients and the round.
         start: The rows to start from: one for all clients [P], or one for each [K, P].
-        state: The named states.  # [K, ...] each
+        state: Further tensors of the clients by name, which steps may change.  # [K, ...] each
         step: The function of a local step.
         loss: Replaces the task's loss, if not None.
         columns: The columns that learn.  None: all trained columns.

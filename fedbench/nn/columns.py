@@ -33,7 +33,7 @@ class Columns:
         """Return these columns of rows.
 
         Args:
-            rows: The rows.  # [..., P]
+            rows: Model parameters, one model or several.  # [..., P]
 
         Returns:
             The columns: a view of rows if they are one slice, else a copy.  # [..., size]
@@ -47,7 +47,7 @@ class Columns:
         """Return these columns as a view, through which rows can be changed.
 
         Args:
-            rows: The rows.  # [..., P]
+            rows: Model parameters, one model or several.  # [..., P]
 
         Returns:
             The view.  # [..., size]
@@ -67,7 +67,7 @@ class Columns:
         """Return a copy of rows in which these columns are replaced.  Leading axes are broadcast.
 
         Args:
-            rows: The rows.  # [..., P]
+            rows: Model parameters, one model or several.  # [..., P]
             values: The new values of the columns.  # [..., size]
 
         Returns:

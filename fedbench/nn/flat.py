@@ -208,7 +208,7 @@ class FlatModel(RowLayout):
         """Return the logits, and the outputs of layers in evaluation mode.
 
         Args:
-            rows: A row [P], or rows [k, P].
+            rows: The parameters of one model [P], or of one model per client [k, P].
             inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
             layers: Patterns of layer names (fnmatch).
 
@@ -258,7 +258,7 @@ class FlatModel(RowLayout):
         """Return the logits, or the input of a layer.
 
         Args:
-            rows: A row [P], or rows [k, P].
+            rows: The parameters of one model [P], or of one model per client [k, P].
             inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
             context: Options of the pass.  Default: evaluation mode.
             until: Name of a layer.  Its input is returned instead of the logits.
@@ -292,7 +292,7 @@ class FlatModel(RowLayout):
         """Return the logits in evaluation mode.
 
         Args:
-            rows: A row [P], or rows [k, P].
+            rows: The parameters of one model [P], or of one model per client [k, P].
             inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
 
         Returns:
@@ -304,7 +304,7 @@ class FlatModel(RowLayout):
         """Return the features, which are the input of the module named head.
 
         Args:
-            rows: A row [P], or rows [k, P].
+            rows: The parameters of one model [P], or of one model per client [k, P].
             inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
             context: Options of the pass.  Default: evaluation mode.
 
@@ -317,7 +317,7 @@ class FlatModel(RowLayout):
         """Apply the head, or an added copy of it, to features.
 
         Args:
-            rows: A row [P], or rows [k, P].
+            rows: The parameters of one model [P], or of one model per client [k, P].
             features: The features, as `features` returns them.  # [B, F] or [k, B, F]; [..., F, H, W]
             name: Name of the head: a linear layer, or a convolution with kernel size 1.
 

@@ -115,7 +115,7 @@ class RowLayout:
         """Return views of rows by name.
 
         Args:
-            rows: The rows.  # [..., P]
+            rows: Model parameters, one model or several.  # [..., P]
 
         Returns:
             The views.  # [..., *shape] each

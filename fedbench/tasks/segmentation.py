@@ -134,6 +134,7 @@ class Segmentation(Task):
         Ignored pixels are not counted.
         """
         valid = self._is_valid(y, num_classes)
+        # ignored pixels count as class 0 at first, and are then multiplied by 0
         return F.one_hot(y.long().where(valid, 0), num_classes).mul_(valid[..., None]).sum((1, 2))
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:

@@ -154,7 +154,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
 
     Args:
         groups: Groups of runs that differ only in the seed.
-        options: Of which the metric is used.
+        options: The options of the report, of which only the metric is used.
         key: The directions of communication: "bytes" for both, "bytes_up" or "bytes_down".
         path: The file.
 

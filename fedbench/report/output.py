@@ -119,7 +119,7 @@ def write_output(args: argparse.Namespace, text: str, figures: list[Path]) -> No
 
     Args:
         args: The parsed command line.
-        text: The tables as text, in the format of the file.
+        text: The tables as text, in their final format.
         figures: The paths of the figures, which are written already.
     """
     if args.out is None:

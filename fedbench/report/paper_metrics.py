@@ -165,7 +165,7 @@ def summary_value(run: Run, cell: PrintedCell, group: str, key: str, scale: floa
         cell: Not used; all functions of `METRICS` take a run and a printed cell.
         group: The key of a mapping in summary.json, such as "cost".
         key: The key of the value in this mapping.
-        scale: The factor, such as 1e-6 from bytes to MB.
+        scale: The factor, 100 for a fraction that the paper prints in percent, else 1.
     """
     value = (run.summary.get(group) or {}).get(key)
     return Measurement(NAN if value is None else scale * float(value))

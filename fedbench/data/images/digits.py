@@ -21,7 +21,7 @@ class Digits:
         return Arrays(
             inputs=images,
             targets=table[:, -1].astype(np.int64),
-            split=np.zeros(len(images), np.int8),
+            split=np.zeros(len(images), np.int8),  # 0, training: there is no published split
             num_classes=10,
             class_names=[str(c) for c in range(10)],
         ).check()

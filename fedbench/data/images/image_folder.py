@@ -104,7 +104,7 @@ class ImageFolder:
         arrays = Arrays(
             inputs=images,
             targets=targets.astype(np.int64),
-            split=np.zeros(len(files), np.int8),
+            split=np.zeros(len(files), np.int8),  # 0, training; replaced below if the folders are train, val and test
             num_classes=len(class_names),
             class_names=class_names.tolist(),
             mean=half_per_channel(images),  # 0.5 each, which gives pixels in [-1, 1]

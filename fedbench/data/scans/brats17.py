@@ -129,7 +129,7 @@ class BraTS17:
         return Arrays(
             inputs=patches["inputs"],
             targets=patches["targets"],
-            split=np.zeros(n, np.int8),
+            split=np.zeros(n, np.int8),  # 0, training: there is no published split
             num_classes=2,
             task="segmentation",
             class_names=["background", "tumour"],

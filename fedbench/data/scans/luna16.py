@@ -96,7 +96,7 @@ class Luna16:
         return Arrays(
             inputs=np.repeat(patches["patches"][:, None], CHANNELS, 1),  # [n, 3, size, size], equal channels
             targets=patches["targets"],
-            split=np.zeros(len(patches["targets"]), np.int8),
+            split=np.zeros(len(patches["targets"]), np.int8),  # 0, training: there is no published split
             num_classes=2,
             class_names=["other", "nodule"],
             subject=patches["scan"] if self.by_patient else None,

@@ -85,7 +85,7 @@ class Tumours:
         return Arrays(
             inputs=scans,
             targets=masks,
-            split=np.zeros(self.n, np.int8),
+            split=np.zeros(self.n, np.int8),  # 0, training: there is no published split
             num_classes=2,
             task="segmentation",
             class_names=["background", "tumour"],

@@ -75,7 +75,7 @@ class Clinical:
         return Arrays(
             inputs=np.where(rng.random((self.n, self.features)) < MISSING, np.nan, x[samples]),
             targets=y[samples].astype(np.int64),
-            split=np.zeros(self.n, np.int8),
+            split=np.zeros(self.n, np.int8),  # 0, training: there is no published split
             num_classes=2,
             class_names=["negative", "positive"],
             fit=TableFit(

@@ -38,7 +38,7 @@ class Diabetes442:
         return Arrays(
             inputs=raw,
             targets=bundled_csv("diabetes_target.csv.gz", (442,)).astype(np.float32),
-            split=np.zeros(len(raw), np.int8),
+            split=np.zeros(len(raw), np.int8),  # 0, training: there is no published split
             num_classes=1,
             task="regression",
             fit=TableFit(categories=(0,) * raw.shape[1], scale_fit=self.scale_fit),  # all columns are numeric

@@ -184,7 +184,7 @@ class BatchLoader:
         )
 
     def _load(self, t: int) -> None:
-        """Load inputs and targets of step t (from 0) and of the steps after it that `_block` adds, as `x` and `y`."""
+        """Load the inputs `x` and targets `y` of step t (from 0), and of as many next steps as fit in about 1 MiB."""
         stop, num_active = self._block(t)  # step after the block, and number of clients that train in step t
         fetched = self._fetch(t) if self.federation.on_host else None
         # index: the samples of all steps  [T, k, B]

@@ -463,7 +463,7 @@ class Cohort:
     def mean_size(self) -> float:
         """The number by which a uniform mean divides the sum over clients.
 
-        It is K; with privacy=central the expected number of clients of a round, whatever number was sampled.
+        It is K; with privacy=central the expected number of clients of a round, even if another number was sampled.
         """
         return len(self) if self.engine.central is None else self.engine.central.expected
 

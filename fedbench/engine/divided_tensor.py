@@ -111,7 +111,7 @@ class DividedTensor(Tensor):
             kwargs: Keyword arguments, or None.
 
         Returns:
-            The result of func(*args, **kwargs): a divided tensor if it has one row for each of the K rows.
+            The result of func(*args, **kwargs): a divided tensor, or a usual one after an exchange or a sum over rows.
         """
         kwargs = kwargs or {}
         if func in METADATA:
@@ -524,7 +524,7 @@ def _simplified(values: Any) -> Any:
 
 
 def _all_rows(values: Any) -> Any:
-    """Replace each divided tensor in arguments by a usual tensor of its K rows, which processes exchange if needed."""
+    """Replace each divided tensor in arguments by a usual tensor of its K rows, which may need an exchange."""
     return _mapped(values, DividedTensor.whole)
 
 

@@ -114,7 +114,7 @@ class Federation:
 
     Attributes:
         inputs: The inputs, one or several by name, on the device or in host memory (`HostInput`).  # [n, ...] each
-        targets: The targets, on the device.  Masks are uint8 if possible.  # [n, ...]
+        targets: The targets, on the device.  Masks with labels from -1 to 255 are uint8.  # [n, ...]
         splits: The samples of each client, by split: "train", "val", "test" and those of `hold_out`.
         task: The loss and the metrics.
         num_classes: Number of classes, or of other outputs.

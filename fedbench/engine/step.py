@@ -225,14 +225,14 @@ class Step:
         return self._theta
 
     def _rows(self, name: str) -> Tensor:
-        """Return the trained rows if name is "theta", else the state of this name, which must exist.  # [k, ...]"""
+        """Return the trained parameters if name is "theta", else the tensor of this name given to `cohort.train`."""
         return self.theta if name == "theta" else getattr(self.state, name)
 
     @property
     def rng(self) -> RowRandom:
         """Random numbers of this step: s.rng.normal(5), for example, are 5 normal numbers for each client, [k, 5].
 
-        The numbers of a client depend on the seed, the round, the step and the client only.
+        The numbers of a client depend only on the seed, the round, the key of the training, the step and the client.
         """
         if self._progress.random is None:
             # Keys are int64, so the unsigned 64-bit key of the step is shifted by one bit.

@@ -122,7 +122,7 @@ class Linear(Layer):
 
         Args:
             params: Parameters of all layers by name.
-            x: The input, which `forward` returned for this purpose.  # [B, in] or [k, B, in]
+            x: The input of the layer, the second result of `forward`.  # [B, in] or [k, B, in]
             grad: Gradient of the loss with respect to the output.
             batched: Whether there is an axis k of clients.
             out: Tensors that receive the gradients of parameters, by name.  Parameters without one are skipped.
@@ -218,7 +218,7 @@ class ReLU(Layer):
 
         Args:
             params: Not used, as `batched` and `out`: there are no parameters.
-            y: The output of the layer, which `forward` returned for this purpose.
+            y: The output of the layer, the second result of `forward`.
             grad: Gradient of the loss with respect to the output.
             batched: Not used.
             out: Not used.
@@ -250,7 +250,7 @@ class Flatten(Layer):
 
         Args:
             params: Not used, as `batched` and `out`: there are no parameters.
-            shape: The shape of the input, which `forward` returned for this purpose.
+            shape: The shape of the input, the second result of `forward`.
             grad: Gradient of the loss with respect to the output.
             batched: Not used.
             out: Not used.
@@ -297,7 +297,7 @@ class MaxPool2d(Layer):
 
         Args:
             params: Not used, as `out`: there are no parameters.
-            saved: What `forward` returned for this purpose: the input without axis k, and the indices of the maxima.
+            saved: The second result of `forward`: the input with k and B as one axis, and the indices of the maxima.
             grad: Gradient of the loss with respect to the output.
             batched: Whether there is an axis k of clients.
             out: Not used.

@@ -321,7 +321,7 @@ def _is_supported_layer(module: nn.Module) -> bool:
         return (module.start_dim, module.end_dim) == (1, -1)
     if isinstance(module, nn.Conv2d):  # padding of zeros, by numbers instead of "same" or "valid"
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):  # None: means over all batches, which need a counter
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):  # momentum None: means over all batches need a counter
         return module.momentum is not None
     return not isinstance(module, nn.Embedding) or has_default_options(module)
 

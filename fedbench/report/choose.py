@@ -201,6 +201,10 @@ def _is_number(value: object) -> bool:
 def _check_comparable(runs: list[Run], key: str) -> None:
     """Check that the runs differ in the key, and in nothing else but the seed and the fold of cross-validation.
 
+    Args:
+        runs: Finished runs, each with a number under the key.
+        key: A dotted config key, such as "algorithm.mu".
+
     Raises:
         ConfigError: They have fewer than two values of the key, differ in other keys, or have several partitions (of
             one fold, with cross-validation).

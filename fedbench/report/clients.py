@@ -162,6 +162,10 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
     """Return a table with a row per group: worst, best, mean and other statistics of its clients' scores.
 
     A true value under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
+
+    Args:
+        scored: The scores and gains of the clients of each group of runs, at least one group.
+        options: The metric, and the round at which it is taken: last, best or best_val.
     """
     lower, name = scores.lower_is_better(options.metric), options.metric.rpartition("/")[2]
     rows = []
@@ -199,6 +203,10 @@ def clients_table(scored: list[ClientScores], options: Options) -> Table:
     """Return a table with a row per client of each group; with several groups, their labels are its first columns.
 
     A true value under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
+
+    Args:
+        scored: The scores and gains of the clients of each group of runs, at least one group.
+        options: The metric, and the round at which it is taken: last, best or best_val.
     """
     labels = scored[0].group.labels
     rows = [
@@ -338,6 +346,11 @@ def _unknown_client(groups: list[Group], name: str, options: Options) -> str:
     """Return why no table can be made for ``--client NAME``.
 
     Either no run has a client with this name (or index as text), or no run has values of options.metric for it.
+
+    Args:
+        groups: Groups of runs that differ only in the seed; the first run of each is searched.
+        name: The value of ``--client``.
+        options: The metric.
     """
     runs = [group.runs[0] for group in groups]
     if any(client_index(run, name) is not None for run in runs):

@@ -60,6 +60,10 @@ def _row(difference: Difference, lower_is_better: bool) -> dict[str, Any]:
     With fewer than `MIN_SEEDS` seeds, p is None and the row has no interval.  If the clients are not the same for all
     seeds, the row does not have the numbers of clients that are better, equal and worse.  A true value under
     "method_tuned" or "against_tuned" marks a method with a dagger: it fine-tunes after the last round only.
+
+    Args:
+        difference: The scores of one method minus those of another one, by seed and by client.
+        lower_is_better: Whether lower values of the metric are better.
     """
     means = difference.means.to_numpy()  # [S], for each seed the difference of the means over clients
     groups = difference.groups  # (that of the method, that of the method it is compared to)

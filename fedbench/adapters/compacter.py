@@ -174,4 +174,5 @@ def _written_out(A: Tensor, s: Tensor, t: Tensor) -> Tensor:
     Returns:
         H, [in, out].
     """
+    # axes: i summands; p and q: block and position of an input; a and c: block and position of an output
     return torch.einsum("ipa,iqc->pqac", A, s @ t).flatten(2).flatten(0, 1)

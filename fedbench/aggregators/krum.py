@@ -56,5 +56,8 @@ class Krum(Aggregator):
         return others[:, : max(m - u.f - self.left_out, 1)].sum(1)
 
     def combine(self, u: Uploads) -> Tensor:
-        """Return the row of u.rows with the lowest score (see `scores`); the first one if several have it.  # [p]"""
+        """Return the row of u.rows that is nearest to its neighbours, that of the lowest score (`scores`).  # [p]
+
+        If several have it, return the first one.
+        """
         return u.rows[self.scores(u).argmin()].clone()

@@ -34,7 +34,7 @@ class Ditto(FedAvg):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Set the server model w [P] and the personal models v_i [N, P], stored by `rows`, to the initial model."""
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.v = rows("v", default=self.w)
 
     def round(self, cohort: Cohort) -> None:

@@ -122,7 +122,14 @@ class FedAMP(Algorithm):
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, previous=previous).w
 
     def alpha(self, round: int) -> float:
-        """Return the server's step size alpha_k decay^(round // decay_every) in a round; the first round is 0."""
+        """Return the server's step size in a round.
+
+        Args:
+            round: Number of the round, from 0.
+
+        Returns:
+            alpha_k decay^(round // decay_every), where all three are options.
+        """
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:

@@ -71,7 +71,8 @@ class FedBN(Algorithm):
 
         # [K, P]
         """
-        rows = w.new_empty(len(cohort), self.shared.size + self.personal.size)  # filled by both groups of columns
+        # put(rows, values): a copy of rows with values in these columns; the rows are empty at first  [K, P]
+        rows = w.new_empty(len(cohort), self.shared.size + self.personal.size)
         return self.personal.put(self.shared.put(rows, w), self.b[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -170,6 +170,7 @@ class FedCP(Algorithm):
         Returns:
             Flat parameter vectors of w, g and each client's own head h_i.  # [K, P]
         """
+        # put(rows, values): a copy of rows with values in these columns; the rows are empty at first  [K, P]
         rows = w.new_empty(len(cohort), cohort.model.size)
         return self.head.put(self.head_g.put(self.shared.put(rows, w), g), self.h[cohort.ids])
 

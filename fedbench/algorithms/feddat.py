@@ -103,7 +103,7 @@ class FedDAT(Algorithm):
         Args:
             cohort: The clients.
             first: Values of the first bottlenecks, [A] for all clients or [K, A].
-            second: Values of the second bottlenecks, in the same form.
+            second: Values of the second bottlenecks, [A] for all clients or [K, A].
 
         Returns:
             The models.  # [K, P]

@@ -170,6 +170,7 @@ class FedDBE(Algorithm):
 
         # [K, P]
         """
+        # put(rows, values): a copy of rows with values in these columns
         return self.shift.put(self.shared.put(self.w, w), self.c[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -48,7 +48,7 @@ class FedLC(FedAvg):
 
         # [N, C]
         """
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.n = federation.label_counts  # [N, C] on the host
 
     def round(self, cohort: Cohort) -> None:

@@ -72,7 +72,7 @@ class FedNova(FedAvg):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Set the server model w to the initial model, and the server momentum v to 0.  # [P] each"""
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.v = torch.zeros_like(self.w)  # [P]
 
     def round(self, cohort: Cohort) -> None:

@@ -137,6 +137,7 @@ class FedPAC(Algorithm):
 
         # [K, P]
         """
+        # put(rows, values): a copy of rows with values in these columns; the rows are empty at first  [K, P]
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), cohort.download(h=self.h[cohort.ids]).h)
 

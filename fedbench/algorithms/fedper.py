@@ -47,6 +47,7 @@ class FedPer(Algorithm):
 
         # [K, P]
         """
+        # put(rows, values): a copy of rows with values in these columns; the rows are empty at first  [K, P]
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), self.v[cohort.ids])
 

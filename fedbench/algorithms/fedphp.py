@@ -51,7 +51,7 @@ class FedPHP(FedAvg):
 
         `rows` stores theta_p.
         """
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.theta_p = rows("theta_p", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:

@@ -45,7 +45,7 @@ class FedSLD(FedAvg):
 
         # [N, C]
         """
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.true_counts = federation.label_counts  # [N, C] on the host
         self.counts_of: Any = None  # before the upload in the first round
 

@@ -143,6 +143,7 @@ class GPFL(Algorithm):
 
         # [K, P]
         """
+        # put(rows, values): a copy of rows with values in these columns; the rows are empty at first  [K, P]
         rows = w.new_empty(len(cohort), self.shared.size + self.head.size)
         return self.head.put(self.shared.put(rows, w), self.h[cohort.ids])
 

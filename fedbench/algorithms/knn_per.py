@@ -62,7 +62,7 @@ class KNNPer(FedAvg):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Set the server model w to the initial model.  # [P]"""
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.num_classes = federation.num_classes
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
@@ -111,6 +111,7 @@ class KNNPer(FedAvg):
         for position, p in enumerate(cohort.forward(rows, both, split="val")):
             if len(p):  # p: both probabilities of the client's n validation samples  [n, 2, C]
                 y = cohort.federation.targets[torch.from_numpy(split[cohort.ids[position]]).to(p.device)]  # [n]
+                # lam p_knn + (1 - lam) softmax for each lam of the grid
                 mixed = torch.lerp(p[:, None, 1], p[:, None, 0], grid[:, None])  # [n, GRID, C]
                 accuracy = (mixed.argmax(2) == y[:, None]).float().mean(0)  # [GRID]
                 lam[position] = grid[accuracy.argmax()]  # the first, and so smallest, of equal ones

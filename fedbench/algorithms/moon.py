@@ -49,7 +49,7 @@ class Moon(FedAvg):
 
         `rows` stores v_i.
         """
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         self.v = rows("v", default=self.w)  # [N, P]; a row equals the default until it is set
 
     def round(self, cohort: Cohort) -> None:

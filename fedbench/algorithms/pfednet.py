@@ -246,6 +246,7 @@ class PFedNet(Algorithm):
 
         # [K, P]
         """
+        # put(rows, values): a copy of rows with values in these columns; the rows are empty at first  [K, P]
         rows = z.new_empty(len(z), self.shared.size + self.columns.size)
         return self.columns.put(self.shared.put(rows, x), z)
 

@@ -71,7 +71,7 @@ class PGFedExact(FedAvg):
 
         The weight of client j's sample in another client's objective is 1 / (n_j (N - 1)), for n_j samples of j.
         """
-        super().setup(federation, model, rows)
+        super().setup(federation, model, rows)  # sets self.w
         train = federation.splits["train"]
         self.samples = train.indices  # positions of all clients' training samples in the data set  [n] on the host
         # 1 / (n_j (N - 1)): a mean over the n_j samples of client j, then over the other clients  [N]

@@ -55,6 +55,7 @@ class AttackState:
             name: Name of the tensor; `get` must have been called with it before.
             value: The tensor.  # [...]
         """
+        # rows.all: all stores by name; SHARED: index of the single row, which all attackers share
         self.rows.all[f"{self.path}/{name}"][SHARED] = value[None]
 
 

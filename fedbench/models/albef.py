@@ -277,9 +277,12 @@ def _renamed_tensors(new_prefix: str, suffix: str, t: Tensor) -> dict[str, Tenso
     """Return a tensor of the released code by its new name, or the three parts of a joint qkv by theirs.
 
     Args:
-        new_prefix: Beginning of the new name, a value of `NAMES`.
-        suffix: The old name without its beginning.
+        new_prefix: Beginning of the new name, a value of `NAMES`, such as "image.blocks.".
+        suffix: The old name without its beginning, such as "0.attn.qkv.weight".
         t: The tensor.
+
+    Returns:
+        {new name: tensor}, such as {"image.blocks.0.attn.query.weight": ...} for query, key and value.
     """
     if not new_prefix.endswith("blocks."):
         return {new_prefix + suffix: t}

@@ -21,7 +21,7 @@ from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.split import Ragged
 
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compression", "robust", "adapters")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compressors", "robust", "adapters")]
 FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}
 FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]
 OWN = [command for page in PAGES for command in commands(page) if "--config-dir" in command]

@@ -67,8 +67,8 @@ class Practical:
         if self.shares is None:
             require(
                 num_clients >= 3,
-                f"partition.num_clients={num_clients} is too small for shares of 1%, 10% and 80%: use at least 3, "
-                "or set partition.shares",
+                f"partition.num_clients={num_clients} is too small for shares of 80%, 10% and 10% for all others: "
+                "use at least 3, or set partition.shares",
             )
             return np.array([0.1 / (num_clients - 2)] * (num_clients - 2) + [0.1, 0.8])  # 10% for all others together
         shares = np.array(self.shares, float)
@@ -79,6 +79,6 @@ class Practical:
         require(
             bool((shares > 0).all()) and shares.sum() <= 1 + 1e-9,  # 1e-9: rounding of the sum
             f"partition.shares={list(self.shares)} must be numbers > 0 with a sum of at most 1: lower them, or set it "
-            "to null for 1%, 10% and 80%",
+            "to null for 80%, 10% and 10% for all others",
         )
         return shares

@@ -117,6 +117,7 @@ def incoming(model: FlatModel, rows: Tensor, bottleneck: Bottleneck) -> Tensor:
     Returns:
         For each model and unit, its d incoming weights.  # [K, m, d]
     """
+    # named: the parameters by name  [K, ...] each
     return bottleneck.hidden_units.incoming_weights(model.named(rows), bottleneck.prefix)
 
 

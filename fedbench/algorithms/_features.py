@@ -153,6 +153,7 @@ def features_of_samples(cohort: Cohort, rows: Tensor, split: str = "train") -> t
     federation = cohort.federation
     # positions of the clients' samples in the data set
     index = [torch.from_numpy(federation.splits[split][client]).to(cohort.device) for client in cohort.ids.tolist()]
+    # forward: the function's outputs for all samples of each client
     return cohort.forward(rows, FlatModel.features, split), [federation.targets[i].long() for i in index]
 
 

@@ -187,7 +187,7 @@ class FedALA(Algorithm):
         mixed = self.h.put(s.theta, self.h.take(s.theta) - D * (1 - A))  # [k, P]
         g = self.h.take(s.grad(batch, rows=mixed))  # [k, |h|]
         A.copy_((A - self.eta_A * g * D).clamp(0, 1))  # eta_A: learning rate of A
-        s.state.last_loss.copy_(s.summed_loss - loss_before)  # loss of this batch
+        s.state.last_loss.copy_(s.summed_loss - loss_before)  # loss of this batch, which `learn` reads  [k]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return the deployed models of the cohort: those from which the clients would train next.  # [K, P]

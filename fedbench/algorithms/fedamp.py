@@ -114,6 +114,7 @@ class FedAMP(Algorithm):
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u  # each client's mixture u_i as received  [K, P]
         # weight of the pull towards u_i in the gradient, a number or one per client; alpha: the server's step size
         weight = self.lam / alpha
+        # s.state.u: the u that is passed to `train`; s.value: the weights of the step's clients
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta

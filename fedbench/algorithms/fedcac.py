@@ -60,7 +60,7 @@ class FedCAC(Algorithm):
         elsewhere.
         """
         b = self.start(cohort)  # [K, P]
-        out = cohort.train(cohort.download(b=b).b)
+        out = cohort.train(cohort.download(b=b).b)  # download: each client gets its own b_i
         theta = cohort.upload(theta=out.theta, relative_to={"theta": "b"}).theta  # [K, P]; theta - b is sent
         # sensitivity of each parameter: its change times its value
         m = self.critical((theta - b) * theta)  # [K, P]

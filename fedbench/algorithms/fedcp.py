@@ -214,7 +214,7 @@ def context(model: FlatModel, rows: Tensor) -> Tensor:
     Returns:
         v_i / |v_i|, where v_i is the sum.  # [k, F]
     """
-    return F.normalize(model.named(rows)["head.weight"].sum(1), dim=1)
+    return F.normalize(model.named(rows)["head.weight"].sum(1), dim=1)  # named: parameters by name  [k, C, F]
 
 
 def split(named: dict[str, Tensor], z: Tensor, v: Tensor, noise: Tensor | float) -> Tensor:

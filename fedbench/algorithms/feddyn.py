@@ -52,6 +52,7 @@ class FedDyn(Algorithm):
         """
         g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w  # [P]
+        # g becomes s.state.g; s.value: one number, or [k, 1] if alpha is a list
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.state.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]

@@ -64,7 +64,7 @@ class FedLC(FedAvg):
     def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
         """Return the task's loss of each sample under theta [k, P], with the client's shift subtracted from its logits.
 
-        Classes that the client does not have are left out.  # [k, B]
+        Classes that the client does not have (s.state.present is False) are left out.  # [k, B]
         """
         logits = s.forward(theta, batch)  # [k, B, C, ...]
         shift = s.state.shift.view(len(logits), 1, -1, *[1] * (logits.dim() - 3))  # [k, 1, C, ...]

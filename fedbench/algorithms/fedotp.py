@@ -106,7 +106,7 @@ class FedOTP(Algorithm):
             s <T*, sim>, with CLIP's scale s.  # [k, B, C]
         """
         clip: Any = model.module  # a model with text, tokens and prompts
-        named = model.named(rows)
+        named = model.named(rows)  # the clients' parameters by name
         # text features under both prompts: context returns p_g, and "local" is p_l  [k, l, d] each
         T = clip.text(torch.stack([clip.context(named), named["local"]], -3))  # [k, 2, C, D]
         F = clip.tokens(inputs)  # image tokens  [k, B, M, D]

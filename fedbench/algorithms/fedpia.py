@@ -232,7 +232,7 @@ class FedPIA(Algorithm):
 
             # [k, b, D]
             """
-            _, captured = model.capture(rows, inputs, layers)
+            _, captured = model.capture(rows, inputs, layers)  # outputs of each layer by its name
             # a single bottleneck in a text tower: the text of each class is the same for all samples
             if self._is_computed_once(model, bottlenecks[0]):
                 (of_text,) = (self._mean_over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]

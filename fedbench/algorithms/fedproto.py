@@ -98,7 +98,7 @@ class FedProto(Algorithm):
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding
             s.state.sums.add_(one_hot.mT @ z.detach())  # sums of features by class, for the prototypes
-            s.state.counts.add_(one_hot.sum(1))
+            s.state.counts.add_(one_hot.sum(1))  # samples of each class so far  [k, C]
             distance = (z - server.G[batch.y]).square().mean(2) * server.has_prototype[batch.y]  # [k, B]
             # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(logits, batch) + s.value(self.lam) * distance

@@ -119,7 +119,7 @@ class FPFC(Algorithm):
         out = cohort.train(self.personal[cohort.ids], extra_grad=pull, zeta=zeta)
         self.personal[cohort.ids] = out.theta
         w = cohort.upload(w=columns.take(out.theta), previous={"w": self.W[cohort.index]}).w  # its change is sent
-        self.W = self.W.index_copy(0, cohort.index, w)
+        self.W = self.W.index_copy(0, cohort.index, w)  # cohort.index: the clients' ids as a tensor
         self.fuse(cohort.ids)  # updates the variables of all pairs with one of these clients
 
     def zeta(self) -> Tensor:
@@ -252,8 +252,8 @@ class FPFC(Algorithm):
         if self.merge is None or not final:
             return rows
         label = self.clusters(self.merge)
-        means = self.means(label)[label[cohort.index]]
-        return self.columns.put(rows, cohort.download(w=means).w)
+        means = self.means(label)[label[cohort.index]]  # of each client's cluster  [K, p]
+        return self.columns.put(rows, cohort.download(w=means).w)  # download: each client gets its row
 
     def clusters(self, radius: float) -> Tensor:
         """Return the number of each client's cluster.

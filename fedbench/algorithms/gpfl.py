@@ -107,7 +107,8 @@ class GPFL(Algorithm):
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             """Return the losses of the head and of the cosines to class embeddings, plus lam times a distance.
 
-            The distance is that of the global features z_g to M0, the received embedding of their class.  # [k, B]
+            The distance is that of the global features z_g to M0, the received embedding of their class.  s.state.q_p
+            and q_g are the conditions by which the valve makes personal and global features.  # [k, B]
             """
             z, named = s.features(rows, batch), s.model.named(rows)  # [k, B, F]
             personal = s.model.head(rows, conditioned(named, z, s.state.q_p))  # [k, B, C]

@@ -144,7 +144,7 @@ class LCFed(Algorithm):
         )
         # mean_size: K, or with privacy=central its expected value
         self.w = self.body.put(self.w, cohort.sum(up.body) / cohort.mean_size)
-        self.heads = self.heads.index_copy(0, cohort.index, up.head)
+        self.heads = self.heads.index_copy(0, cohort.index, up.head)  # cohort.index: the clients' ids
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:
         """Return the sampled clients' whole models: the shared body [|body|], and what belongs to each client.
@@ -153,7 +153,7 @@ class LCFed(Algorithm):
 
         # [K, P]
         """
-        index = one_hot(cohort.index, cohort.num_clients).to(body)
+        index = one_hot(cohort.index, cohort.num_clients).to(body)  # cohort.index: the clients' ids  [K, N]
         theta = self.body.put(self.w.expand(len(cohort), -1).clone(), body.expand(len(cohort), -1))
         theta = self.client_columns.put(theta, index)
         return self.hc_columns.put(self.head_columns.put(theta, self.head[cohort.ids]), self.hc[cohort.ids])

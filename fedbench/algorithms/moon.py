@@ -67,7 +67,7 @@ class Moon(FedAvg):
             """
             z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
             z_g = frozen_features(s, w, batch)  # [k, B, F]
-            z_old = frozen_features(s, s.state.v, batch)  # [k, B, F]
+            z_old = frozen_features(s, s.state.v, batch)  # under v_i, the client's last model  [k, B, F]
             near = F.cosine_similarity(z.flatten(2), z_g.flatten(2), dim=2) / self.tau  # [k, B]
             far = F.cosine_similarity(z.flatten(2), z_old.flatten(2), dim=2) / self.tau  # [k, B]
             # -log(exp(near) / (exp(near) + exp(far))); s.value: one number, or [k, 1] if mu is a list

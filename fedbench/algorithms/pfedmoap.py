@@ -471,7 +471,7 @@ class PFedMoAP(Algorithm):
 
             The client's prompt comes first, then the other experts, sorted from the largest weight.  # [k, B, E]
             """
-            named = model.named(rows["theta"])
+            named = model.named(rows["theta"])  # the clients' parameters by name
             image, text = self.clip.image(inputs), self.clip.text(self.clip.context(named))
             _, by_expert = self.mix(named, image, text, rows["experts"], rows["count"])  # [k, B, E]
             return torch.cat([by_expert[..., :1], by_expert[..., 1:].sort(-1, descending=True).values], -1)

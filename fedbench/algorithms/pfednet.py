@@ -203,6 +203,7 @@ class PFedNet(Algorithm):
         x = self.shared.take(theta)  # a copy of x_t, because training updates running statistics in theta
         theta = self.z_phase(cohort, self.x_phase(cohort, theta, x))
         self.z[cohort.ids] = self.columns.take(theta)
+        # these clients have the newest x and z_i; cohort.index: their ids as a tensor
         self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, value=True)
 
     def upload_sketches(self, clients: Cohort) -> Tensor:
@@ -232,7 +233,7 @@ class PFedNet(Algorithm):
             The rows (x_t, z_i).  # [K, P]
         """
         outdated = ~self.holds[cohort.index]  # [K]
-        downloading = cohort.subset(outdated.cpu().numpy())
+        downloading = cohort.subset(outdated.cpu().numpy())  # the cohort of these clients only
         theta = self.join(self.x_sent, self.z[cohort.ids])  # x_sent: x as the last round's participants received it
         if len(downloading):
             theta[outdated] = self.shared.put(theta[outdated], downloading.broadcast(x_t=self.x).x_t)
@@ -298,6 +299,7 @@ class PFedNet(Algorithm):
             # changes of all clients, 0 for those that took no part [N, d2], and the mean learning rate
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
             self.move(dZ, self.rates(cohort, how, lr))  # the server fuses self.Z - dZ; rates: step size of each client
+            # each client downloads its row of Z
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
         return theta
 
@@ -335,6 +337,7 @@ class PFedNet(Algorithm):
         n = len(self.Z)
         if self.z_step == "single":
             return np.full(n, lr)
+        # rate_sums: sum of each client's effective learning rates  [N]
         return cohort.all_clients().rate_sums(how) * (len(cohort) / n)
 
     def move(self, dZ: Tensor, rates: np.ndarray) -> None:
@@ -373,7 +376,7 @@ class PFedNet(Algorithm):
         `final`, whether the last round is over, changes nothing.
         """
         rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
-        return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
+        return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)  # each downloads its row of Z
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the model of all new clients without sketches, which would tell what clients are near.  # [P]

@@ -116,6 +116,7 @@ class PGFed(Algorithm):
             s.record("gbar_theta", dot(s.theta, server.gbar))  # stores the value of each step in out.gbar_theta
             s.descend(g.add_(s.state.aux))
 
+        # step_record: an empty record of one number per client and step, which s.record fills  [K, T]
         out = cohort.train(w, step=step, aux=aux, gbar_theta=cohort.step_record())
         # line 10, the update of a_ij after every local step: no other line of a step reads a_ij (_deferred.py)
         alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']
@@ -154,11 +155,12 @@ class PGFed(Algorithm):
         # G: the gradients g_j of the last cohort's clients  [K', P]
         aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G  # [K, P]
         if self.aux is not None:
+            # cohort.value: one number, or [K, 1] if beta is a list
             last, beta, one_minus_beta = self.aux[cohort.ids], cohort.value(self.beta), cohort.value(1 - self.beta)
             has_last = self.aux.has(cohort.ids)[:, None]  # whether the client took part before  [K, 1]
             aux = torch.where(has_last, one_minus_beta * aux + beta * last, aux)
             self.aux[cohort.ids] = aux
-        return cohort.download(aux=aux).aux
+        return cohort.download(aux=aux).aux  # each client gets its own row
 
     def coefficients(self, cohort: Cohort) -> Tensor:
         """Return a_ij for the clients i of `cohort` and the K' clients j of the last round.  # [K, K']

@@ -111,4 +111,5 @@ class PGFedExact(FedAvg):
             g = s.grad(batch)  # [k, P]
             s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy, so theta's BatchNorm buffers stay
 
+        # others becomes s.state.others; cohort.value: one number, or [K, 1] if mu is a list
         return cohort.train(w, step=step, others=cohort.value(self.mu) * others)

@@ -103,7 +103,7 @@ class SuPerFed(Algorithm):
         self.w = cohort.mean(up.w, updates="w")  # the new w: the mean, or the step of the option server towards it
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
-        """Take one gradient step on w_f (s.theta) and w_l, both at their values before the step.
+        """Take one gradient step on w_f (s.theta) and w_l (s.state.wl), both at their values before the step.
 
         Args:
             s: The step.

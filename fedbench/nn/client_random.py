@@ -115,7 +115,7 @@ def _channel_dropout(unbatched_axes: int) -> Replacement:
     def channel_dropout(
         mode: ClientRandom, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        # input [C, ...] or [B, C, ...]: one random number for each channel (of each sample), shared by its values
+        """Return input [C, ...] or [B, C, ...] with each channel set to 0 with probability p, else over 1 - p."""
         num_leading = 1 if input.dim() == unbatched_axes else 2  # axes with masks of their own: C, or B and C
         mask_shape = (*input.shape[:num_leading], *(1,) * (input.dim() - num_leading))
         return mode.dropout(input, p, mask_shape) if training and p > 0 else input

@@ -102,7 +102,7 @@ class VmappedModule:
             for name, m in list(module.named_modules()):
                 if getattr(m, "num_batches_tracked", None) is not None:
                     m.register_buffer("num_batches_tracked", None)  # integer counters are not in rows
-                if type(m) is nn.Dropout:
+                if type(m) is nn.Dropout:  # replaced by one whose random numbers are those of a client
                     dropouts.append(ClientDropout(m.p, name))
                     module.set_submodule(name, dropouts[-1])
             self._local.module, self._local.dropouts = module, dropouts

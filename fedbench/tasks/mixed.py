@@ -157,6 +157,8 @@ class Mixed(Task):
         # true positives, predicted positives, true entries, and length of the list  [n, 4]
         counts = np.stack([tp, p, (y[:, 1:] >= 0).sum(1), list_length], 1)
         all_tp, all_p, all_true, _ = sum_by_client(counts, offsets).T  # [N] each
+        # of questions only, in the order of the arguments of weighted_binary_f1  [N] each
+        of_questions = sum_by_client(counts * question[:, None], offsets).T
         return {
             "loss": mean_loss(statistics["loss"], offsets),
             "micro_f1": ratio(2 * all_tp, all_p + all_true),
@@ -167,7 +169,7 @@ class Mixed(Task):
                 question=question,
                 offsets=offsets,
             ),
-            "f1_flat": weighted_binary_f1(*sum_by_client(counts * question[:, None], offsets).T),
+            "f1_flat": weighted_binary_f1(*of_questions),
             **_label_scores(statistics, ~question, offsets, class_mask),
         }
 

@@ -125,10 +125,11 @@ class MultiLabel(Task):
         tp = count(predicted & targets)  # true positives
         p = count(predicted)  # samples predicted to have the label
         true = count(targets)  # samples that have the label
+        num_samples = count(np.ones_like(targets))  # all samples, for labels of the client
         auc = roc_auc(logits, targets, offsets)  # [N, C]
         scores = {
             "loss": mean_loss(statistics["loss"], offsets),
-            "accuracy": ratio(count(predicted == targets).sum(1), count(np.ones_like(targets)).sum(1)),
+            "accuracy": ratio(count(predicted == targets).sum(1), num_samples.sum(1)),
             "f1": nan_mean(ratio(2 * tp, p + true)),
             "auc": nan_mean(auc if class_mask is None else np.where(class_mask, auc, np.nan)),
         }

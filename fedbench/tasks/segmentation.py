@@ -182,7 +182,7 @@ class Segmentation(Task):
             p, t = p * valid[:, None], t * valid[:, None]
         # 1 is added to both, so that a class in neither mask has the coefficient 1
         dice = (2 * (p * t).sum((2, 3)) + 1) / (p.sum((2, 3)) + t.sum((2, 3)) + 1)  # [n, C]
-        included = torch.ones_like(dice)
+        included = torch.ones_like(dice)  # 0 for classes that the mean leaves out
         if class_mask is not None:
             included = class_mask.repeat_interleave(len(z) // len(class_mask), 0).to(dice.dtype)
         if self.ignore is not None:

@@ -146,6 +146,7 @@ class VQA(Task):
         }
         if self.f1:
             predicted = mask_logits(logits, class_mask) > 0  # [k, B, C]
+            # is the correct answer predicted?  -1, which is not in the list, is looked up as 0 and then excluded
             tp = predicted.gather(-1, answer.clamp_min(0)[..., None])[..., 0] & (answer >= 0)
             statistics |= {"tp": tp, "p": predicted.sum(-1)}
         return statistics

@@ -130,7 +130,7 @@ class Cohort:
 
     @property
     def device(self) -> torch.device:
-        """The device on which rows and batches are computed."""
+        """The device that has the model parameters and computes: cpu or a GPU."""
         return self.engine.device
 
     @property

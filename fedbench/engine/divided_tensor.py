@@ -463,7 +463,7 @@ def _selected(value: Any, x: DividedTensor, dim: int) -> Any:
 
 
 def _none_of(selected: list[Any]) -> bool:
-    """Return whether any result of `_selected` is None, so that all rows must be exchanged before computing."""
+    """Return whether any argument is None, by which `_selected` marks an argument that needs all rows."""
     return any(value is None for value in selected)
 
 
@@ -519,12 +519,12 @@ def _index(positions: np.ndarray, like: Tensor) -> Tensor:
 
 
 def _simplified(values: Any) -> Any:
-    """Replace each divided tensor in arguments by a usual tensor of its K rows, if this process has all of them."""
+    """Replace each divided tensor in (nested) arguments by its K rows, if this process already has all of them."""
     return _mapped(values, lambda x: x.whole() if x.is_whole else x)
 
 
 def _all_rows(values: Any) -> Any:
-    """Replace each divided tensor in arguments by a usual tensor of its K rows, which may need an exchange."""
+    """Replace each divided tensor in (nested) arguments by its K rows, received from other processes if missing."""
     return _mapped(values, DividedTensor.whole)
 
 

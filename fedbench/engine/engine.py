@@ -89,7 +89,7 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """The device on which rows and batches are computed."""
+        """The device that has the model parameters and computes: cpu or a GPU."""
         return self.federation.device
 
     def optimizer_state(self, owner: str, buffer: str, length: int) -> Rows:

@@ -269,5 +269,5 @@ class Executor:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
     def state(self) -> dict:
-        """Return the plan with the current chunk size as a dict, from which a resumed run makes the same plan."""
+        """Return the fields of the plan by name, with the current chunk size, for the checkpoint (`Plan.from_state`)."""
         return asdict(self.plan) | {"chunk": self.chunk}

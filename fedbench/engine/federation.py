@@ -256,7 +256,7 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
-        """The device on which targets are stored and batches are computed."""
+        """The device that has the targets and computes: cpu or a GPU.  Inputs may be elsewhere (`on_host`)."""
         return self.targets.device
 
     @property

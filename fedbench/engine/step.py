@@ -221,7 +221,7 @@ class Step:
 
     @property
     def theta(self) -> Tensor:
-        """The rows that are trained, one for each client of this step; change them in place.  # [k, P]"""
+        """The model parameters that are trained, a row for each client of this step; change them in place.  # [k, P]"""
         return self._theta
 
     def _rows(self, name: str) -> Tensor:

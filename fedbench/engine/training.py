@@ -165,7 +165,7 @@ class BatchSchedule:
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
-    """Return the training samples of each of the N clients: how.split, or the federation's split of that name."""
+    """Return the indices of the samples to train on, a list for each of the N clients, as how.split names or has."""
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 

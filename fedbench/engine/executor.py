@@ -269,5 +269,5 @@ class Executor:
             self.pool.shutdown(wait=False, cancel_futures=True)
 
     def state(self) -> dict:
-        """Return the fields of the plan by name, with the current chunk size, for the checkpoint (`Plan.from_state`)."""
+        """Return the fields of the plan by name, with the current chunk size, for `Plan.from_state` when resuming."""
         return asdict(self.plan) | {"chunk": self.chunk}

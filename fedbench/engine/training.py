@@ -165,7 +165,7 @@ class BatchSchedule:
 
 
 def _samples(engine: Engine, how: LocalTraining) -> Ragged:
-    """Return the indices of the samples to train on, a list for each of the N clients, as how.split names or has."""
+    """Return the samples to train on, indices for each of the N clients: the split named how.split, or how.split."""
     return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 

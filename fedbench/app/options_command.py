@@ -42,7 +42,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench options`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench options`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_args(argv)
     folders = conf_dirs(args.config_dir)
     names = args.names or [*_top_level(), *GROUPS]

@@ -74,7 +74,10 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench pages``, and return its exit status: 1 if ``--check`` finds a difference, else 0."""
+    """Run ``fedbench pages`` with the words typed after it, and return the exit status.
+
+    It is 0, but 1 if ``--check`` finds a difference, and 2 after a mistake of the user.
+    """
     args = parser().parse_args(argv)
     if args.command == "write":
         return write(args)

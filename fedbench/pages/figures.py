@@ -55,7 +55,7 @@ def digest(drawing: Drawing) -> str:
 
 
 def is_current(path: Path, drawing: Drawing) -> bool:
-    """Return whether an SVG file exists and contains the digest of this drawing, its data and title."""
+    """Return whether an SVG file exists and was drawn from this data: it contains the drawing's digest."""
     found = DIGEST.search(path.read_text(encoding="utf-8")) if path.is_file() else None
     return found is not None and found.group(1) == digest(drawing)
 

@@ -76,7 +76,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench report`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench report`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_args(argv)
     write_output(args, *report(args))
     return 0

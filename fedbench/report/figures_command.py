@@ -48,7 +48,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench figures`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench figures`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_args(argv)
     rounds = parse_rounds(args.rounds)
     require(args.target == args.target, "--target must be a number, got nan")  # only nan differs from itself

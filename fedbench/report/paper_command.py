@@ -56,9 +56,9 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench paper`` with these arguments, and return the exit status; mistakes raise ConfigError.
+    """Run ``fedbench paper`` with the words typed after it, and return the exit status.
 
-    The status is 0, or with ``--run`` that of the sweep that is started.
+    It is 0, or with ``--run`` that of the sweep that is started, and 2 after a mistake of the user.
     """
     args = parser().parse_intermixed_args(argv)
     check_output(args)

@@ -229,7 +229,7 @@ def damage_of(run: Run) -> str | None:
 
 
 def _check_summary(run: Run) -> None:
-    """Raise ConfigError if summary.json exists but cannot be read, or has values of wrong types."""
+    """Raise ConfigError if summary.json exists but is not readable JSON, or has values of wrong types."""
     summary = run.summary
     require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
     for types, expected, keys in SUMMARY_TYPES:

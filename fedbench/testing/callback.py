@@ -162,7 +162,7 @@ class CallbackCase:
 
     @functools.cached_property
     def without_callback(self) -> Results:
-        """The results of a complete run without the callback, for comparison."""
+        """The results of a complete run without the callback, with the same seed as the runs with it."""
         return self.run(self.folder(), Callback())
 
     @functools.cached_property

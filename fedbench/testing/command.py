@@ -48,7 +48,10 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench check`` with these arguments, and return the exit status: 0 if no check failed, else 1."""
+    """Run ``fedbench check`` with the words typed after it, and return the exit status.
+
+    It is 0 if no check failed, 1 if one did, and 2 after a mistake of the user.
+    """
     args = parser().parse_intermixed_args(argv)
     if args.list:
         if args.json:

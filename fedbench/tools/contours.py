@@ -183,7 +183,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench contours`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench contours`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_args(argv)
     require(
         args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}: give the number of samples to draw"

@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench export`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench export`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_intermixed_args(argv)
     _check_arguments(args)
     client = args.client[0] if args.client else None

@@ -335,7 +335,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench fid`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench fid`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_intermixed_args(argv)
     check_file("--out", args.out)
     require(

@@ -43,7 +43,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench partition`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench partition`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_intermixed_args(argv)
     logging.basicConfig(format="%(message)s")  # show what the reading of data logs, such as downloads
     logging.getLogger("fedbench").setLevel(logging.INFO)

@@ -526,7 +526,7 @@ def parser() -> Arguments:
 
 @command
 def main(argv: list[str]) -> int:
-    """Run ``fedbench synthesize`` with these arguments, and return the exit status 0; mistakes raise ConfigError."""
+    """Run ``fedbench synthesize`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_intermixed_args(argv)
     sampling = Sampling(args.ddim, args.share, args.seed)
     given_options = {name: getattr(args, name) for name in TRAINING if getattr(args, name) is not None}

@@ -133,7 +133,7 @@ def _composed(composer: Composer, arguments: list[str], values: Mapping[str, Any
         values: Values by dotted key, which need not be written as overrides.
 
     Returns:
-        The configuration, unchecked, with Hydra's node.
+        The configuration, unchecked, with its key hydra (Hydra's own options).
 
     Raises:
         ConfigError: A key is given twice, or an override is invalid or for several runs.

@@ -168,7 +168,7 @@ class Composer:
             multirun: Whether they describe a sweep, and may have several values.
 
         Returns:
-            The configuration, unchecked, with Hydra's node.
+            The configuration, unchecked, with its key hydra (Hydra's own options).
 
         Raises:
             ConfigError: An override or a configuration file is invalid.
@@ -213,8 +213,8 @@ class Composer:
     def for_hydra(self, overrides: list[str]) -> list[str]:
         """Return checked overrides in the form that Hydra's own commands, such as --cfg, accept.
 
-        Old names of keys are replaced by current ones, and ``++`` is added before overrides that change a key, because
-        Hydra requires it for keys that the YAML omits.
+        Old names of keys are replaced by current ones.  ``++`` is added before overrides that change a key, because
+        Hydra requires it for keys that no YAML file has.
         """
         added = self.loader.added(overrides)
         # the plus signs, the key, and the rest from "=" on; None for an override without a plus sign
@@ -225,7 +225,7 @@ class Composer:
         """Compose one run of a sweep, as its launcher will.
 
         Args:
-            master: The configuration of the sweep, with Hydra's node.
+            master: The configuration of the sweep, with its key hydra (Hydra's own options).
             overrides: The overrides of the run.
 
         Raises:
@@ -310,7 +310,8 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
         config_dir: A folder with more configuration files.
 
     Returns:
-        The configuration, unresolved and unchecked, without Hydra's node.  ``choices`` has the option of each group.
+        The configuration, unresolved and unchecked, without its key hydra (Hydra's own options).  ``choices`` has the
+        option of each group.
 
     Raises:
         ConfigError: An override or a configuration file is invalid.

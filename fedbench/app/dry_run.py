@@ -83,8 +83,11 @@ def _finished_rounds(folder: Path) -> tuple[int, float | None]:
 def show_plan(planned: Sequence[Planned]) -> None:
     """Print a table of the runs of a sweep, and the estimated time of those that it would compute.
 
-    The time of a round is that of the run's own finished rounds, else the mean over runs of the same method, else the
-    mean over all runs.
+    The time of a round is the mean over the run's finished rounds.  For a run without any, it is the mean over runs of
+    the same method, or else over all runs.
+
+    Args:
+        planned: What the sweep would do with each of its runs.
     """
     from rich.console import Console
     from rich.table import Table

@@ -160,7 +160,7 @@ def run_single(full: DictConfig, command: Command) -> Attempt:
     """Run a composed configuration in its folder, print the results, and return them.
 
     Args:
-        full: The composed configuration, with Hydra's node.
+        full: The composed configuration, with its key hydra (Hydra's own options).
         command: The command line.
     """
     config = checked(full, full.hydra)

@@ -111,8 +111,14 @@ class Loader(ConfigLoader):
     ) -> DictConfig:
         """Compose a configuration; if that fails, once more with `++` before overrides that change a key.
 
-        The arguments are those of Hydra's loader: the name of the main file, the overrides, whether they describe a
-        sweep, and whether swept values are checked.  ``from_shell`` is ignored; it only matters for Hydra's messages.
+        The arguments are those of Hydra's loader.
+
+        Args:
+            config_name: The name of the main file.
+            overrides: The overrides.
+            run_mode: Whether they describe a single run or a sweep.
+            from_shell: Ignored, because it only matters for Hydra's messages.
+            validate_sweep_overrides: Whether swept values are checked.
         """
         try:
             return self.hydra.load_configuration(
@@ -134,7 +140,7 @@ class Loader(ConfigLoader):
         """Return the configuration of one run of a sweep, a copy of that in the cache if there is one.
 
         Args:
-            master_config: The configuration of the sweep, with Hydra's node.
+            master_config: The configuration of the sweep, with its key hydra (Hydra's own options).
             sweep_overrides: The overrides of the run, by which `compose_and_cache_run` has cached its configuration.
         """
         config = self.composed_runs.get(tuple(sweep_overrides))
@@ -144,7 +150,7 @@ class Loader(ConfigLoader):
         """Return the configuration of one run of a sweep, and cache it for `load_sweep_config`.
 
         Args:
-            master_config: The configuration of the sweep, with Hydra's node.
+            master_config: The configuration of the sweep, with its key hydra (Hydra's own options).
             sweep_overrides: The overrides of the run.
         """
         config = self._compose_run(master_config, sweep_overrides)
@@ -155,7 +161,7 @@ class Loader(ConfigLoader):
         """Compose one run of a sweep; if that fails, once more with `++` before overrides that change a key.
 
         Args:
-            master_config: The configuration of the sweep, with Hydra's node.
+            master_config: The configuration of the sweep, with its key hydra (Hydra's own options).
             sweep_overrides: The overrides of the run.
         """
         try:

@@ -139,6 +139,7 @@ def _shared_defaults(group: str) -> dict[str, Any]:
     """
     shared = KEYS.get(group)  # the class that declares these keys; None for a group without such keys
     declared = fields(shared) if shared and is_dataclass(shared) else ()
+    # a dataclass has a default_factory in place of a default that is a list or dict
     immutable = {field.name: field.default for field in declared if field.default is not MISSING}
     mutable = {field.name: field.default_factory() for field in declared if field.default_factory is not MISSING}
     return immutable | mutable

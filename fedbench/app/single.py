@@ -38,7 +38,7 @@ def checked(composed: DictConfig, hydra: DictConfig) -> dict[str, Any]:
 
     Args:
         composed: The configuration.
-        hydra: Hydra's node, with the overrides and the chosen options.
+        hydra: The value of the configuration's key hydra, with the overrides and the chosen options.
 
     Raises:
         ConfigError: A value is invalid.
@@ -108,7 +108,7 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     A folder that the command names may exist.  A default folder is always new, except if torchrun restarts the run.
 
     Args:
-        full: The composed configuration, with Hydra's node.
+        full: The composed configuration, with its key hydra (Hydra's own options).
         config: The checked configuration.
 
     Returns:
@@ -210,7 +210,7 @@ def folder_key(full: DictConfig, key: str) -> str:
     """Return the value of a key that names a folder, with ~ expanded.
 
     Args:
-        full: The composed configuration, with Hydra's node.
+        full: The composed configuration, with its key hydra (Hydra's own options).
         key: The dotted key, such as "hydra.run.dir".
 
     Raises:
@@ -258,7 +258,7 @@ def _torchruns_folder(folder: Path, config: dict[str, Any]) -> Path:
     Returns:
         The first such folder, with a number if needed, whose run is not finished.
     """
-    run_id = os.environ[TORCHRUN]
+    run_id = os.environ[TORCHRUN]  # TORCHELASTIC_RUN_ID
     agent = [socket.gethostname(), os.getppid()] if run_id in ("", "none") else []
     name = hashlib.sha256(json.dumps([run_id, *agent, config_hash(config)]).encode()).hexdigest()[:8]
     names = (folder / f"torchrun-{name}{f'-{k}' if k else ''}" for k in count())

@@ -104,7 +104,7 @@ class RunTask:
 
         Args:
             cfg: The configuration.
-            hydra: Hydra's node.
+            hydra: The value of the configuration's key hydra.
             folder: The run folder.
         """
         with writing(folder), recorded(folder):  # locks the folder, and writes an error to its status.json
@@ -208,17 +208,17 @@ def _one_by_one(hydra: Any) -> bool:
     """Return whether runs start in this process, one after the other: the launcher is Hydra's BasicLauncher.
 
     Args:
-        hydra: Hydra's node of the sweep's configuration.
+        hydra: The value of the key hydra in the sweep's configuration.
     """
     return str(hydra.launcher._target_).endswith("BasicLauncher")
 
 
 def _start_runs(composer: Composer, master: DictConfig, task: RunTask) -> tuple[bool, Exception | None]:
-    """Start the runs of a sweep by its sweeper and launcher, as Hydra does.
+    """Start the runs of a sweep by Hydra's sweeper and launcher, and wait until all have ended.
 
     Args:
         composer: Composes the configurations.
-        master: The configuration of the sweep, with Hydra's node.
+        master: The configuration of the sweep, with its key hydra (Hydra's own options).
         task: The function that the launcher calls for each run.
 
     Returns:
@@ -244,7 +244,7 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
     """Return the overrides that hydra.sweeper.params adds to a sweep, as "key=values", followed by ``overrides``.
 
     Args:
-        master: The configuration of the sweep, with Hydra's node.
+        master: The configuration of the sweep, with its key hydra (Hydra's own options).
         overrides: The overrides of the command.
     """
     params = master.hydra.sweeper.get("params") or {}
@@ -257,7 +257,7 @@ def name_run_folders(master: DictConfig, swept: list[str]) -> None:
     UNHASHED_KEYS are patterns of the keys that are excluded, because they do not change the results.
 
     Args:
-        master: The configuration of the sweep; the overrides in Hydra's node are extended in place.
+        master: The configuration of the sweep; the overrides under its key hydra are extended in place.
         swept: The keys with several values.
     """
     naming: list[str] = []
@@ -309,7 +309,7 @@ def check_runs(composer: Composer, master: DictConfig, runs: list[list[str]], ov
 
     Args:
         composer: Composes the configurations.
-        master: The configuration of the sweep, with Hydra's node.
+        master: The configuration of the sweep, with its key hydra (Hydra's own options).
         runs: The overrides of each run.
         overrides: The overrides of the sweep.
 
@@ -319,16 +319,18 @@ def check_runs(composer: Composer, master: DictConfig, runs: list[list[str]], ov
     Raises:
         ConfigError: A value is invalid, or two runs are the same.
     """
-    few = len(runs) <= MAX_CHECKED_RUNS
-    first = _each_value(runs) if runs else []  # few runs that have each swept value; a wrong value is found early
-    to_check = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
+    checks_all = len(runs) <= MAX_CHECKED_RUNS
+    # a few runs that together have each swept value, checked first so that a wrong value is found early
+    first = _each_value(runs) if runs else []
+    to_check = list(dict.fromkeys(map(tuple, [*first, *runs] if checks_all else first)))  # each run once
     names: dict[tuple[str, ...], str] = {}
-    for number, run in enumerate(with_progress(to_check, "runs" if few else f"swept values of {len(runs)} runs")):
+    items = "runs" if checks_all else f"swept values of {len(runs)} runs"
+    for number, run in enumerate(with_progress(to_check, items)):
         full = _with_number(composer.compose_run(master, list(run)), number)
         checked(full, full.hydra)
         check_processes(full, ["-m", *overrides])
         names[run] = folder_key(full, "hydra.sweep.subdir")
-    planned = [names[tuple(run)] for run in runs] if few else []
+    planned = [names[tuple(run)] for run in runs] if checks_all else []
     twice = next((name for name in planned if planned.count(name) > 1), None)
     require(twice is None, f"this sweep has the same run twice, {twice}: remove repeated values")
     return planned

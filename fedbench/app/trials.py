@@ -51,7 +51,7 @@ class RunLauncher:
         self.task = RunTask(command, total=None, scored=False, quiet=True, group=group)
 
     def compose(self, run: Sequence[str]) -> DictConfig:
-        """Return the composed configuration of a run, with Hydra's node.
+        """Return the composed configuration of a run, with its key hydra (Hydra's own options).
 
         Args:
             run: All overrides of the run.

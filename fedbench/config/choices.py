@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
-    """Return a copy of a composed configuration with ``choices``, without Hydra's node.
+    """Return a copy of a composed configuration with ``choices``, without its key hydra (Hydra's own options).
 
     If another class is given (``model._target_=my.Net``) than that of the chosen option, the choice is the name of that
     class.  If the command line gives it, the values of the option's file are removed, because they are for the option's
@@ -29,7 +29,7 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
 
     Args:
         cfg: The composed configuration.
-        hydra: Hydra's node, with the chosen options and the overrides.
+        hydra: The value of the configuration's key hydra, with the chosen options and the overrides.
 
     Raises:
         ConfigError: The command line gives both clients_per_round and sample_rate.
@@ -69,9 +69,10 @@ def _warn_of_old_name(old: str) -> None:
 
 
 def _record_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], folders: list[Path]) -> None:
-    """Record the class of a group as its choice, if it is not that of the chosen option.
+    """Replace the choice of a group by the name of a class, if ``_target_`` is not the class of the chosen option.
 
-    If the class is given on the command line, remove the values of the option's file.
+    For example, choices.model becomes "MyNet" with model._target_=my.MyNet.  If the command line gives the class, the
+    other values of the option's file are removed.
 
     Args:
         cfg: The configuration with ``choices`` (the chosen option of each group); changed in place.

@@ -28,10 +28,10 @@ PREFIX = "experiment/"
 
 
 def read_tables(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return a dict from name to table, for the tables of conf folders.  Of equal names, the first folder's is used.
+    """Return the papers' tables in conf folders: {name of the table: content of conf/paper/<name>.yaml}.
 
     Args:
-        folders: The conf folders.
+        folders: The conf folders.  If several have a table of the same name, that of the first one is used.
 
     Raises:
         ConfigError: A file is not a valid table.
@@ -99,7 +99,7 @@ def row_names(folders: Sequence[Path]) -> list[str]:
 
 
 def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Return the keys of a row, merged with the common keys of its table.
+    """Return the keys of a row of a paper's table, merged with the keys that all rows of the table have in common.
 
     Args:
         option: The row, as table/row or experiment/table/row.
@@ -117,7 +117,7 @@ def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Return a row as the content of an experiment file.
+    """Return a row of a paper's table as the content of an experiment file, with a list `defaults` for Hydra.
 
     Args:
         option: The row, as table/row or experiment/table/row.
@@ -163,7 +163,7 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def row_text(option: str, folders: Sequence[Path]) -> str:
-    """Return a row as the text of an experiment file; "" if there is no such row.
+    """Return a row of a paper's table as the text of an experiment file; "" if there is no such row.
 
     Args:
         option: The row, as table/row or experiment/table/row.

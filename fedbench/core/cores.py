@@ -13,8 +13,8 @@ SYSTEM = Path("/")
 def cores(system: Path = SYSTEM) -> int:
     """Return the number of processors that this process may use, at least 1.
 
-    It is the smallest of several limits, rounded down: the affinity mask, the CPUs that Slurm or Ray assigned, and the
-    CPU quotas of control groups (versions 1 and 2).
+    It is the smallest of several limits, rounded down.  These are the affinity mask, the CPUs that Slurm or Ray
+    assigned, and the CPU quotas of control groups (versions 1 and 2).
 
     Args:
         system: The root folder, with /proc and /sys.

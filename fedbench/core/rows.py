@@ -86,8 +86,8 @@ class Rows:
         if needed <= len(self.store):
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.largest)  # largest: all rows of this process
-        # Doubling, from 8 rows on, copies the rows.  A store on disk or of more than 1 GiB gets room for all rows
-        # that the run writes at once, self.most: the system allocates its pages only when they are written.
+        # Doubling, from 8 rows on, copies the rows.  A store on disk or of more than 1 GiB at once gets room for all
+        # rows that the run writes, self.most.  The system allocates its pages only when they are written.
         if needed <= self.most and (self.location == "disk" or capacity * self.row_bytes > BIG):
             capacity = self.most
         bigger = self._allocate(capacity)

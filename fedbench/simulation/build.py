@@ -778,10 +778,10 @@ def check_states(engine: Engine) -> None:
         return
     # states with the length of a model
     models = [rows.name for rows in engine.rows.all.values() if rows.default.numel() == engine.model.size]
-    what = "changes the frozen weights" if sync.personal is None else "keeps B with the client"
+    reason = "changes the frozen weights" if sync.personal is None else "keeps B with the client"
     require(
         not models,
-        f"adapter.sync={sync.name} {what}, "
+        f"adapter.sync={sync.name} {reason}, "
         f"and the method keeps models of clients ({', '.join(models)}) that were trained without it: use "
         "algorithm=fedavg, fedprox or fedper, or another adapter.sync such as flex",
     )

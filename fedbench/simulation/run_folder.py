@@ -71,7 +71,7 @@ def save_request(config: Mapping[str, Any], hydra: DictConfig, folder: Path) -> 
 
     Args:
         config: The checked configuration.
-        hydra: Hydra's node of the composed configuration.
+        hydra: The value of the key hydra in the composed configuration.
         folder: The run folder.
     """
     inner = folder / ".hydra"

@@ -175,7 +175,7 @@ class Simulation:
             widths[owner] = max(widths.get(owner, 1), state["rows"][name]["rows"].shape[1])
         for name in buffers:
             _, owner, buffer = name.split("/")
-            self.engine.optimizer_state(owner, buffer, widths[owner])
+            self.engine.optimizer_state(owner, buffer, widths[owner])  # creates the rows, which are restored below
         # checkpoints of older versions have no late_rows: only the optimizer made rows during rounds
         late = json.loads(state["late_rows"]) if "late_rows" in state else buffers
         self.engine.rows.load_state_dict(state["rows"], late)

@@ -64,7 +64,7 @@ def start(
     Args:
         config: The checked configuration (config/check.py).
         folder: The run folder.  It must exist.
-        hydra: Hydra's node of the composed configuration, saved in the folder.
+        hydra: The value of the key hydra in the composed configuration, which is saved in the folder.
         command: The command as typed, for summary.json.
         output: What the run prints: "lines", "bar" or "warnings".
 
@@ -89,7 +89,7 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
     Args:
         config: The checked configuration.
         folder: The run folder.
-        hydra: Hydra's node of the composed configuration.
+        hydra: The value of the key hydra in the composed configuration.
 
     Returns:
         "begin", "resume" or "skip" (the run is finished); and the configuration to run.  A resumed run has the hardware

@@ -146,8 +146,8 @@ def started_by() -> str:
     if not under_torchrun():
         return "python -m fedbench"
     machines = os.environ.get("GROUP_WORLD_SIZE", "1")
-    many = f"--nnodes={machines} " if machines != "1" else ""
-    return f"torchrun {many}--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')} -m fedbench"
+    nodes_flag = f"--nnodes={machines} " if machines != "1" else ""
+    return f"torchrun {nodes_flag}--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')} -m fedbench"
 
 
 def _try_to_write(path: Path, text: str) -> bool:

@@ -80,7 +80,7 @@ def search_space(
     They are declared in the YAML files of the chosen options of SEARCHED_GROUPS, such as "algorithm" and "optimizer".
 
     Args:
-        composed: The composed configuration of the method, with Hydra's node.
+        composed: The composed configuration of the method, with its key hydra (Hydra's own options).
         given: Overrides of the command with several values or an interval.  They replace those of the YAML files.
             Keys of a method that does not have the option are left out.
         composer: Parses the comments of the YAML files.

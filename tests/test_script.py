@@ -33,7 +33,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_a_script_adds_a_method_and_picks_the_better_one(ask: Ask) -> None:
-    shown = files((ROOT / "docs" / "extending.md").read_text())
+    shown = files((ROOT / "docs" / "own_methods.md").read_text())
     for path in RECIPE:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(shown[path])

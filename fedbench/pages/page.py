@@ -118,7 +118,7 @@ class Group:
 
     @property
     def n(self) -> int:
-        """The number of runs in the group, the sum of the column n."""
+        """The number of runs in the group: the sum of the column n, because a row may summarize several runs."""
         return int(self.rows["n"].sum())
 
     @property

@@ -132,7 +132,7 @@ class Experiment:
         return overrides
 
     def config_keys(self) -> set[str]:
-        """Return the config keys by which a run of the experiment is matched to a cell: {"partition.num_clients"}."""
+        """Return the config keys that decide which cell a run reproduces, such as {"partition.num_clients"}."""
         keys = set()
         for value in self.paper.values():
             if reference := REFERENCE.match(str(value)):  # ${key}: the cell holds the value of a config key

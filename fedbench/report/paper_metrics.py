@@ -203,7 +203,7 @@ RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float
 
 
 def is_measured(metric: str) -> bool:
-    """Return whether fedbench can compute a metric from a run, given by its name in a printed table's CSV file."""
+    """Return whether fedbench can compute a metric of a printed table, such as "BMCTA_pct", from runs."""
     return metric in METRICS or metric in RELATIVE_METRICS
 
 

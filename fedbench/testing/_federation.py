@@ -157,7 +157,7 @@ def all_clients(e: Engine, round: int = 0, mode: Mode = "round") -> Cohort:
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Return make(), called with torch's global CPU generator set to this seed; then its state is restored."""
+    """Return make(), called while torch's global CPU generator has this seed; then restore the generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()

@@ -236,7 +236,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> str:
 
 
 def saved_round(sim: Simulation) -> str:
-    """Return words for messages: the round of a run's saved models, and whether these are the best by test score."""
+    """Return text about the saved models, such as "round 9 of 10, the last that was saved (the best one, too)"."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved

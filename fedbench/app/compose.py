@@ -143,7 +143,7 @@ class Composer:
         """Return an item of an override once for each option that its ``glob(pattern)`` matches.
 
         Args:
-            group: The group.
+            group: The group of options, such as "algorithm".
             item: An item such as ``[glob(table/*),debug]``.  Without a pattern, it is returned as a list of one.
 
         Raises:

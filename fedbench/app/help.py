@@ -103,8 +103,8 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
     """Return the help of an option: the comments at the top of its file, and its keys with defaults and descriptions.
 
     Args:
-        group: The group.
-        option: The option.
+        group: The group of options, such as "algorithm".
+        option: The option of the group, such as "fedavg".
         folders: The folders of options.
     """
     files = option_files(group, option, folders)
@@ -128,7 +128,7 @@ def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tu
     A description is the comment of the key in the file, or else that in the docstring of the option's class.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         files: From option to the text of its file: the option, after those that its defaults include.
     """
     keys: dict[str, tuple[str, str]] = {}
@@ -224,7 +224,7 @@ def _group(group: str, chosen: str | None) -> str:
     """Return the lines of a group in the general help, such as "algorithm  fedavg*  ditto ...".
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         chosen: Its default option, which is marked by a star; None if it has no default.
     """
     names = [f"{name}*" if name == chosen else name for name in families(group_overview(group_options(group)))]
@@ -235,7 +235,7 @@ def _all_options(group: str, folders: list[Path]) -> str:
     """Return the help of a group: its name and all of its options, those in subfolders included, as "table/a".
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         folders: The conf folders, in whose subfolder GROUP its options are.
     """
     return _filled(f"{group:<16}", group_options(group, folders))

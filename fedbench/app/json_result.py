@@ -22,7 +22,7 @@ SETTING = ("name", "algorithm", "dataset", "partition", "model", "seed", "rounds
 def print_result(result: Attempt | Swept) -> None:
     """Print the result of a run or a sweep as one JSON object; of a failed run, its error.
 
-    The result of a single run has either ``ended`` or ``error``.
+    A single run has either a result (``ended``) or an exception (``error``).
     """
     if isinstance(result, Swept):
         runs = [run_data(result.folder / row["run"], row["status"], row["sentence"]) for row in result.rows]

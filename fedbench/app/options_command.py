@@ -104,8 +104,8 @@ def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
     """Return the rows of an option.
 
     Args:
-        group: The group.
-        option: The option.
+        group: The group of options, such as "algorithm".
+        option: The option of the group, such as "fedavg".
         folders: The folders of options.
     """
     files = option_files(group, option, folders)
@@ -149,7 +149,7 @@ def _types(group: str, target: str) -> dict[str, FieldInfo]:
     """Return the fields of the keys of an option; {} if its class needs a package that is not installed.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         target: The dotted path of the class; "" for groups without classes.
     """
     if not target or "${" in target:  # ${: the class is that of another key

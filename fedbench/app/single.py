@@ -149,7 +149,7 @@ def attempt(folder: Path, work: Callable[[], Ended]) -> Attempt:
 
     Args:
         folder: The run folder.
-        work: The function.
+        work: Runs the experiment, and returns its result.
 
     Returns:
         The exit status and the folder, with the result of the function or its exception.

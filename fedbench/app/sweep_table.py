@@ -56,9 +56,9 @@ def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str
 def _outcome(run_folder: Path, changed: bool) -> dict[str, Any]:
     """Return status, score and sentence of a run.
 
-    The status is that of its status file, but "finished already" for a run that was finished before the sweep, "not
-    started" for another run without a new status, "died" if its process was killed, and "in another process" if
-    another command runs it now.
+    The status is "in another process" if another command runs the run now, and "finished already" if it was finished
+    before the sweep.  It is "not started" for another run without a new status, and "died" if its process was killed.
+    In all other cases, it is that of the run's status file.
 
     Args:
         run_folder: The run folder.

@@ -73,7 +73,7 @@ def _check_kind(group: str, target: Any) -> None:
     """Raise ConfigError if the class of a group is of another kind, such as a model for the group algorithm.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         target: Its value of ``_target_``.  Functions, and values that are no text, are not checked here.
     """
     required_name, expected = KINDS[group]  # a method or base class that its classes have, and the kind in words
@@ -214,7 +214,7 @@ def _owner(group: str, values: dict[str, Any]) -> str:
     Without a class, it is the name of the group.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         values: The resolved configuration.
     """
     chosen, target = (values.get("choices") or {}).get(group), str(values[group].get("_target_", group))

@@ -76,7 +76,7 @@ def _record_class(cfg: DictConfig, group: str, overridden: Mapping[str, str], fo
 
     Args:
         cfg: The configuration with ``choices`` (the chosen option of each group); changed in place.
-        group: The group.
+        group: The group of options, such as "algorithm".
         overridden: The keys of the group that the command line sets, each with its overrides as text.
         folders: The folders of options.
     """
@@ -105,7 +105,7 @@ def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str,
 
     Args:
         cfg: The configuration with ``choices`` (the chosen option of each group).
-        group: The group.
+        group: The group of options, such as "algorithm".
         folders: The folders of options.
 
     Returns:
@@ -121,7 +121,7 @@ def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, 
 
     Args:
         cfg: The configuration; changed in place.
-        group: The group.
+        group: The group of options, such as "algorithm".
         requested: The keys of the group that the command line and experiment files set, with their values as text.
             These are kept, as are the reserved keys of the group, which fedbench reads itself for any class.
     """

@@ -56,8 +56,8 @@ def target_of(group: str, option: str, folders: Sequence[Path] | None = None) ->
     """Return the ``_target_`` of an option's file, or of an option in its defaults; None if there is none.
 
     Args:
-        group: The group.
-        option: The option.
+        group: The group of options, such as "algorithm".
+        option: The option of the group, such as "fedavg".
         folders: The conf folders.  None: fedbench's.
     """
     text = _text(f"{group}/{option}", folders)
@@ -74,7 +74,7 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
     An unknown option is returned unchanged, because it may be in the --config-dir of the run.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         option: The chosen option; if it is None, so is the result.
         target: The ``_target_`` of the run.
         folders: The conf folders.  None: fedbench's.
@@ -99,7 +99,7 @@ def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -
     If an option has the same name, it is the option's name if it is the option's class, else the whole path.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         target: The dotted path of the class.
         folders: The conf folders.  None: fedbench's.
     """
@@ -116,8 +116,8 @@ def printed_name(group: str, option: str, folders: Sequence[Path] | None = None)
     """Return the name of an option in papers, such as PGFed-CE for pgfed_ce, from the first line of its file.
 
     Args:
-        group: The group.
-        option: The option.
+        group: The group of options, such as "algorithm".
+        option: The option of the group, such as "fedavg".
         folders: The conf folders.  None: fedbench's.
 
     Returns:
@@ -133,7 +133,7 @@ def is_class(group: str, choice: str | None, target: str | None, folders: Sequen
     """Return whether the choice of a group is the name of a class, not of an option.
 
     Args:
-        group: The group.
+        group: The group of options, such as "algorithm".
         choice: The run's choice.
         target: The ``_target_`` of the run.
         folders: The conf folders.  None: fedbench's.
@@ -171,7 +171,7 @@ def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> di
 
     Args:
         name: The file, such as experiment/table/row.
-        group: The group.
+        group: The group of options, such as "algorithm".
         folders: The conf folders.  None: fedbench's.
     """
     return {str(key): str(value) for key, value in inherited(name, group, folders).items()}
@@ -182,7 +182,7 @@ def inherited(name: str, key: str, folders: Sequence[Path] | None = None) -> dic
 
     Args:
         name: The file, such as experiment/table/row.
-        key: The key.
+        key: A top-level key of the file, such as "optimizer".
         folders: The conf folders.  None: fedbench's.
     """
     values = read_option(name, folders)
@@ -212,8 +212,8 @@ def option_files(group: str, option: str, folders: Sequence[Path] | None = None)
     """Return the texts of an option's file and of the files of options that it includes by its defaults.
 
     Args:
-        group: The group.
-        option: The option.
+        group: The group of options, such as "algorithm".
+        option: The option of the group, such as "fedavg".
         folders: The conf folders.  None: fedbench's.
 
     Returns:

@@ -56,7 +56,7 @@ def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
     """Return uniform random uint64 numbers, a hash of a key and counters.
 
     Args:
-        base: The key.
+        base: The key of the draws, 64 bits (`key`).
         *counters: Integers or arrays, such as client ids, which are broadcast against each other.
 
     Returns:
@@ -81,7 +81,7 @@ def client_keys(base: int, ids: np.ndarray) -> np.ndarray:
     """Derive one key per client from a common key, for `RowRandom`.
 
     Args:
-        base: The common key.
+        base: The common key, 64 bits (`key`).
         ids: The clients [K].
 
     Returns:
@@ -227,7 +227,7 @@ def batches(
     Exactly one of epochs and steps must be given.
 
     Args:
-        base: The key of the draws.
+        base: The key of the draws, 64 bits (`key`).
         ids: The clients [K].
         sizes: Their numbers of samples [K].
         batch_size: The largest batch size, one for all clients or one per client [K].  A client has
@@ -267,7 +267,7 @@ def subsets(base: int, ids: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -
     """Draw a random subset of each client's samples.
 
     Args:
-        base: The key of the draws.
+        base: The key of the draws, 64 bits (`key`).
         ids: The clients [K].
         sizes: Their numbers of samples [K].
         counts: The number of samples to draw [K], at most sizes.
@@ -283,7 +283,7 @@ def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, max_size: int, 
     """Draw the order of each client's samples in an epoch.
 
     Args:
-        base: The key of the draws.
+        base: The key of the draws, 64 bits (`key`).
         ids: The clients [K].
         sizes: Their numbers of samples [K].
         max_size: The largest of sizes.

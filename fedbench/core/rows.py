@@ -320,7 +320,7 @@ class RowStore:
         return self.most if count is None else count
 
     def _create(self, name: str, default: Tensor, location: str, count: int | None) -> Rows:
-        """Return a new state.
+        """Return a new client state: a matrix with one row per client, in which no row is written yet.
 
         Args:
             name: The name of the state.
@@ -328,7 +328,7 @@ class RowStore:
             location: Where rows are stored: "device", "host" or "disk".
             count: The number of rows.  None: N.
         """
-        most = self._max_rows(default, count)
+        most = self._max_rows(default, count)  # the rows that this process may have to store
         return Rows(name, count or self.num_clients, default, self.device, location, most)
 
     def plan(self) -> list[str]:

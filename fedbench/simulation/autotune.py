@@ -43,7 +43,7 @@ def use(engine: Engine, plan: Plan, ranks: Ranks | None = None) -> Engine:
     """Return a copy of an engine that trains clients by another executor plan.
 
     Args:
-        engine: The engine.
+        engine: The clients with their data, the model, the executor and the client states.
         plan: The executor plan: how many clients are computed at once, by how many threads.
         ranks: The processes that share the run.  None: only this one.
     """
@@ -107,7 +107,7 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
     The model also fails if it draws from torch's global random generators, whose states have changed then.
 
     Args:
-        engine: The engine.
+        engine: The clients with their data, the model, the executor and the client states.
         many: Whether to compute both clients at once.
 
     Returns:
@@ -144,7 +144,7 @@ def _small(engine: Engine, chunk: int) -> Engine:
     If this process stores the samples of some clients only, these are two of them, or one client twice.
 
     Args:
-        engine: The engine.
+        engine: The clients with their data, the model, the executor and the client states.
         chunk: The number of clients that are computed at once.
     """
     federation = engine.federation
@@ -231,7 +231,7 @@ def fastest(engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int) 
     to fit the budget.
 
     Args:
-        engine: The engine.
+        engine: The clients with their data, the model, the executor and the client states.
         ids: The clients to train.
         plans: The executor plans: how many clients are computed at once, by how many threads.
         steps: The number of local steps to time.
@@ -253,7 +253,7 @@ class Trial:
     """Time executor plans within a budget; `seconds` has the time of a local step by each plan, inf if not timed.
 
     Args:
-        engine: The engine.
+        engine: The clients with their data, the model, the executor and the client states.
         ids: The clients to train.
         plans: The plans.
         steps: The number of local steps to time.

@@ -76,7 +76,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
 
     Args:
         cfg: The checked configuration.
-        method: The method.
+        method: The federated method, such as FedAvg.
 
     Raises:
         ConfigError: A component has the wrong type, or the method refuses an option.
@@ -640,8 +640,8 @@ def check_method(engine: Engine, method: Algorithm) -> None:
     """Check that a method supports the federation, model and optimizer and, if privacy is on, that privacy covers it.
 
     Args:
-        engine: The engine.
-        method: The method.
+        engine: The clients with their data, the model, the executor and the client states.
+        method: The federated method, such as FedAvg.
 
     Raises:
         ConfigError: The method does not support a component or privacy.
@@ -689,8 +689,8 @@ def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
     """Check that clients may have different ranks.
 
     Args:
-        engine: The engine.
-        method: The method.
+        engine: The clients with their data, the model, the executor and the client states.
+        method: The federated method, such as FedAvg.
 
     Raises:
         ConfigError: The method, the compression or the aggregation rule needs equal ranks.
@@ -718,9 +718,9 @@ def _check_lora_sync(engine: Engine, sync: LoraSync, method: Algorithm) -> None:
     """Check that a rule for LoRA can replace the server's mean.
 
     Args:
-        engine: The engine.
-        sync: The rule.
-        method: The method.
+        engine: The clients with their data, the model, the executor and the client states.
+        sync: The rule of adapter.sync for LoRA factors, such as fedex.
+        method: The federated method, such as FedAvg.
 
     Raises:
         ConfigError: The method does not average one server model, or another option replaces the mean.
@@ -796,8 +796,8 @@ def check_new_clients(engine: Engine, method: Algorithm) -> None:
     """Check, after the method's setup, that central privacy covers the initial model of new clients.
 
     Args:
-        engine: The engine.
-        method: The method.
+        engine: The clients with their data, the model, the executor and the client states.
+        method: The federated method, such as FedAvg.
 
     Raises:
         ConfigError: New clients would start from the mean of the clients' own models, which has no noise.
@@ -818,8 +818,8 @@ def check_central(engine: Engine, method: Algorithm) -> None:
     """Raise ConfigError if central privacy does not cover a method, as far as this is known before the first round.
 
     Args:
-        engine: The engine.
-        method: The method.
+        engine: The clients with their data, the model, the executor and the client states.
+        method: The federated method, such as FedAvg.
     """
     require(
         method.bypasses_upload is None,
@@ -844,7 +844,7 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine
     If several processes share the run, rank 0 decides.
 
     Args:
-        engine: The engine.
+        engine: The clients with their data, the model, the executor and the client states.
         plans: The plans to time.
         steps: The number of local steps to time.
 

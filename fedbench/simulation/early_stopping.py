@@ -81,8 +81,8 @@ def state_of(algorithm: Algorithm, engine: Engine) -> dict[str, Any]:
     """Return the state of server and clients, without copying tensors.
 
     Args:
-        algorithm: The method.
-        engine: The engine.
+        algorithm: The federated method, such as FedAvg.
+        engine: The clients with their data, the model, the executor and the client states.
 
     Returns:
         "algorithm": the tensors of the method; "compression": those of the compressor; "rows": the written rows of all
@@ -107,8 +107,8 @@ def restore(state: dict[str, Any], algorithm: Algorithm, engine: Engine) -> None
 
     Args:
         state: The result of `state_of`.  States of clients that were created later return to their initial values.
-        algorithm: The method.
-        engine: The engine.
+        algorithm: The federated method, such as FedAvg.
+        engine: The clients with their data, the model, the executor and the client states.
     """
     for name, rows in engine.rows.all.items():
         # the state of rows that no client has stored yet: [0, ...], with the shape of the default row

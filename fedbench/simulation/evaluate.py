@@ -37,7 +37,7 @@ def personal(
     """Return the metrics of the model that each client deploys.
 
     Args:
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         engine: The engine of the run.
         ids: The clients to evaluate [n].
         round: The round after which to evaluate, from 0.
@@ -57,7 +57,7 @@ def personal_and_global(
     """Return the test metrics of the deployed models and of the global model.
 
     Args:
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         engine: The engine of the run.
         ids: The clients to evaluate [n].
         round: The round after which to evaluate, from 0.
@@ -85,7 +85,7 @@ def deployed(
     """Yield slices of the clients as cohorts, with the rows (model parameters) that they deploy.
 
     Args:
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         engine: The engine of the run.
         ids: The clients to evaluate [n].
         round: The round after which to evaluate, from 0.

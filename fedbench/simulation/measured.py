@@ -23,7 +23,7 @@ def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.
 
     Args:
         run_dir: The run folder.
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         engine: The engine of the run.
         ids: The clients to measure [K].
     """

@@ -45,7 +45,7 @@ def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
     """Return the model parameters from which the M new clients of the run start after training.
 
     Args:
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         engine: The engine of the training clients.
 
     Returns:

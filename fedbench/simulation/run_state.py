@@ -36,7 +36,7 @@ class Simulation:
         cfg: The checked configuration.
         run_dir: The run folder.
         engine: The engine, which trains and evaluates cohorts.
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         split: The partition of the data over the clients.
         done: The number of finished rounds.
         best: Round and metrics of the best evaluation by test score.
@@ -285,8 +285,8 @@ class Simulation:
 def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
     """Check that the stored state of a method fits its initial state.
 
-    The stored state may have more tensors.  The first axis of a tensor with several axes may have another length
-    (APPLE's downloaded cores).
+    The stored state may have more tensors.  The first axis of a tensor with several axes may have another length:
+    methods such as APPLE store as many models as clients have downloaded.
 
     Args:
         fresh: The initial tensors by name.

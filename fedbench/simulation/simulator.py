@@ -119,7 +119,7 @@ def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[
     """Call ``on_end`` of every callback, even if one raises, and return the content of summary.json.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         callbacks: The callbacks that were started, in calling order.
         status: finished, paused, failed or interrupted.
     """
@@ -177,7 +177,7 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
     """Run the remaining rounds up to a pause, and adapt new clients after the last one.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         callbacks: The callbacks, called after each round in this order.
         stop: Records stop signals.
         began: The time at which this process began the run (time.monotonic), in seconds.
@@ -258,7 +258,7 @@ def check_options_had_effect(sim: Simulation, cost: RoundCost) -> None:
     A round without local steps may send nothing.  Then the last four are checked after the next round.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         cost: The cost of the round.
 
     Raises:
@@ -307,7 +307,7 @@ def report_left_out(sim: Simulation, cost: RoundCost) -> None:
     """Warn on rank 0, once in a run, that the aggregation rule left out uploads with NaN or infinite values.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         cost: The cost of the round, whose `left_out` has the ids of these clients.
     """
     if cost.left_out and not sim.cost.get("left_out") and sim.engine.executor.ranks.is_first:
@@ -332,7 +332,7 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
     Attackers are not evaluated.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         cost: The cost of the round.
 
     Returns:
@@ -381,7 +381,7 @@ def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) ->
     """Log once for each metric that is undefined for some clients, which its mean then omits.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         values: The metrics over clients, by name, with the numbers of clients (scores.COUNT_SUFFIX).
         clients: The number of evaluated clients.
     """
@@ -416,7 +416,7 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
     """Let the new clients, which took no part in training, adapt the global model after the last round.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         pause: Called between epochs.  It may raise to stop.
     """
     engine, options = sim.engine, sim.cfg.new_clients

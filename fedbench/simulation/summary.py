@@ -143,7 +143,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
     """Return the content of summary.json: the setting, scores, cost and environment of a run.
 
     Args:
-        sim: The run.
+        sim: The run, with its configuration, method, engine, and the scores and costs so far.
         status: finished, paused, failed or interrupted.
     """
     cfg, engine, task, cost = sim.cfg, sim.engine, sim.engine.task, dict(sim.cost)

@@ -282,7 +282,7 @@ def seeds_of(text: str, name: str) -> list[int]:
     """Return the seeds in a text such as "0,1,2".
 
     Args:
-        text: The text.
+        text: The seeds, separated by commas.
         name: The option or flag, for the message.
 
     Raises:

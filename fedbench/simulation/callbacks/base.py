@@ -33,7 +33,7 @@ class Callback:
         """Prepare, before the first round of this process.
 
         Args:
-            run: The run.
+            run: The run, with its configuration, folder, method, engine, and the number of finished rounds (``done``).
             saved: The state that ``on_checkpoint`` returned, if the run resumes from a checkpoint; else None.
         """
 
@@ -41,7 +41,7 @@ class Callback:
         """Process the scores of round ``run.done``.  Called after each evaluation.
 
         Args:
-            run: The run.
+            run: The run, with its configuration, folder, method, engine, and the number of finished rounds (``done``).
             metrics: Scores over clients by name, as in metrics.csv.
             clients: The columns of clients.csv by name: ``client`` and the scores, [n] each.
         """
@@ -50,7 +50,7 @@ class Callback:
         """Process the costs of round ``run.done``.  Called after each round and its evaluation.
 
         Args:
-            run: The run.
+            run: The run, with its configuration, folder, method, engine, and the number of finished rounds (``done``).
             costs: Costs by name, as in costs.csv: seconds, steps, samples, bytes.
         """
 
@@ -61,7 +61,7 @@ class Callback:
         """Clean up.  Called at the end of a run, also if it failed or was interrupted.
 
         Args:
-            run: The run.
+            run: The run, with its configuration, folder, method, engine, and the number of finished rounds (``done``).
             status: finished, paused (checkpoint.pause_after), failed or interrupted.
             summary: The content of summary.json.
         """

@@ -78,7 +78,7 @@ class MatrixLog:
 
     Args:
         run_dir: The run folder.
-        algorithm: The method.
+        algorithm: The federated method, such as FedAvg.
         num_clients: N.
         rounds: The number of rounds of the run.
         every: The number of rounds between evaluations.

@@ -101,7 +101,7 @@ def _top_level_rows(key: str) -> list[Row]:
 
 
 def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
-    """Return the rows of an option.
+    """Return the rows (see `rows_of`) of all keys of an option.
 
     Args:
         group: The group of options, such as "algorithm".

@@ -241,7 +241,7 @@ def _run_dir(full: DictConfig) -> str:
     choices = with_choices(full, full.hydra).choices  # the option of each group, or the class that replaces it
     hydra_choices = full.hydra.runtime.choices  # to which hydra.run.dir refers
     with flag_override(hydra_choices, ["struct", "readonly"], [False, False]):  # they are read-only
-        hydra_choices.update({group: choices[group] for group in RESERVED})
+        hydra_choices.update({group: choices[group] for group in RESERVED})  # the groups whose options are classes
     return folder_key(full, "hydra.run.dir")
 
 

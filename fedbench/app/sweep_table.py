@@ -114,7 +114,9 @@ def _scores(run_folder: Path) -> dict[str, str]:
         run_folder: The run folder.  Its summary.json has the scores.
 
     Returns:
-        {column: text} for the columns "last", "best by val", "val" and "clients".  Missing values are left out.
+        {column: text}: the test score of the last round ("last") and of the round with the best validation score ("best
+        by val"), that validation score ("val"), and "clients" if the score is undefined for some, such as "3 of 6".
+        Missing values are left out.
     """
     summary = read_json(run_folder / "summary.json")
     name = primary_of(summary)

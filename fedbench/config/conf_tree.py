@@ -76,7 +76,7 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
     Args:
         group: The group of options, such as "algorithm".
         option: The chosen option; if it is None, so is the result.
-        target: The ``_target_`` of the run.
+        target: The dotted path of the class that the run uses, its value of ``_target_``.
         folders: The conf folders.  None: fedbench's.
     """
     option_target = target_of(group, option, folders) if option and target else None
@@ -134,8 +134,8 @@ def is_class(group: str, choice: str | None, target: str | None, folders: Sequen
 
     Args:
         group: The group of options, such as "algorithm".
-        choice: The run's choice.
-        target: The ``_target_`` of the run.
+        choice: The run's choice, such as the option "fedavg" or the class "MyMethod".
+        target: The dotted path of the class that the run uses, its value of ``_target_``.
         folders: The conf folders.  None: fedbench's.
     """
     if not choice or not target or target_of(group, choice, folders) == target:

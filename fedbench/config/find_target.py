@@ -90,7 +90,7 @@ def _import(name: str, key: str) -> ModuleType | None:
 
 
 def _position(error: BaseException) -> str:
-    """Return the file and line of an error, as in "net.py, line 3".
+    """Return the path and line of an error's file, as in "/home/me/net.py, line 3".
 
     For a SyntaxError, it is the line with the wrong syntax; for other errors, the line that raised it.
     """

@@ -277,7 +277,7 @@ def _model(fields: Mapping[str, FieldInfo], is_open: bool, docstring: str | None
 
 
 def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a class's constructor, and whether it accepts any other option.
+    """Return a pydantic field for each parameter of a class's constructor, and whether it accepts other options.
 
     If the constructor has ``**kwargs``, the fields of the next base class are added.
 
@@ -305,7 +305,7 @@ def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
 def _of_function(
     function: Callable[..., Any], scope: dict[str, Any] | None = None, skip: int = 0
 ) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a function's parameters by name, and whether it accepts any other option (``**kwargs``).
+    """Return a pydantic field for each parameter of a function, and whether it has ``**kwargs`` for other options.
 
     Args:
         function: The function.
@@ -332,7 +332,7 @@ def _scope(target: type) -> dict[str, Any]:
 
 
 def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
-    """Return the field of a parameter, with the type of its annotation, or of its default if it has none.
+    """Return the pydantic field of a parameter, with the type of its annotation, or of its default if it has none.
 
     A mapping with ``_target_`` is accepted for any type, because the object is built from it later.
 

@@ -367,7 +367,7 @@ class RowStore:
         Returns:
             For each state, by name: "ids", the k clients whose rows were written, and "rows" [k, ...].
         """
-        return {name: rows.state_dict() for name, rows in self.all.items()} | self._waiting
+        return {name: rows.state_dict() for name, rows in self.all.items()} | self._waiting  # not created yet
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]], late: Collection[str] = ()) -> None:
         """Restore the rows of every state.

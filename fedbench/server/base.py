@@ -51,7 +51,7 @@ class ServerRule:
         """Compute the server's new parameters.  Subclasses must implement it.
 
         Args:
-            s: The old parameters and the uploads.
+            s: The old parameters w [p], the uploads [K, p], their weights [K], and their weighted mean [p].
             state: The tensors in `states`, by name.  The rule replaces them: state["v"] = ...  # [p] each
 
         Returns:

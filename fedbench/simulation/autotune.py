@@ -139,7 +139,7 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
 
 
 def _small(engine: Engine, chunk: int) -> Engine:
-    """Return an engine with the two largest clients only, with two samples of each split.
+    """Return an engine with the two largest clients only, with at most two samples of each split.
 
     If this process stores the samples of some clients only, these are two of them, or one client twice.
 

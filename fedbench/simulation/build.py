@@ -585,7 +585,7 @@ def aggregator(cfg: DictConfig, training: Federation) -> Aggregator | None:
         training: The federation of the training clients.
 
     Raises:
-        ConfigError: aggregator.f is too large for the number of clients in a round.
+        ConfigError: aggregator.f, the tolerated number of wrong uploads, is too large for the clients of a round.
     """
     rule = component(cfg, "aggregator")
     if type(rule) is Mean:
@@ -686,7 +686,7 @@ def check_method(engine: Engine, method: Algorithm) -> None:
 
 
 def _check_client_ranks(engine: Engine, method: Algorithm) -> None:
-    """Check that clients may have different ranks.
+    """Check that clients may have LoRA factors of different ranks.
 
     Args:
         engine: The clients with their data, the model, the executor and the client states.

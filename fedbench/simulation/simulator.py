@@ -401,6 +401,7 @@ def check_ranks_agree(sim: Simulation) -> None:
     """
     ranks = sim.engine.executor.ranks
     state = sim.algorithm.state_dict() if ranks.is_distributed else {}
+    # the sum of each tensor, from all processes; "comparison" names this step in error messages
     sums = ranks.gather("comparison", [float(t.double().sum()) for t in state.values()])
     differ = any(repr(other) != repr(sums[0]) for other in sums)  # as text, so that NaN equals NaN
     if ranks.is_first and differ and not sim.ranks_differ:

@@ -98,6 +98,7 @@ def sentence_of(error: BaseException, folder: Path) -> str:
     """
     if isinstance(error, PeerLost):
         return f"{error}; up to its last checkpoint the run is {how_to_resume(folder)}"
+    # MissingColumns: the model lacks a column group, a named set of parameters, that the method needs
     if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
         return f"{error}, or choose a model that has this group: {', '.join(others)}"
     if isinstance(error, ConfigError):

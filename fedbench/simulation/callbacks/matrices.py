@@ -37,7 +37,7 @@ class Matrices(Callback):
         self.matrix_log: MatrixLog | None = None
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Record the initial matrices, or read those of a resumed run from matrices.npz.
+        """Record the method's initial client-by-client matrices, or read those of a resumed run from matrices.npz.
 
         Args:
             run: The run.

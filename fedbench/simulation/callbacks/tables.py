@@ -67,8 +67,8 @@ class Tables(Callback):
     def add_metrics(self, round: int, values: Mapping[str, float]) -> None:
         """Add the line of an evaluated round to metrics.csv.
 
-        The first line determines the columns.  A number of clients (name + scores.COUNT_SUFFIX) that first occurs
-        later has no column and is only in summary.json.
+        The first line determines the columns.  If a metric is undefined for some clients, `values` also has the number
+        of the others (name + scores.COUNT_SUFFIX).  Where that first occurs in a later round, it has no column.
 
         Args:
             round: The evaluated round, from 1.

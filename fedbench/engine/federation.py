@@ -216,7 +216,7 @@ class Federation:
                 {name: store(take(x, stored[name]) if name in stored else x) for name, x in parts.items()},
                 arrays.inputs,
             ),
-            targets=on_device(_compact_masks(arrays.targets), device),
+            targets=on_device(_compact_masks(arrays.targets, arrays.num_classes), device),
             splits={"train": split.train, "val": split.val, "test": split.test},
             task=task or task_for(arrays.task)(),
             num_classes=arrays.num_classes,
@@ -513,12 +513,13 @@ class Federation:
         return x if self.scale is None or self.shift is None else x.mul_(self.scale).add_(self.shift)
 
 
-def _compact_masks(targets: np.ndarray) -> np.ndarray:
+def _compact_masks(targets: np.ndarray, num_classes: int) -> np.ndarray:
     """Return masks [n, H, W] as uint8 if their labels fit, and other targets unchanged.
 
-    The ignored label -1 becomes 255, which is also ignored.
+    The ignored label -1 becomes 255, which is ignored as well if there are at most 255 classes.
     """
-    fits = targets.ndim == 3 and targets.dtype == np.int64 and targets.min() >= -1 and targets.max() <= 255
+    smallest = -1 if num_classes <= 255 else 0
+    fits = targets.ndim == 3 and targets.dtype == np.int64 and targets.min() >= smallest and targets.max() <= 255
     return targets.astype(np.uint8) if fits else targets
 
 

@@ -160,6 +160,17 @@ def test_masks_are_augmented_as_their_images() -> None:
     assert Augment(crop=1, outside=-1)(x, y, random([0]))[1].unique().tolist() == [-1, 1]
 
 
+@pytest.mark.parametrize("num_classes", [255, 256])
+def test_pixels_without_a_class_stay_without_one(num_classes: int) -> None:
+    """Masks are stored as uint8, where -1 is 255, unless 255 is a class."""
+    arrays, split = ragged(shape=(1, 6, 6))
+    arrays.targets = np.where(arrays.inputs[:, 0] > 0, -1, 3).astype(np.int64)
+    arrays.task, arrays.num_classes = "segmentation", num_classes
+    targets = Federation.build(arrays, split, CPU).targets
+    assert (targets.dtype == torch.uint8) == (num_classes == 255)
+    equal(((targets >= 0) & (targets < num_classes)), torch.from_numpy(arrays.targets == 3))
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_training_uses_augmented_masks(plan: str) -> None:
     arrays, split = ragged(shape=(1, 6, 6))

@@ -128,6 +128,7 @@ def _check_top(values: dict[str, Any]) -> None:
     check_options(
         "", {**values, **{group: {} for group in (*RESERVED, "privacy")}}, options_of(RunConfig), owner="a run"
     )
+    # fewest: each round, a client draws its number of local epochs from this one to local.epochs; None: no draw
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
     all_epochs = epochs if isinstance(epochs, list) else [epochs]  # one number for each client, or one for all
     require(

@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
-    """Return a copy of a composed configuration with ``choices``, without its key hydra (Hydra's own options).
+    """Return a copy of a composed configuration, without its key hydra (Hydra's own options).
+
+    Its new key ``choices`` has the chosen option of each group, such as {"algorithm": "fedavg"}.
 
     If another class is given (``model._target_=my.Net``) than that of the chosen option, the choice is the name of that
     class.  If the command line gives it, the values of the option's file are removed, because they are for the option's

@@ -203,7 +203,7 @@ class Rows:
         if len(np.unique(numbers)) < len(numbers) or ((numbers < 0) | (numbers >= self.num_clients)).any():
             raise ValueError(
                 f"the state {self.name!r} of the checkpoint must belong to different clients from 0 to "
-                f"{self.num_clients - 1}, but belong to {numbers.tolist()[:12]}: restore an undamaged checkpoint"
+                f"{self.num_clients - 1}, but belongs to {numbers.tolist()[:12]}: restore an undamaged checkpoint"
             )
 
 

@@ -536,7 +536,7 @@ def central_privacy(cfg: DictConfig, rows: RowStore, training: Federation) -> Ce
 
 
 def client_ranks(cfg: DictConfig, model: FlatModel) -> ClientRanks | None:
-    """Return the ranks of the clients' LoRA products and the columns that they have; None if all ranks are equal.
+    """Return each client's LoRA rank, with the parameters that it has at this rank; None if all ranks are equal.
 
     Args:
         cfg: The checked configuration.

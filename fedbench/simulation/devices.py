@@ -81,7 +81,7 @@ def cuda_graphs(setting: bool | str, device: torch.device) -> bool | None:
     """Return whether to use CUDA graphs; None if both are to be timed.
 
     Args:
-        setting: The option hardware.graphs.
+        setting: The option hardware.graphs: True, False, or "auto" to time both.
         device: The compute device.
 
     Raises:

@@ -133,7 +133,7 @@ def _suggest(trial: Any, item: Dimension) -> str:
 def proposer(
     search: str, space: Mapping[str, Dimension], default: Mapping[str, Any], trials: int, seed: int = 0
 ) -> Proposer:
-    """Return the proposer of a search.
+    """Return the object that proposes the trials of a search.
 
     Args:
         search: "tpe" (a sampler of Optuna that learns from scores), "random" or "grid" (all combinations of values).

@@ -21,6 +21,7 @@ from fedbench.core.options import ConfigError
 from fedbench.testing import aggregator, check_aggregator
 
 PAGE = (ROOT / "docs" / "robust.md").read_text()
+RECIPE = (ROOT / "docs" / "rules.md").read_text()
 
 
 class Column(Median):
@@ -153,7 +154,7 @@ MISTAKES = [
 def example(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the rule of the page importable."""
     module = ModuleType("my_aggregators")
-    exec(re.search(r"```python\n# my_aggregators.py\n(.*?)```", PAGE, re.DOTALL)[1], vars(module))
+    exec(re.search(r"```python\n# my_aggregators.py\n(.*?)```", RECIPE, re.DOTALL)[1], vars(module))
     monkeypatch.setitem(sys.modules, "my_aggregators", module)
 
 
@@ -182,7 +183,7 @@ def test_the_command_checks_rules(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["check", "my_aggregators.Midrange"]) == 0
-    assert capsys.readouterr().out in PAGE
+    assert capsys.readouterr().out in RECIPE
 
 
 def test_other_classes_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from torch import nn
 
 import fedbench
 
-# Packages whose lines are omitted: the mistake is in a line of the user's code.
-PACKAGES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, hydra, fedbench))
+FEDBENCH = Path(str(fedbench.__file__)).parent
+# Beginnings of the paths of packages whose lines are omitted: the mistake is in a line of the user's code.
+# They also cover torchvision and hydra_plugins, but no folder of the user such as fedbench_plugins.
+PACKAGES = (*(str(Path(str(package.__file__)).parent) for package in (torch, hydra)), f"{FEDBENCH}{os.sep}")
 
 
 def describe_error(error: BaseException, module: Any = None) -> str:
@@ -47,14 +50,14 @@ def running_layer(error: BaseException, module: Any = None) -> tuple[str, nn.Mod
     return next(((names[id(m)], m) for m in reversed(running) if id(m) in names), None)
 
 
-def is_raised_here(error: BaseException, within: str = PACKAGES[-1]) -> bool:
+def is_raised_here(error: BaseException, within: str | Path = FEDBENCH) -> bool:
     """Return whether the line that raised an exception is in a given file or package.
 
     Args:
         error: The exception.
         within: The path of the file, or of the folder of the package.  Default: fedbench.
     """
-    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(within)
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(within)
 
 
 def is_raised_outside_layers(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbench.core.error_text import is_raised_here, is_raised_outside_layers
+from fedbench.core.error_text import FEDBENCH, describe_error, is_raised_here, is_raised_outside_layers
 from fedbench.core.options import ConfigError
 from fedbench.models._backbone import Backbone, classifier_of
 from fedbench.nn import traced_graph
@@ -38,6 +38,15 @@ def test_whose_line_it_was(call, here: bool, outside_layers: bool) -> None:
         call()
     assert is_raised_here(raised.value) == here
     assert is_raised_outside_layers(raised.value) == outside_layers
+
+
+def test_a_neighbouring_folder_is_not_fedbench() -> None:
+    """Code of a folder such as fedbench_plugins, beside fedbench, is the user's."""
+    code = compile("1 / 0", str(FEDBENCH.with_name("fedbench_plugins") / "own.py"), "exec")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(code)
+    assert not is_raised_here(raised.value)
+    assert "own.py, line 1" in describe_error(raised.value)
 
 
 def test_a_mistake_in_tracing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

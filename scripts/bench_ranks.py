@@ -309,7 +309,7 @@ def write_runs(path: Path, rows: Sequence[dict[str, Any]], environment: dict[str
 
 
 def as_runs(rows: Sequence[dict[str, Any]], environment: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return lines of runs.csv for a page of results (docs/results.md).
+    """Return lines of runs.csv for a page of results (docs/pages.md).
 
     Args:
         rows: The result of `table`.

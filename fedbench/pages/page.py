@@ -1,6 +1,6 @@
 """A page of results: the data files of its folder as DataFrames, and groups of runs that differ only in the seed.
 
-page.json   title, printed tables, metric, commands, figures, pictures (docs/results.md)
+page.json   title, printed tables, metric, commands, figures, pictures (docs/pages.md)
 runs.csv    a row per run; or a row that summarizes several runs: the mean of a score under its key, the standard
             deviation under key_std, the number of values under key_n, and the number of runs under n
 curves.csv  a row per run and round: recorded metrics, as means over clients, and cumulative communication

@@ -1,4 +1,4 @@
-"""page.md as a Jinja template, and the functions that it can call (docs/results.md)."""
+"""page.md as a Jinja template, and the functions that it can call (docs/pages.md)."""
 
 from __future__ import annotations
 

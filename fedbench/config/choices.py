@@ -179,10 +179,13 @@ def _chosen_lists(overrides: Any) -> dict[str, str]:
 
 
 def named_classes(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the classes, by group, that a checked configuration has in place of those of its options.
+    """Return the groups for which the user named a class of their own, such as ``model._target_=my.Net``.
 
     Args:
         values: The checked configuration.
+
+    Returns:
+        The name of the class by group, such as {"model": "my.Net"}.  Groups with a class of fedbench are left out.
     """
-    targets = {group: values[group]["_target_"] for group in RESERVED}  # the groups whose options have a class
+    targets = {group: values[group]["_target_"] for group in RESERVED}  # RESERVED: the groups whose options are classes
     return {group: t for group, t in targets.items() if is_class(group, values["choices"].get(group), t)}

@@ -259,7 +259,7 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
 
     Args:
         name: The name of the printed table.
-        runs: The runs; unfinished ones are left out.
+        runs: The runs.  Unfinished ones are not compared.
         available: The experiments with a key ``paper``.
         target: The accuracy to reach, for metrics of convergence.
 
@@ -290,6 +290,7 @@ def compare(name: str, runs: list[Run], available: list[Experiment], target: flo
                 reduced=bool(reduced),
             )
             if row["metric"] in METRICS:  # metrics that one run has, such as an accuracy
+                # all runs: a gain is computed from the run of Local, which is not in this cell
                 _measure(cell, PrintedCell(name, row, tuple(runs), target))
             cells.append(cell)
         if not settings:

@@ -6,7 +6,7 @@ the same kernel, and B a 1x1 convolution; in nn.MultiheadAttention the joint mat
 product, and the output projection another.
 If ranks differ between clients, all products have the factor alpha / max_i r_i.  HetLoRA (Cho et al., EMNLP 2024)
 writes W + B_i A_i without a factor.  Only with one factor is a client's product the truncation of the server's.
-Limits: the mean of the clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
+Limits: the mean of the clients' B times the mean of their A is not the mean of their B A (docs/federated_adapters.md).
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ def assert_failed(report: Report, check: str, message: str) -> None:
 
 
 def import_example(monkeypatch: pytest.MonkeyPatch, page: str, name: str) -> None:
-    """Make the first Python example of a page of docs importable as a module."""
+    """Make a Python example of a page of docs importable as a module; its first line is a comment with its name."""
     module = ModuleType(name)
-    exec(re.search(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)[1], vars(module))
+    exec(
+        re.search(rf"```python\n(# {name}\.py\n.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)[1], vars(module)
+    )
     monkeypatch.setitem(sys.modules, name, module)

@@ -1,4 +1,4 @@
-"""Methods with each rule that combines LoRA factors: the table of docs/federated_adapters.md, refusals, and one client."""
+"""Methods with each rule that combines LoRA factors: the table of the docs, refusals, and one client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ METHODS = ["fedavg", "fedprox", "fedper", "ditto", "pgfed", "scaffold"]
 
 def table() -> dict[tuple[str, str], bool]:
     """Return whether a method works with a rule, by method and rule, as docs/federated_adapters.md says."""
-    lines = (ROOT / "docs/federated_adapters.md").read_text().split("| `algorithm=` | ")[1].split("\n\n")[0].splitlines()
+    text = (ROOT / "docs/federated_adapters.md").read_text()
+    lines = text.split("| `algorithm=` | ")[1].split("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("| ").split("|")] for line in lines]
     methods = {cells[0].partition("`")[0]: cells[1:] for cells in rows}  # "scaffold` and all others"
     return {(method, rule): cells[head.index(rule)] == "yes" for method, cells in methods.items() for rule in head}

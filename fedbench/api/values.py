@@ -33,7 +33,7 @@ def split_overrides(texts: Sequence[str]) -> list[str]:
 
 
 def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Separate the values of a run into options of groups and other values.
+    """Separate the values of a run into chosen options of groups, such as algorithm="fedavg", and other values.
 
     Args:
         values: Values by key, dotted or as nested dicts: numbers, text, None, lists, dicts, classes, names of options.
@@ -154,7 +154,7 @@ def value_text(key: str, value: Any) -> str:
     """Return a value as Hydra parses it.
 
     Args:
-        key: The dotted key.  For a group, names of options are not quoted.
+        key: The dotted key.  For a group of options, such as "algorithm", names of options are not quoted.
         value: A value of a configuration: a number, text, None, a list or a dict.
     """
     if key in GROUPS and isinstance(value, str):

@@ -15,7 +15,7 @@ NAME_LENGTH = 100
 
 
 def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "", swept: Iterable[str] = ()) -> str:
-    """Return the folder name of a run of a sweep: its overrides, sorted and joined.
+    """Return the folder name of a run (a cell of the grid) of a sweep: its overrides, sorted and joined.
 
     Characters that a file system may not allow become "_".  Long names start with the overrides of the swept keys and
     are cut to NAME_LENGTH.  Changed or cut names end with a hash of all overrides, so two runs never share a folder.

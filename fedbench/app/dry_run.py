@@ -120,7 +120,7 @@ def _seconds_left(run: Planned, planned: Sequence[Planned]) -> float | None:
         run: The run.
         planned: All runs of the sweep.
     """
-    if run.action in (FINISHED, ELSEWHERE):
+    if run.action in (FINISHED, ELSEWHERE):  # skipped: it is finished, or runs in another process
         return 0.0
     of_method = [other.round_s for other in planned if other.method == run.method]
     # the seconds of a round: of this run, else of the runs of its method, else of all runs

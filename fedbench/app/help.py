@@ -221,12 +221,13 @@ def help_text() -> str:
 
 
 def _group(group: str, chosen: str | None) -> str:
-    """Return the lines of a group in the general help, such as "algorithm  fedavg*  ditto ...".
+    """Return the lines of a group of options in the general help, such as "algorithm  fedavg*  ditto ...".
 
     Args:
         group: The group of options, such as "algorithm".
         chosen: Its default option, which is marked by a star; None if it has no default.
     """
+    # shortened by families(): folders with the same first word are one entry
     names = [f"{name}*" if name == chosen else name for name in families(group_overview(group_options(group)))]
     return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
 

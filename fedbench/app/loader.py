@@ -166,13 +166,14 @@ class Loader(ConfigLoader):
         """
         try:
             return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
-        except COMPLAINTS:
+        except COMPLAINTS:  # errors of Hydra, OmegaConf and YAML
             return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
     def added(self, overrides: Iterable[str]) -> list[str]:
-        """Return overrides, with `++` before those that change a key's value, so that Hydra accepts keys of no file.
+        """Return overrides, with `++` before those that change a key's value.
 
-        Choices of options, such as algorithm=ditto, stay as they are (`_changes_a_key`).
+        Hydra then accepts keys that no file has.  Choices of options, such as algorithm=ditto, stay as they are
+        (`_changes_a_key`).
         """
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
@@ -204,7 +205,7 @@ class Loader(ConfigLoader):
 def _changes_a_key(override: Override) -> bool:
     """Return whether an override has the form key=value without + or ~, and its key may be a new one.
 
-    Groups and Hydra's keys may not, except those that a launcher passes on to Ray or Slurm.
+    Names of groups of options and Hydra's keys may not, except keys that a launcher passes on to Ray or Slurm.
     """
     key = override.key_or_group
     if override.type is not OverrideType.CHANGE or key in GROUPS or "/" in key:

@@ -133,9 +133,9 @@ def _option_rows(group: str, option: str, folders: list[Path]) -> list[Row]:
 
 
 def _shared_defaults(group: str) -> dict[str, Any]:
-    """Return {key: default} of the keys that every option of a group has, and that their YAML files may leave out.
+    """Return {key: default} of the keys that all options of a group have, and that their YAML files may leave out.
 
-    The result is {} if the group has no such keys.
+    The result is {} if the group, such as "optimizer", has no such keys.
     """
     shared = KEYS.get(group)  # the class that declares these keys; None for a group without such keys
     declared = fields(shared) if shared and is_dataclass(shared) else ()

@@ -1,4 +1,4 @@
-"""Record which option, or which class of the user, each group of a composed configuration has."""
+"""Record which option, or class of the user, a composed configuration has for each group, such as model."""
 
 from __future__ import annotations
 

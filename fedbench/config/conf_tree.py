@@ -1,4 +1,4 @@
-"""Find and read the files of the conf folder: groups, options and their defaults.
+"""Find and read the files of the conf folder: the options, such as fedavg, of each group, such as algorithm.
 
 Imports only light modules, so that --help is fast.
 """

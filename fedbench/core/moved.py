@@ -93,7 +93,7 @@ def original(path: str) -> str:
 
 
 def _renamed(path: str, names: dict[str, str]) -> str:
-    """Replace the longest module name at the beginning of a dotted path that has another name.
+    """Replace the longest module name at the beginning of a dotted path for which ``names`` has a new name.
 
     Args:
         path: The dotted path.  A path outside of fedbench is returned unchanged.

@@ -231,7 +231,7 @@ def drop_removed(values: dict[str, Any]) -> None:
 
 
 def with_removed(values: Any) -> Any:
-    """Return a copy of nested values in which each class again has its removed options, at the values without effect.
+    """Return a copy of nested values, with the removed options of each class added again at the values without effect.
 
     Hashes of configurations are computed from the result, so that they stay those of earlier releases.
     """

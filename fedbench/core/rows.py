@@ -374,7 +374,7 @@ class RowStore:
 
         Args:
             state: The result of `state_dict`.
-            late: Names of rows that rounds created.  They are restored when a round creates them again.
+            late: Names of the states that rounds created.  They are restored when a round creates them again.
 
         Raises:
             ValueError: The rows do not fit the run.

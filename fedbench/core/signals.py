@@ -34,8 +34,9 @@ def handled(handler: Handler, names: Iterable[str] = STOP_SIGNALS) -> Iterator[N
     """Call a handler for stop signals during the block, which must run in the main thread.
 
     If the block ends by KeyboardInterrupt, the signal is then passed to the previous handler, such as a launcher's.  An
-    exception of that handler (SystemExit, for a restart) replaces KeyboardInterrupt.  WARNINGS, SIGHUP and SIGQUIT stay
-    ignored if they were ignored (nohup).  WARNINGS are ignored after any signal.
+    exception of that handler (SystemExit, for a restart) replaces KeyboardInterrupt.  SIGHUP, SIGQUIT and WARNINGS stay
+    ignored if they were ignored (nohup).  WARNINGS, which schedulers send before a time limit
+    (SIGUSR1, SIGUSR2 and SIGXCPU), are ignored after any signal.
 
     Args:
         handler: The signal handler.

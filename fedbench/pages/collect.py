@@ -297,7 +297,7 @@ def _template_lines(page: Page, part: str, title: str, explanations: list[str]) 
     blocks = [] if part == MAIN else [f"## {part}"]
     blocks += [f'{{{{ commands("{part}") }}}}', f'{{{{ ran("{part}") }}}}.']
     blocks.append(f'{{{{ table("{" ".join([RESULTS, *extra])}", {arguments}, title="{title}") }}}}')
-    if runs["part_up"].notna().any():  # some run compressed its messages
+    if runs["part_up"].notna().any():  # some run compressed uploads or downloads
         keys = " ".join(SENT_KEYS)
         blocks.append(f'{{{{ table("{keys}", {arguments}, title="what was sent, by all clients together") }}}}')
     blocks += [f'{{{{ paper("{table}") }}}}' for table in about["papers"]]

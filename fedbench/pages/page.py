@@ -106,7 +106,7 @@ class Page:
 
 @dataclass
 class Group:
-    """Runs of one part with equal labels; ``rows`` are their rows of runs.csv.
+    """Runs of one part of a page with equal labels (method, data set ...); ``rows`` are their rows of runs.csv.
 
     Attributes:
         labels: The labels.

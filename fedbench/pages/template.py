@@ -23,7 +23,7 @@ cached_page = lru_cache(read_page)
 
 
 class PageFunctions:
-    """The functions that page.md can call on its page, whose parts are sets of runs; _columns: the Column of a score.
+    """Functions that page.md can call.  A part is a set of the page's runs; labels, such as method, name groups in it.
 
     These arguments are the same in all of them.  ``part`` is a part of the page; None is the first one.  ``names`` are
     values of labels, such as the name of a method, and ``where`` are values by label, such as seed=0: together, they
@@ -37,6 +37,7 @@ class PageFunctions:
     def __init__(self, page: Page, root: Path) -> None:
         self._page = page
         self._root = root
+        # the columns of tables, by score
         self._columns = score_columns(page.about["percent"], page.about["target"]) if page.about else {}
 
     def groups(self, part: str | None = None, order: str = "", **where: Any) -> list[Group]:
@@ -331,7 +332,7 @@ class PageFunctions:
         Args:
             table: The name of the printed table, that of its file in fedbench/papers without .csv.
         """
-        return paper.commands(table, cells_of(self._page, table), [])[0]
+        return paper.commands(table, cells_of(self._page, table), [])[0]  # the other lines are commands
 
     def figure(self, name: str) -> str:
         """Return the Markdown of an image, "![ALT](NAME.svg)".
@@ -478,7 +479,7 @@ def _ours(our_row: Mapping[str, Any]) -> Spread:
     Args:
         our_row: The row of cells.csv, from column to value.
     """
-    count = int(our_row["ours_n"])
+    count = int(our_row["ours_n"])  # runs with a defined value, of "ours_of" runs
     total = our_row.get("ours_of", count)
     std = float_or_none(our_row["ours_std"])
     return Spread(float(our_row["ours"]), std, count, count if pd.isna(total) else int(total))

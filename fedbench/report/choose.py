@@ -54,7 +54,7 @@ def choose_command(args: argparse.Namespace) -> list[Table]:
         args: The parsed flags of ``fedbench report``.  ``args.choose`` is the key, such as "finetune.epochs".
     """
     runs, damaged = runs_of(args)
-    report_damage(damaged, [], [], "csv")
+    report_damage(damaged, [], [], "csv")  # "csv": on standard error, instead of in tables
     return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))]
 
 

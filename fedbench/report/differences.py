@@ -1,4 +1,4 @@
-"""The table of differences between methods with their tests, and the notes below it."""
+"""The table of differences between methods in each setting (data set, partition, model), with tests and notes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from fedbench.report.table import Column, Table
 
 def differences_table(found: list[Difference], names: dict[str, str], options: Options) -> Table:
     """Return the table of differences, with a row for each setting and pair of methods.
+
+    A dagger marks methods that fine-tune after the last round only.
 
     Args:
         found: The differences, at least one.

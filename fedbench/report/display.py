@@ -40,7 +40,7 @@ def method_name(option: str, conf: tuple[Path, ...] | None = None) -> str:
 
     Args:
         option: The option of ``algorithm=``, with or without "+ft".
-        conf: The conf folders; None for those of fedbench.
+        conf: The folders in which options are looked up; None for those of fedbench.
 
     Returns:
         The name.  A text that is not an option is returned unchanged.
@@ -56,7 +56,7 @@ def legend_name(labels: Mapping[str, Any], tuned: bool = False, conf: tuple[Path
     Args:
         labels: From config key to value, for example {"method": "fedprox", "algorithm.mu": 0.1}.  None is left out.
         tuned: Whether the method fine-tunes after the last round only, which a dagger marks.
-        conf: The conf folders; None for those of fedbench.
+        conf: The folders in which options are looked up; None for those of fedbench.
     """
     dagger = DAGGER if tuned else ""
     texts = []
@@ -75,7 +75,7 @@ def legend_names(
     Args:
         labels: For each line, a dict from config key to label.
         tuned: Whether the method of each line fine-tunes after the last round only.
-        conf: The conf folders; None for those of fedbench.
+        conf: The folders in which options are looked up; None for those of fedbench.
 
     Returns:
         The entries, and the common labels as a text for the title ("" if there are none).  If no label distinguishes
@@ -132,7 +132,7 @@ def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> 
 
     Args:
         keys: The keys of the columns in the rows.  "method" and the other `METHOD_KEYS` contain methods.
-        conf: The conf folders; None for those of fedbench.
+        conf: The folders in which options are looked up; None for those of fedbench.
     """
     columns = []
     for key in keys:

@@ -1,4 +1,4 @@
-"""Figures of a report: the metric over rounds, config keys and communication, and gains of clients over Local."""
+"""Figures of a report about groups (runs that differ only in the seed), and of gains over Local (no sharing)."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def draw_run_figures(run: Run, files: FigureFiles, prefix: str, metric: str, rou
 
 
 def draw_comparisons(runs: list[Run], files: FigureFiles, options: Options) -> None:
-    """Draw the figures that compare finished runs of a setting, and print their paths.
+    """Draw the figures that compare finished runs of one setting (data set, partition, model), and print their paths.
 
     Args:
         runs: The runs.

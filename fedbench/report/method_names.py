@@ -1,4 +1,4 @@
-"""Names of the methods that ``fedbench report --compare`` compares."""
+"""Names of methods in ``report --compare``, given to groups: runs of one method that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from fedbench.report.summary import METHOD_PREFIXES, Group, differing
 
 
 def set_settings(groups: list[Group], keys: list[str]) -> None:
-    """Set the setting in which each group's method is compared: the values of all keys that are not of the method.
+    """Set the setting in which each group's method is compared: its values of all keys that are not of the method.
 
-    Keys of the method are, for example, algorithm, algorithm.mu and optimizer.lr.
+    Keys of the method are, for example, algorithm, algorithm.mu and optimizer.lr.  ``group.labels`` has the values of
+    all keys of ``--group``.
 
     Args:
         groups: The groups of runs that ``--group`` made; changed in place.

@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def difference_in_std(self) -> float:
-        """The difference divided by our standard deviation over seeds.
+        """Our mean minus the printed one, divided by our standard deviation over seeds.
 
         NaN for fewer than three seeds, or if the seeds differ by rounding only.
         """
@@ -209,11 +209,11 @@ def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
 
 
 def _matches_value(expected: Any, value: str | None) -> bool:
-    """Return whether the value of a column of a CSV file is one that a key ``paper`` states.
+    """Return whether the value of a column of a CSV file is one that an experiment's key ``paper`` states.
 
     Args:
-        expected: What the key ``paper`` states: a value, a pattern with ``*``, a list of them, a dict from override
-            to value, or a reference such as ${partition.num_clients}, which any value matches.
+        expected: What the key ``paper`` states for this column: a value, a pattern with ``*``, a list of them, a dict
+            from override to value, or a reference such as ${partition.num_clients}, which any value matches.
         value: The value of the column; None if the CSV file has no such column.
     """
     if value is None or REFERENCE.match(str(expected)):
@@ -454,7 +454,7 @@ def commands(name: str, cells: list[Cell], available: list[Experiment]) -> list[
         cells: Its cells.
         available: The experiments with a key ``paper``.
     """
-    # positions: method and column of a cell
+    # position: method and column of a cell; reduced: the runs had a smaller setting than the paper
     positions_run = {cell.position for cell in cells if cell.runs and not cell.reduced}
     distinct = {cell.position: cell for cell in cells}
     missing = [cell for position, cell in distinct.items() if position not in positions_run]

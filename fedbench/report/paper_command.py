@@ -76,6 +76,8 @@ def main(argv: list[str]) -> int:
 def run_rows(args: argparse.Namespace) -> int:
     """Run rows of a table as a sweep, like ``python -m fedbench -m``, and return the exit status.
 
+    ``--reduced NAME`` adds the experiment file reduced/NAME, with a smaller setting than the paper's.
+
     Args:
         args: The parsed command line.  Its ``folders`` are overrides of all runs, such as seed=0,1,2.
     """

@@ -58,7 +58,7 @@ PaperMetric = Callable[[Run, PrintedCell], Measurement]  # measures one run for 
 
 
 def selection(run: Run, cell: PrintedCell) -> str:
-    """Return the selection of rounds whose value the table prints: "last", "best", "best_val" or "last3".
+    """Return the rounds whose value the table prints: "last", "best", "best_val", or "last3" (mean of the last three).
 
     Args:
         run: The run; its key ``paper.select`` has priority.

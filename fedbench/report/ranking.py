@@ -33,12 +33,15 @@ def ranks_of(settings: list[Setting], options: Options) -> DataFrame:
 
 
 def win_rates(settings: list[Setting], names: Iterable[str], options: Options) -> DataFrame:
-    """Return how often method i is better than method j [K, K], as a fraction of settings and seeds; ties count half.
+    """Return how often each method is better than each other one, as a fraction of settings and seeds; ties count half.
 
     Args:
         settings: The scores of the methods in each setting (data set, partition, model and so on).
         names: The methods, in the order of rows and columns.
         options: The metric, which determines whether lower is better.
+
+    Returns:
+        A DataFrame [K, K]: rows are the methods, columns those that they are compared with.
     """
     means = pandas().concat([setting.means.reindex(columns=list(names)) for setting in settings])  # [M * S, K]
     better = -1 if scores.lower_is_better(options.metric) else 1
@@ -87,7 +90,7 @@ def friedman_notes(settings: list[Setting], ranks: DataFrame) -> list[str]:
 
     Args:
         settings: The scores of the methods in each setting (data set, partition, model and so on).
-        ranks: The ranks [M, K].
+        ranks: The ranks of K methods in M settings [M, K].
     """
     if (reason := too_few(ranks)) is not None:
         return [f"No test of the ranks: {reason}."]
@@ -114,7 +117,7 @@ def too_few(ranks: DataFrame) -> str | None:
     """Return why the ranks cannot be tested; None if they can.
 
     Args:
-        ranks: The ranks [M, K].
+        ranks: The ranks of K methods in M settings [M, K].
     """
     if len(ranks) >= MIN_SETTINGS and ranks.shape[1] >= MIN_METHODS:
         return None

@@ -106,8 +106,8 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved configuration, nested; empty without config.yaml.
 
-        Runs of earlier releases may contain a class that differs from the class of the chosen option.  Then
-        ``choices`` has the name of the class instead of the option.
+        Its mapping ``choices`` has the chosen option of each config group, such as algorithm: fedavg.  If a run of an
+        earlier release has another class than that option, ``choices`` gets the name of the class instead.
 
         Raises:
             ConfigError: The file is damaged.
@@ -232,15 +232,15 @@ def _check_summary(run: Run) -> None:
     """Raise ConfigError if summary.json exists but is not readable JSON, or has values of wrong types."""
     summary = run.summary
     require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
-    for types, expected, keys in SUMMARY_TYPES:
+    for types, expected, keys in SUMMARY_TYPES:  # (allowed types, these in words, keys)
         for key in keys:
             value = summary.get(key)
             is_valid = isinstance(value, types | None) and not isinstance(value, bool)
             require(is_valid, f"summary.json is damaged: {key} must be {expected}, got {value!r}")
-    for group, key in SUMMARY_NUMBERS:
-        value = (summary.get(group) or {}).get(key)
+    for section, key in SUMMARY_NUMBERS:  # numbers in nested mappings, such as best.round
+        value = (summary.get(section) or {}).get(key)
         is_valid = isinstance(value, int | float | None)
-        require(is_valid, f"summary.json is damaged: {group}.{key} must be a number, got {value!r}")
+        require(is_valid, f"summary.json is damaged: {section}.{key} must be a number, got {value!r}")
 
 
 def rounds_of(run: Run) -> int:

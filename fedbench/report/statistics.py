@@ -76,7 +76,7 @@ def signed_rank_p(differences: np.ndarray) -> np.ndarray:
         permutation_type="samples",  # of one sample: random signs
         vectorized=True,
         axis=-1,
-        n_resamples=FLIPS,
+        n_resamples=FLIPS,  # random signs, if there are more than FLIPS combinations
         batch=1_000,
         rng=np.random.default_rng(0),
     )

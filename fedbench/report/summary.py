@@ -135,7 +135,8 @@ def _label(groups: list[Group]) -> None:
     """Set the labels and the setting of each group.
 
     Labels are the method; data set, partition and model if they vary; and the keys that distinguish groups with the
-    same method, data set, partition and model.
+    same method, data set, partition and model.  The setting is data set, partition and model, and those of the keys
+    that do not belong to the method.
     """
     first_runs = [group.runs[0] for group in groups]
     varying = [name for name in SETTING if len({run.choice(name) for run in first_runs}) > 1]
@@ -224,7 +225,7 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
               "gain_last": "gain@last"}  # fmt: skip
     columns = [
         Column("n", "n"),
-        Column("counted", "over clients", missing="all"),
+        Column("counted", "over clients", missing="all"),  # number of clients in the mean, if not all
         *(Column(key, title, digits, scale) for key, title in titles.items()),
         Column("rounds_to_target", f"rounds to {goal}", digits=1, missing="never"),
         Column("seconds_to_target", f"s to {goal}", digits=1, missing="never"),

@@ -1,4 +1,4 @@
-"""``fedbench report --choose``: for each method, the options with the best mean validation score.
+"""``fedbench report --choose``: for each method, the trial (choice of options) with the best mean validation score.
 
     python -m fedbench -m algorithm=fedavg,fedper optimizer.lr=0.01,0.1 dataset.val_fraction=0.2 seed=0,1,2
     python -m fedbench report sweeps --choose
@@ -164,7 +164,8 @@ def _is_setting(key: str) -> bool:
 def _setting_titles(runs: list[Run]) -> dict[str, str]:
     """Return a dict from config key to column title, for the keys of the setting in which the runs differ.
 
-    Data set, partition and model come first.  A difference in one of them hides the differences in its options.
+    The setting is all that affects results and is not searched, such as the data set.  Data set, partition and model
+    come first.  A difference in one of them hides the differences in its options.
     """
     varying = [name for name in SETTING if len({run.choice(name) for run in runs}) > 1]
     keys = [key for key in differing(runs) if _is_setting(key) and not key.startswith("choices.")]
@@ -177,6 +178,7 @@ def _trials(runs: list[Run]) -> list[Trial]:
 
     A trial records the seeds (and folds) of all its runs under ``begun``, and its finished runs under ``runs``.
     """
+    # TUNABLE: patterns of the options that a search may vary
     keys = [key for key in differing(runs) if is_matched(key, TUNABLE) and not key.endswith("_target_")]
     trials: dict[tuple[str, ...], Trial] = {}
     for run in runs:
@@ -328,6 +330,7 @@ def _row(choice: Choice, metric: str) -> dict[str, Any]:
         metric: The metric of its test scores, which are read only here, after the choice.  Without test seeds they are
             Spreads of count 0.
     """
+    # compared: the seeds and folds of the validation scores; tested: those of the test scores
     runs = [choice.trial.runs[key] for key in choice.tested]
     test = {
         name: over_seeds(scores.value_at(run, metric, scores.selected_round(run, metric, name)) for run in runs)

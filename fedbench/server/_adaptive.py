@@ -1,4 +1,4 @@
-"""Adaptive server rules: Reddi et al., ICLR 2021, Algorithm 2.
+"""Adaptive rules for the server's update (FedOpt): Reddi et al., ICLR 2021, Algorithm 2.
 
 With Delta = mean - w:
 
@@ -61,6 +61,7 @@ class Adaptive(ServerRule):
         m = self.beta1 * state["m"] + (1 - self.beta1) * s.delta  # first moment, a running mean of Delta  [p]
         v = self.second_moment(state["v"], s.delta)  # [p]
         state["m"], state["v"] = m, v
+        # rate: lr, in subclasses perhaps with a bias correction
         return s.w + self.rate(s.round) * m / (v.sqrt() + self.tau)
 
     def rate(self, round: int) -> float:

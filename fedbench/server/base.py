@@ -1,4 +1,4 @@
-"""Base class of server rules.
+"""Base class of server rules, which compute the server's new model from the clients' uploads.
 
 A method averages uploads by `cohort.mean(up.theta, updates="w")`, where w is the name of the tensor that it broadcast.
 The rule then computes the new value of w from the
@@ -39,7 +39,7 @@ class ServerStep:
 
 
 class ServerRule:
-    """Base class of server rules.
+    """Base class of server rules.  [p]: the trained parameters that the server averages.
 
     Attributes:
         states: Names of the tensors [p] that the server keeps between rounds, with their initial values.

@@ -30,7 +30,7 @@ class Momentum(ServerRule):
     def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
         """Take one step of server momentum along the clients' mean change: v <- beta v + d;  w <- w - lr v.
 
-        With Nesterov momentum, w <- w - lr (d + beta v).
+        d = w - mean.  With Nesterov momentum, w <- w - lr (d + beta v).
 
         Args:
             s: The old parameters, and the mean of the uploads.  # [p] each

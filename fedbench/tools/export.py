@@ -223,7 +223,8 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> str:
     changed = sync is not None and sync.backbone is not None  # whether rounds changed the frozen weights
     if changed:
         _export_formats.with_frozen_weights(bare, adapted)
-    if network is not bare and sim.cfg.model.get("weights") and not changed:  # has the frozen weights
+    # the folder model.weights, from which a network of transformers was read, has its frozen weights
+    if network is not bare and sim.cfg.model.get("weights") and not changed:
         base_model = config["base_model_name_or_path"] = str(Path(sim.cfg.model.weights).resolve())
     else:
         base_model = "base_model.safetensors"
@@ -253,6 +254,7 @@ def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
         client: Index or name of the client.
     """
     _, rows = deployed(sim, np.array([index_of(sim, client)]))
+    # some methods deploy a dict of several models, whose "theta" is the main one
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])

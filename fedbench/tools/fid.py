@@ -1,4 +1,4 @@
-"""The command ``fedbench fid``: Frechet distances between the real and the extra training images of each client.
+"""The command ``fedbench fid``: Frechet distances between each client's real and extra (say, synthesized) images.
 
 The distance of Gaussians fitted to the features of both sets is
 |mu_a - mu_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)).

@@ -115,7 +115,7 @@ def as_object(arrays: Arrays, split: Split) -> dict[str, Any]:
         split: The partition.
     """
     table, names = counts(arrays, split)  # samples by client and class [N, C], and the names of the classes
-    extra = count_extra(split, arrays)
+    extra = count_extra(split, arrays)  # training samples that were added to the data set, such as synthesized ones
     train = split.train.sizes - extra
     clients = [
         {
@@ -145,7 +145,7 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     from rich.table import Table
 
     table, names = counts(arrays, split)  # samples [N, C], and names of the classes
-    extra = count_extra(split, arrays)
+    extra = count_extra(split, arrays)  # training samples that were added to the data set, such as synthesized ones
     parts = {"train": split.train.sizes - extra, "extra": extra, "val": split.val.sizes, "test": split.test.sizes}
     parts = {name: sizes for name, sizes in parts.items() if sizes.any()}
     console = Console()

@@ -228,7 +228,8 @@ def measures_of(
         seed: The seed.
 
     Returns:
-        The measures of `fedbench.synthesis.measures`: Frechet distances (`bounds`), distances to the nearest training
+        The measures of `fedbench.synthesis.measures`: Frechet distances of real images, synthesized images and noise to
+        one half of the real images (`bounds`), distances to the nearest training
         and test images (`neighbours`), and the diversity of synthesized and of real images.
     """
     from fedbench.core.rng import generator
@@ -389,8 +390,8 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
         arrays,
         build.partition(sim.cfg, arrays),
         sim.engine.federation.num_clients,
-        lambda client: Generator(client_module(sim, client), schedule, columns={}),
-        is_shared=True,
+        lambda client: Generator(client_module(sim, client), schedule, columns={}),  # no columns for the table
+        is_shared=True,  # a model may depend on other clients' images
     )
 
 
@@ -455,7 +456,7 @@ def synthesize(
 
 
 def write_table(rows: list[dict[str, Any]], network: str, out: Path) -> None:
-    """Write the table of measures to <out>.csv.
+    """Write a table with measures of each client's synthesized images, such as Frechet distances, to <out>.csv.
 
     Args:
         rows: A dict of columns per client, with the same keys.

@@ -1,4 +1,4 @@
-"""``python -m fedbench tune``: choose the options of several methods by validation, each with as many trials."""
+"""``python -m fedbench tune``: choose the options of methods by validation, with equally many trials (choices) each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Propose trials, and stop bad ones early by successive halving."""
+"""Propose trials (choices of a method's options), and stop bad ones early by successive halving."""
 
 from __future__ import annotations
 

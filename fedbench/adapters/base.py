@@ -160,7 +160,7 @@ class Adapter:
         return {entry: [name, *sublayers.get(name, ())] for entry, name in names.items()}
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
-        """Adapt every matching layer in place, unless it is part of an adapted layer or named by `train`.
+        """Adapt every matching layer in place, unless it is part of an adapted layer or trained by itself (`train`).
 
         Args:
             model: The model.

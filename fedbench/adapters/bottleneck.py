@@ -174,7 +174,7 @@ class BeforeNorm(Added):
 
 
 class Behind(Added):
-    """y + scale U s(D y).  With a twin, the mean of both bottlenecks replaces U s(D y)."""
+    """Layer with output y, a bottleneck of y: y + scale U s(D y), activation s.  Of two, the mean is added."""
 
     def __init__(self, layer: nn.Module, scale: float, network: nn.Module, twin: nn.Module | None = None):
         super().__init__(layer, scale)
@@ -208,7 +208,7 @@ class Behind(Added):
 
 
 class Alongside(Behind):
-    """y + scale U s(D x)."""
+    """Layer of input x and output y, bottleneck of x: y + scale U s(D x), activation s.  Of two, the mean is added."""
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the bottleneck's output for x times the option scale.

@@ -130,9 +130,11 @@ class PHMLinear(nn.Module):
     def output_units(self) -> tuple[int, int, UnitAxes]:
         """Return how the hidden units that this layer computes can be reordered.
 
+        The outputs are n blocks of equal size.  Unit c consists of the outputs at position c of all blocks.
+
         Returns:
-            The number of units, which is that of the positions of a block; the number of blocks; and the axes of
-            parameters that are reordered with the units: the columns of t, and the bias.
+            The number of units, which is the size of a block; the number n of blocks; and (shape, axis) of the
+            parameters that are reordered with the units: axis 2 of t, and axis 1 of the bias as [n, size].
         """
         n, rank, size = self.t.shape
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
@@ -146,7 +148,7 @@ class PHMLinear(nn.Module):
         return {"s": (tuple(self.s.shape), 1)}
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
-        """Return the incoming weights of each unit c: the columns (a, c) of H for all a.
+        """Return the incoming weights of each unit c: the columns (a, c) of H, position c of every block a.
 
         Args:
             named: Parameters of k clients by name.  # [k, ...] each

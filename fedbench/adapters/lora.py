@@ -65,7 +65,7 @@ class LoRA(Adapter):
         check_each("adapter.rank", self.ranks, num_clients, what="ranks")  # what: the word in the message
 
     def add(self, model: nn.Module) -> list[str]:
-        """Adapt the layers, with frozen factors A if sync=ffa.
+        """Adapt the layers; with the option sync=ffa, freeze the factors A of their products B A.
 
         Args:
             model: The model, which is changed.

@@ -28,7 +28,7 @@ PreAggregation = Literal["none", "nnm", "bucketing"]
 
 @dataclass(frozen=True)
 class Uploads:
-    """What a rule combines.
+    """What a rule combines: uploads as rows, and their weights.
 
     Attributes:
         rows: The uploads, or their means after `pre`.  # [m, p]
@@ -87,7 +87,7 @@ class Aggregator:
         """Return the rule's estimate of the mean of the correct rows.  Subclasses must implement it.
 
         Args:
-            u: The rows, and what is known about them.
+            u: The rows, their weights, the assumed number f of wrong rows, and the value that the result replaces.
 
         Returns:
             The estimate.  # [p]
@@ -127,8 +127,8 @@ class Aggregator:
     def aggregate(self, rows: Tensor, weights: Tensor, center: Tensor | None, order: Tensor) -> Tensor:
         """Combine the uploads: `pre`, then the rule.
 
-        The assumed number f of wrong uploads is limited to `max_f`, the rule's largest, because few clients may remain
-        in a group or after dropouts.  A rule with uses_weights=False treats all uploads equally.
+        The assumed number f of wrong uploads is limited to `max_f`, the rule's largest, because a cluster, or
+        a round with dropouts, may have few clients.  A rule with uses_weights=False treats all uploads equally.
 
         Args:
             rows: The uploads.  # [n, p]

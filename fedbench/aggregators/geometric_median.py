@@ -44,7 +44,7 @@ class GeometricMedian(Aggregator):
 
         # [p]
         """
-        z = u.start  # [p]
+        z = u.start  # the value that the server sent, or without one the median of the rows  [p]
         for _ in range(self.iterations):
             distance = distances(u.rows, z)  # [m]
             if not bool(torch.isfinite(distance).all()):  # in float32, squares of values above 1.8e19 are infinite

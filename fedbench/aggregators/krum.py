@@ -17,7 +17,7 @@ Neighbors = Literal["n-f-2", "n-f-1"]
 
 
 class Krum(Aggregator):
-    """The upload that is nearest to others.
+    """The upload with the smallest distances to its nearest others.  u.rows: m uploads; u.f are assumed to be wrong.
 
     Args:
         f: Assumed number of wrong uploads, or a fraction below 0.5; see `Aggregator`.

@@ -12,7 +12,7 @@ from fedbench.aggregators.base import Aggregator, Uploads
 
 
 class MeaMed(Aggregator):
-    """The mean of each coordinate over the n - f values nearest to its median."""
+    """The mean of each coordinate over the m - f values nearest to its median, if f of m rows are assumed wrong."""
 
     uses_weights = False
 

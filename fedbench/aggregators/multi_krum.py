@@ -12,7 +12,7 @@ from fedbench.core.options import Count, NonNegative
 
 
 class MultiKrum(Krum):
-    """The mean of the uploads that are nearest to others.
+    """The mean of the uploads with the smallest scores of Krum.  u.rows: uploads; u.f are assumed to be wrong.
 
     Args:
         f: Assumed number of wrong uploads, or a fraction below 0.5; see `Aggregator`.

@@ -13,7 +13,7 @@ from fedbench.aggregators.base import Aggregator, Uploads
 
 
 class TrimmedMean(Aggregator):
-    """The mean of each coordinate without its f smallest and its f largest values."""
+    """The mean of each coordinate without its f smallest and f largest values, if f rows are assumed wrong."""
 
     def combine(self, u: Uploads) -> Tensor:
         """Return each coordinate's weighted mean over the rows, without the f smallest and f largest values.  # [p]

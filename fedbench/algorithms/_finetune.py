@@ -79,7 +79,7 @@ class FineTuned(Wrapper):
 
         Args:
             num_clients: Number of training clients; None if only the data set determines it.
-            groups: Names of the model's column groups, such as "head".
+            groups: Names of the model's sets of parameters (columns of a row), such as "head".
             optimizer: The local optimizer.
         """
         self.inner.check_settings(num_clients, groups, optimizer)

@@ -79,7 +79,7 @@ def dual_norm(U: Tensor, norm: Norm) -> Tensor:
 
 # -- networks ------------------------------------------------------------------------------------------------
 class Network:
-    """Network with edges (i, j) of clients.  vectors S, values: S' C S = I and S' L S = diag(values), ascending.
+    """N clients linked by M edges (i, j).  B [M, N]: 1 at i, -1 at j.  L = B' B.  vectors S: L S = C S diag(values).
 
     Args:
         adjacency: [N, N], symmetric.

@@ -112,7 +112,7 @@ class Algorithm:
             ConfigError: The method cannot run.  The message names the option to change.
         """
         self.check_settings(federation.num_clients, model.columns, optimizer)
-        # exclusive_columns: the method trains no parameters but the column groups in `requires`; has_base: it trains
+        # exclusive_columns: the method trains only the sets of parameters in `requires`; has_base: it trains
         # the head and the rest of the model, its base, in different ways
         require(
             not self.exclusive_columns or "adapter" not in model.columns,
@@ -136,13 +136,13 @@ class Algorithm:
 
         Args:
             num_clients: Number of training clients, or None if only the data set determines it.
-            groups: Names of the model's column groups.
+            groups: Names of the model's sets of parameters (columns of a row), such as "head".
             optimizer: The local optimizer, unused here; methods that restrict it override this function.
 
         Raises:
             ConfigError: The options contradict each other, the model or the number of clients.
         """
-        for group in self.requires:  # column groups that the model must have, such as "head"
+        for group in self.requires:  # sets of parameters that the model must have, such as "head"
             require_group(group, f"algorithm={self._name}", groups)
         for option, value in vars(self).items():
             if isinstance(value, PerClient) and num_clients is not None:

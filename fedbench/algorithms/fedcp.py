@@ -94,7 +94,7 @@ class FedCP(Algorithm):
         h = self.head.take(theta)
         up = cohort.upload(
             w=self.shared.take(theta), g=(h + self.head_g.take(theta)) / 2, relative_to={"w": "w", "g": "g"}
-        )  # the changes of w and g are sent; the run's server rule computes the new ones from them
+        )  # the changes of w and g are sent; the new ones: the means, or the step of the option server towards them
         self.w, self.g = cohort.mean(up.w, updates="w"), cohort.mean(up.g, updates="g")
         self.h[cohort.ids] = h
 

@@ -43,11 +43,11 @@ class FedNova(FedAvg):
         self.mu, self.server_momentum = mu, server_momentum
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Raise ConfigError unless the optimizer is SGD, and it is known how often each gradient of a round counts.
+        """Raise ConfigError unless the optimizer is SGD without options that change how it sums a round's gradients.
 
         Args:
             num_clients: Number of training clients; None if only the data set determines it.
-            groups: Names of the model's column groups.
+            groups: Names of the model's sets of parameters (columns of a row), such as "head".
             optimizer: The local optimizer.
         """
         super().check_settings(num_clients, groups, optimizer)

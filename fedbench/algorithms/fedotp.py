@@ -77,7 +77,7 @@ class FedOTP(Algorithm):
         # uploaded: the columns that leave the client, whose gradients privacy clips
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_columns))
         self.p_l[cohort.ids] = self.local_columns.take(out.theta)
-        # the change of p_g is sent, and the run's server rule computes the new p_g
+        # the change of p_g is sent; the new p_g: the mean, or the step of the option server towards it
         up = cohort.upload(p_g=self.global_columns.take(out.theta), relative_to={"p_g": "p_g"})  # [K, l d]
         self.w = self.global_columns.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 

@@ -50,7 +50,7 @@ from fedbench.core.options import Count, NonNegative, UnitInterval, require
 
 
 class FedPIA(Algorithm):
-    """FedPIA.  G [A]: server's adapter; w_k: that of client k; shared: the A columns outside head, second bottlenecks.
+    """FedPIA.  G, w_k [A]: adapters of server and client k, in the columns shared: all but head and second bottlenecks.
 
     Args:
         lam: Weight of G~ in the combined adapter, in [0, 1).
@@ -118,7 +118,7 @@ class FedPIA(Algorithm):
         no_pairs = (Columns([]), Columns([]))  # without output_sum no layer has a second bottleneck
         # columns of first and second bottlenecks
         self.first, self.second = columns_of_pairs(model) if self.combine == "output_sum" else no_pairs
-        # columns of the adapter and others, without the head
+        # columns of the adapter and others: all but the head and the second bottlenecks
         self.shared = (model.columns["head"] | self.second).rest(model.size)
         self.head = model.columns["head"]  # columns of the head in a row
         w = self.initial = model.init_row()  # [P]
@@ -148,8 +148,8 @@ class FedPIA(Algorithm):
         # clients start from adapters of their own (option init), and G is not an average of them yet
         without_G = self.init == "per_client" and cohort.round == 0
         if self.client == "none" or without_G:  # training starts from G, or from the own adapter
-            # in_both: the adapter also as second bottleneck, if there is one
-            out = self.trained(cohort, self.in_both(personal) if without_G else self.shared.put(personal, G))
+            # the server does not send second bottlenecks: they start as copies of the first
+            out = self.trained(cohort, self.copy_to_second(personal) if without_G else self.shared.put(personal, G))
             w = self.shared.take(out.theta)
         else:  # training combines the own adapter with G, aligned to it
             out, w = self.integrate(cohort, personal, self.matched(cohort, G, personal))
@@ -186,8 +186,8 @@ class FedPIA(Algorithm):
         if self.cost == "weight":  # units are compared by their incoming weights, else by activations on samples
             cost = [self._weight_cost(cohort.model, rows, personal, b) for b in self.bottlenecks]
         else:
-            # in_both: the adapter also as second bottleneck, if there is one
-            of_G, of_personal = (self.unit_activations(cohort, self.in_both(r)) for r in (rows, personal))
+            # second bottlenecks, which combine="output_sum" adds to layers, get the values of the first
+            of_G, of_personal = (self.unit_activations(cohort, self.copy_to_second(r)) for r in (rows, personal))
             cost = [alignment.costs(mover, anchor) for mover, anchor in zip(of_G, of_personal)]
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
         self._note_alignment("client", cohort, aligned)  # stores the shares of moved units and costs, for figures
@@ -233,7 +233,8 @@ class FedPIA(Algorithm):
             # [k, b, D]
             """
             _, captured = model.capture(rows, inputs, layers)  # outputs of each layer by its name
-            # a single bottleneck in a text tower: the text of each class is the same for all samples
+            # a single bottleneck in a text tower: the text of each class is the same for all samples.  A layer's output
+            # has m units, or in each of several blocks a value of all m units
             if self._is_computed_once(model, bottlenecks[0]):
                 (of_text,) = (self._mean_over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
                 num_samples = next(iter(wrap_inputs(inputs).values())).shape[1]
@@ -287,8 +288,8 @@ class FedPIA(Algorithm):
         shared = self.shared
         # Gk is in the second bottlenecks, w in the first; all other shared parameters start from the server's
         if self.combine == "output_sum":
-            start = self.first.put(self.in_both(shared.put(personal, Gk)), self.first.take(personal))
-            out = self.trained(cohort, start)
+            start = self.first.put(self.copy_to_second(shared.put(personal, Gk)), self.first.take(personal))
+            out = self.trained(cohort, start)  # trains all columns but the second bottlenecks
             return out, shared.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
@@ -317,10 +318,10 @@ class FedPIA(Algorithm):
         # recorded: the default step, which also stores the sum of losses up to step t in loss_sum[:, t]
         return cohort.train(start, step=recorded, columns=columns, how=self.how, loss_sum=cohort.step_record())
 
-    def in_both(self, rows: Tensor) -> Tensor:
+    def copy_to_second(self, rows: Tensor) -> Tensor:
         """Return a copy of models [..., P] in which each layer's second bottleneck equals its first.
 
-        Without second bottlenecks, return the models themselves.
+        Only combine="output_sum" has second bottlenecks; else return the models themselves.
         """
         return self.second.put(rows, self.first.take(rows)) if self.second else rows
 
@@ -381,7 +382,8 @@ class FedPIA(Algorithm):
             The models.  # [K, P]
         """
         personal, G = self.personal[cohort.ids], cohort.broadcast(G=self.G).G
-        with_G = self.in_both(self.shared.put(personal, G))  # in_both: second bottlenecks, if any, equal the first
+        # with combine="output_sum" a layer has two bottlenecks; the second one gets a copy of G, too
+        with_G = self.copy_to_second(self.shared.put(personal, G))
         if self.client == "none":
             return with_G
         # init=per_client writes `personal` for all clients, but `uploaded` only has clients that took part
@@ -393,7 +395,7 @@ class FedPIA(Algorithm):
 
         Second bottlenecks, if there are any, equal the first.  `cohorts`, the training clients, is not used.
         """
-        return self.in_both(self.shared.put(self.initial, self.G))
+        return self.copy_to_second(self.shared.put(self.initial, self.G))
 
     def _note(self, cohort: Cohort, **values: Tensor) -> None:
         """Store figures of the cohort's clients for `matrices`.

@@ -105,7 +105,7 @@ class FedRoD(Algorithm):
             Logits h(z) + g_i(z) for the features z.  # [k, b, C, ...]
         """
         z = model.features(rows, inputs)
-        return model.head(rows, z) + model.head(rows, z, name="head2")
+        return model.head(rows, z) + model.head(rows, z, name="head2")  # "head2": the parameters of g_i
 
     def global_row(self) -> Tensor:
         """Return the server model: averaged base and generic head h, and the initial values of the personal head.

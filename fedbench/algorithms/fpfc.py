@@ -103,9 +103,9 @@ class FPFC(Algorithm):
 
         zeta_i is the mean of all models, corrected by the pairs' variables: clients of a cluster get nearly the same.
         """
-        if self.merge is not None:  # clusters deploy the mean of their models in the end, weighted by n
+        if self.merge is not None:  # after the last round, clients deploy their cluster's mean, weighted by n
             self.n = torch.from_numpy(cohort.all_clients().client_weights)
-            cohort.cost.takes_means = True  # recorded with the run: `personalized` averages clusters by these weights
+            cohort.cost.takes_means = True  # tells the run that the option client_weights has an effect
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 
@@ -147,14 +147,15 @@ class FPFC(Algorithm):
         Args:
             ids: The clients of this round.  # [K]
         """
-        if self.one_s and len(ids) == len(self.W):
-            # with one s, self.delta is D, from which delta_ij = D_i - D_j; its mean does not matter.  The update is
+        if self.one_s and len(ids) == len(self.W):  # all clients take part, and all pairs have the same s
+            # self.delta then is D, from which delta_ij = D_i - D_j; its mean does not matter.  The update is
             # delta_ij <- W_i - W_j + (1 - s) delta_ij
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # from the norms of delta_ij  [M]
             if bool(s.min() == s.max()):  # all pairs still have the same s
                 self.delta, self.s = D, s
                 return
+        # all_pairs: delta of each pair, computed from D if all have the same s
         self.delta, self.s = self.fuse_pairs(ids, self.all_pairs(), self.s)
 
     def fuse_pairs(self, ids: np.ndarray, delta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,7 +252,7 @@ class FPFC(Algorithm):
         rows = self.personal[cohort.ids]
         if self.merge is None or not final:
             return rows
-        label = self.clusters(self.merge)
+        label = self.clusters(self.merge)  # number of each client's cluster, for this radius  [N]
         means = self.means(label)[label[cohort.index]]  # of each client's cluster  [K, p]
         return self.columns.put(rows, cohort.download(w=means).w)  # download: each client gets its row
 

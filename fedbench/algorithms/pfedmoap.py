@@ -202,7 +202,7 @@ class PFedMoAP(Algorithm):
             The trained rows.  # [K, P]
         """
         start = start.expand(len(cohort), -1)
-        if not uses_gate(count).any():  # PromptFL: no gate is trained
+        if not uses_gate(count).any():  # as in PromptFL, only prompts are trained
             return cohort.train(start, columns=self.prompt_columns).theta
         # uploaded: the columns that leave the client, whose gradients privacy clips
         how = LocalTraining(uploaded=True if self.aggregate_gate else self.prompt_columns)  # True: the gate too

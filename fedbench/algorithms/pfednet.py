@@ -109,7 +109,7 @@ class PFedNet(Algorithm):
 
         Args:
             num_clients: Number of training clients; None if only the data set determines it.
-            groups: Names of the model's column groups.
+            groups: Names of the model's sets of parameters (columns of a row), such as "head".
             optimizer: The local optimizer; plain SGD for mode="gradient".
         """
         super().check_settings(num_clients, groups, optimizer)
@@ -221,7 +221,7 @@ class PFedNet(Algorithm):
         return clients.upload(sketch=sketch, previous={"sketch": None}, uncompressed=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
-        """Return each client's row of the newest x and z_i, before the phases.
+        """Return each client's row of the newest x and z_i, from which it trains in this round.
 
         x are the shared parameters, z_i the personal ones.  Participants of the last round have both (`holds`); the
         others download them.  Before the first round they download x only.
@@ -264,7 +264,7 @@ class PFedNet(Algorithm):
         Returns:
             Their rows (x_{t+1}, z_i).  # [K, P]
         """
-        if not self.shared.size:
+        if not self.shared.size:  # all parameters are personal
             return theta
         weights = "samples" if self.mode == "local_epochs" else "uniform"
         for i in range(self.x_steps or 1):
@@ -289,10 +289,10 @@ class PFedNet(Algorithm):
         Returns:
             Their rows with the new z_i.  # [K, P]
         """
-        if not self.fused.size:
+        if not self.fused.size:  # no personal parameter is trained
             return theta
         for j in range(self.z_steps or 1):
-            how = self.how("head", j, self.fused)  # "head": key of the random batches
+            how = self.how("head", j, self.fused)  # "head" and the repetition j: key of the random batches
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
             dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz  # dz is already a difference
@@ -304,7 +304,7 @@ class PFedNet(Algorithm):
         return theta
 
     def how(self, key: str, step: int, columns: Columns) -> LocalTraining:
-        """Return how a phase trains.
+        """Return the settings of local training in the x-phase or the z-phase of a round.
 
         Args:
             key: Key of the random batches: "local" or "head", those of FedRep's phases, so both can be compared.
@@ -315,7 +315,7 @@ class PFedNet(Algorithm):
             Training of the local epochs, or with mode="gradient" of one step.
         """
         steps = None if self.mode == "local_epochs" else 1
-        buffers = "z" if columns is self.fused else "x"
+        buffers = "z" if columns is self.fused else "x"  # name under which the optimizer state is stored
         key = f"{key}/{step}" if step else key
         # uploaded: the columns that leave the client, whose gradients privacy clips
         return LocalTraining(steps=steps, key=key, buffers=buffers, uploaded=columns)
@@ -424,7 +424,7 @@ class PFedNet(Algorithm):
             subsampled evenly [min(d2, 1001)], "sdwd", the standard deviation over clients, and "sdwd_pairwise", the
             root mean square of z_i - z_j over linked clients.
         """
-        if not self.fused.size:
+        if not self.fused.size:  # no personal parameter is trained, so nothing is fused
             return {}
         spread = {
             "sdwd": similarity.sdwd(self.Z),

@@ -40,7 +40,7 @@ class Scaffold(Algorithm):
 
         Args:
             num_clients: Number of training clients; None if only the data set determines it.
-            groups: Names of the model's column groups.
+            groups: Names of the model's sets of parameters (columns of a row), such as "head".
             optimizer: The local optimizer.
         """
         super().check_settings(num_clients, groups, optimizer)

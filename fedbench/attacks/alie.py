@@ -42,7 +42,8 @@ class ALIE(Attack):
     def corrupt(self, o: Observed) -> Tensor:
         """Return for each attacker the mean minus z standard deviations of the changes that attackers know, unweighted.
 
-        The option knows selects these changes; z=None is `largest_z`.  # [f, p]
+        The option knows selects these changes.  With z=None, z is `largest_z`, the largest that stays unnoticed.
+        # [f, p]
         """
         uploads, f = o.uploads_known_by(self.knows), len(o.truthful)
         z = largest_z(len(o.honest) + f, f) if self.z is None else self.z

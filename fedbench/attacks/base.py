@@ -61,10 +61,11 @@ class AttackState:
 
 @dataclass(frozen=True)
 class Observed:
-    """The uploads of one tensor in a round, each minus its reference, and what attackers may use besides.
+    """One uploaded tensor in a round, as changes: uploads minus what the server already has; and what attackers use.
 
     Attributes:
-        honest: Uploads of the honest clients.  # [h, p]
+        honest: Uploads of the honest clients, each minus its reference, the value from which the change is sent.
+            # [h, p]
         truthful: What the attackers would upload if they were honest.  # [f, p]
         honest_ids: The honest clients.  # [h]
         ids: The attackers.  # [f]
@@ -185,10 +186,10 @@ class Attack:
         """
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return what the attackers upload, minus the reference.  The default is what honest clients would upload.
+        """Return the changes that the attackers upload.  The default is what they would upload if they were honest.
 
         Args:
-            o: The uploads, and what attackers may use besides.
+            o: The changes of all clients from their references, such as the server's model, and what attackers use.
 
         Returns:
             One row per attacker.  # [f, p]

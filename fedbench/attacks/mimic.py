@@ -55,6 +55,7 @@ class Mimic(Attack):
         # [f, p]
         """
         client = self._choice(o) if self.client is None else self.client
+        # repeat: one row per attacker; truthful: what the attackers would upload if they were honest
         return repeat(o.honest[list(o.honest_ids).index(client)], o) if client in o.honest_ids else o.truthful
 
     def _choice(self, o: Observed) -> int:

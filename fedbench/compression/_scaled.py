@@ -43,7 +43,7 @@ class Scaled(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             The inner encoding with the code a [k, 1].
@@ -60,7 +60,10 @@ class Scaled(Compressor):
         return encoded.codes[FACTOR] * self.inner.decompress(encoded, message)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of float32 values in the inner compressor's encoding of a row; a is not one of them."""
+        """Return m, the number of float32 values in the inner compressor's encoding of a row; a is sent as a code.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         return self.inner.num_values(message)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -68,12 +71,17 @@ class Scaled(Compressor):
         return FLOAT + self.inner.count(encoded, message)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row (k = 1) to `out`: the factor a as 32 bits, then the inner compressor's codes."""
+        """Write the codes of one row (k = 1) to `out`: the factor a as 32 bits, then the inner compressor's codes.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         out.floats(encoded.codes[FACTOR][0])
         self.inner.write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the codes of one row that `write` wrote.
+
+        `message` describes what is sent (name, size n, clients), without its content.
 
         Returns:
             "damped/factor", the factor a [1, 1], and the inner compressor's codes by their names.
@@ -86,7 +94,7 @@ class Scaled(Compressor):
 
         Args:
             rows: Creates tensors with one row for each client of the run.
-            message: Name and size of the messages; message.ids is empty.
+            message: Description of these messages, such as name and size; message.ids is empty.
         """
         self.inner.setup(rows, message)
 

@@ -1,4 +1,4 @@
-"""Base class of compressors, which transmit rows of float32 in fewer bits.
+"""Base class of compressors, which encode rows of float32 as fewer float32 values, and codes of few bits.
 
 A compressor implements five small functions.  `compress` encodes rows, `decompress` restores them, `count` returns the
 bits of the encoding, and `write` and `read` convert the encoding of one row to a bit stream and back.  The base class
@@ -31,7 +31,7 @@ BLOCK = 1 << 22  # values that are compressed at once
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Properties of a message that client and server have before the transmission.
+    """Description of a message without its content, which client and server have before the transmission.
 
     Attributes:
         name: Name that the method gave the message.
@@ -80,7 +80,7 @@ OLD_NAMES = {
 
 
 class Compressor:
-    """Base class of compressors.
+    """Base class of compressors.  An encoding has float32 values, and codes: all else, such as positions.
 
     The result for a row depends only on the row, its key and its client's state, bit for bit and on any device.  Use
     the sums of _sums.py and the random numbers of RowRandom.  A row diverged if a value is not finite or is at least
@@ -123,7 +123,7 @@ class Compressor:
         Args:
             x: Finite rows.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             The encoding, with num_values(message) values per row.
@@ -135,7 +135,7 @@ class Compressor:
 
         Args:
             encoded: Result of `compress`, or what `read` and the float32 values of a stream gave.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
 
         Returns:
             The rows, equal to those given to `compress` only if the compressor is lossless.  # [k, n]
@@ -143,7 +143,12 @@ class Compressor:
         raise NotImplementedError
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of columns of `Encoded.values` [k, m], sent as float32; 0 unless overridden."""
+        """Return m, the number of values of each row that are sent as float32; 0 unless overridden.
+
+        These are the columns of `Encoded.values` [k, m].
+
+        `message`, the description of what is sent, is unused.
+        """
         return 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -151,7 +156,7 @@ class Compressor:
 
         Args:
             encoded: The encoding of k rows.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
 
         Returns:
             The numbers of bits.  # [k] int64
@@ -166,7 +171,7 @@ class Compressor:
         Args:
             encoded: The encoding of one row (k = 1).
             out: The stream.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
         """
         raise NotImplementedError
 
@@ -175,7 +180,7 @@ class Compressor:
 
         Args:
             stream: The stream.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
 
         Returns:
             The tensors of `Encoded.codes` by name, for decompression.  # [1, ...] each
@@ -190,7 +195,7 @@ class Compressor:
 
         Args:
             rows: rows(name, default) creates a tensor with one row for each client of the run.
-            message: Name, size and parameters of the messages; message.ids is empty.
+            message: Description of these messages: name, size and parameters; message.ids is empty.
         """
 
     def update_state(self, encoded: Encoded, message: Message) -> None:
@@ -200,7 +205,7 @@ class Compressor:
 
         Args:
             encoded: The encoding that was transmitted.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
         """
 
     @property
@@ -237,7 +242,7 @@ class Compressor:
         Args:
             x: Rows.  # [k, n] float32
             draws: Random numbers, one key per client and message.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
             changes_state: Whether the clients' states are updated.
 
         Returns:
@@ -265,7 +270,7 @@ class Compressor:
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
             changes_state: Whether the compressor's states of the clients are updated.
 
         Returns:
@@ -285,7 +290,7 @@ class Compressor:
         Args:
             x: The row.  # [n]
             draws: Random numbers with the client's key only.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             The stream; empty for a row that diverged.
@@ -304,7 +309,7 @@ class Compressor:
 
         Args:
             stream: Output of `encode`.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             The row; NaN for an empty stream, which stands for a row that diverged.  # [n]

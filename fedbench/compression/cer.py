@@ -65,7 +65,7 @@ class CER(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Unused.
-            message: Unused.
+            message: Description of what is sent; unused.
 
         Returns:
             With send="all" the denoised rows as values.  Else codes: "row", the denoised rows, and "begins", True at
@@ -103,7 +103,10 @@ class CER(Compressor):
         return encoded.values if self.has_values else encoded.codes["row"]
 
     def num_values(self, message: Message) -> int:
-        """Return the number of float32 values in a row's encoding: n = message.size with send="all", else 0."""
+        """Return the number of float32 values in a row's encoding: n = message.size with send="all", else 0.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         return message.size if self.has_values else 0
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -113,7 +116,7 @@ class CER(Compressor):
 
         Args:
             encoded: The code "begins" [k, n], True at the first value of each segment.
-            message: Unused.
+            message: Description of what is sent; unused.
 
         Returns:
             The numbers of bits.  # [k] int64
@@ -128,7 +131,10 @@ class CER(Compressor):
         return torch.where(lengths > 0, FLOAT + 2 * exponent + 1, 0).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write each segment of one row: its length in gamma code, its value as 32 bits.  send="all" writes nothing."""
+        """Write each segment of one row: its length in gamma code, its value as 32 bits.  send="all" writes nothing.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         if self.has_values:  # send="all"
             return
         starts = torch.nonzero(encoded.codes["begins"][0])[:, 0].tolist()  # position of each segment
@@ -140,6 +146,8 @@ class CER(Compressor):
         """Read the codes of one row that `write` wrote, its segments, and return {"row": the row [1, n]}.
 
         With send="all" there are no codes, because the row is sent as float32 values.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         if self.has_values:  # send="all"
             return {}

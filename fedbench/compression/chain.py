@@ -83,13 +83,13 @@ class Chain(Compressor):
         )
 
     def _links(self, message: Message) -> list[tuple[str, Compressor, Message]]:
-        """Return what each compressor of the chain compresses.
+        """Return a description of what each compressor of the chain compresses.
 
         Args:
-            message: The message that the whole chain compresses.
+            message: Description of what the whole chain compresses: name, size n, clients; not the content.
 
         Returns:
-            For each compressor: what the names of its codes begin with ("0/", "1/"), the compressor, and its message.
+            For each compressor: the prefix of its codes' names ("0/", "1/" ...), the compressor, and the description.
         """
         links, size, spans = [], message.size, message.spans  # values and parameters that the next compressor gets
         for i, compressor in enumerate(self.operators):
@@ -104,13 +104,13 @@ class Chain(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             The values of the last compressor, and the codes of all, whose names begin with "0/", "1/" and so on.
         """
         codes = {}
-        # each compressor, the prefix of its codes' names, and the message part that it compresses
+        # each compressor, the prefix of its codes' names, and the description of what it compresses
         for prefix, compressor, part in self._links(message):
             encoded = compressor.compress(x, draws, part)
             codes |= {prefix + name: code for name, code in encoded.codes.items()}
@@ -122,7 +122,7 @@ class Chain(Compressor):
 
         Args:
             encoded: Values of the last compressor, and codes of all; "1/positions" is code "positions" of the second.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
 
         Returns:
             The rows.  # [k, n]
@@ -133,13 +133,21 @@ class Chain(Compressor):
         return x
 
     def num_values(self, message: Message) -> int:
-        """Return the number of float32 values in the last compressor's encoding of a row; those before send none."""
+        """Return how many float32 values are sent for a row: those in the last compressor's encoding.
+
+        The values of every other compressor are not sent, because the next one encodes them.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         _, compressor, part = self._links(message)[-1]
         return compressor.num_values(part)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the bits of each row's codes, summed over all compressors, without float32 values.  # [k] int64"""
-        # _links: each compressor, the prefix of its codes' names ("0/", "1/" ...), and the message part that it
+        """Return the bits of each row's codes, summed over all compressors, without float32 values.  # [k] int64
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
+        # _links: each compressor, the prefix of its codes' names ("0/", "1/" ...), and the description of what it
         # compresses; _below: the codes with this prefix.  `count` reads codes only, so that any values will do.
         parts = [
             compressor.count(Encoded(encoded.values, _below(prefix, encoded.codes)), part)
@@ -148,12 +156,17 @@ class Chain(Compressor):
         return torch.stack(parts).sum(0)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the codes of one row (k = 1) to `out`: those of the first compressor, then of the second, and so on."""
+        """Write the codes of one row (k = 1) to `out`: those of the first compressor, then of the second, and so on.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         for prefix, compressor, part in self._links(message):  # `write` reads codes only, so that any values will do
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the codes of one row that `write` wrote.
+
+        `message` describes what is sent (name, size n, clients), without its content.
 
         Returns:
             The codes [1, ...] of all compressors by name; "1/positions" is the code "positions" of the second one.
@@ -168,7 +181,7 @@ class Chain(Compressor):
 
         Args:
             rows: Creates tensors with one row for each client of the run.
-            message: Name and size of the messages; message.ids is empty.
+            message: Description of these messages, such as name and size; message.ids is empty.
         """
         for _, compressor, part in self._links(message):
             compressor.setup(rows, part)
@@ -177,6 +190,8 @@ class Chain(Compressor):
         """Let each compressor update the states of the clients message.ids after `encoded` was transmitted.
 
         A compressor gets its own codes, and the values that the receiver has after decompression of the next ones.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         if all(type(o).update_state is Compressor.update_state for o in self.operators):
             return  # no compressor has a state, so nothing need be decompressed

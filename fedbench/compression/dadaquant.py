@@ -88,7 +88,7 @@ class DAdaQuant(QSGD):
         the mean.  If the message has no client weights, all have q.
 
         Args:
-            message: The message, with the weights of its clients in the server's mean.
+            message: Description of what is sent, with the weights of the clients in the server's mean.
             rows: The rows, for their number and device.  # [k, n]
 
         Returns:
@@ -108,7 +108,7 @@ class DAdaQuant(QSGD):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             Codes "scale", the norm [k, 1]; "q", the number of levels [k, 1]; and "level", signed levels [k, n].
@@ -128,7 +128,7 @@ class DAdaQuant(QSGD):
         Args:
             encoded: Codes "scale", the norm of each row [k, 1]; "q", its number of levels [k, 1]; "level", its levels
                 from -q to q [k, n].
-            message: Unused.
+            message: Description of what is sent; unused.
 
         Returns:
             The quantized rows.  # [k, n]
@@ -140,13 +140,18 @@ class DAdaQuant(QSGD):
         return super().count(encoded, message) + omega_lengths(encoded.codes["q"][:, 0])
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row (k = 1) to `out`: q, its number of levels, then its norm and signed levels as QSGD does."""
+        """Write one row (k = 1) to `out`: q, its number of levels, then its norm and signed levels as QSGD does.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         out.omega(int(encoded.codes["q"][0, 0]))
         super().write(encoded, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """Read the codes of one row; return {"q": number of levels, "scale": norm, "level": signed levels}.
 
+
+        `message` describes what is sent (name, size n, clients), without its content.
         # [1, 1], [1, 1], [1, n]"""
         q = torch.tensor([[stream.omega()]], dtype=torch.int32)
         return {"q": q, **super().read(stream, message)}

@@ -48,7 +48,10 @@ class Deflate(Compressor):
         return torch.tensor(bits, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row (k = 1) to `out`: the number of its deflated bytes in the Elias gamma code, then the bytes."""
+        """Write one row (k = 1) to `out`: the number of its deflated bytes in the Elias gamma code, then the bytes.
+
+        `message`, the description of what is sent, is unused.
+        """
         deflated = self._deflated(encoded.codes["row"][0])
         out.gamma(len(deflated))
         for byte in deflated:

@@ -70,7 +70,7 @@ class LowRank(Compressor):
 
         Args:
             rows: Creates tensors with one row for each client.
-            message: Name, size and parameters of the messages.
+            message: Description of these messages: name, size and parameters.
         """
         size = sum(part.b * part.r for part in self._parts(message))
         if self.warm_start and size:
@@ -83,7 +83,7 @@ class LowRank(Compressor):
 
         Args:
             encoded: The encoding that was transmitted.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
         """
         if self._is_warm(message):
             # the second factor, Q, of each matrix; other parts are tuples of one tensor
@@ -101,7 +101,7 @@ class LowRank(Compressor):
         """Split a row into parameter matrices that low-rank factors make smaller, and the columns between them.
 
         Args:
-            message: The message, with the columns and shapes of the parameters.
+            message: Description of what is sent, with the columns and shapes of the parameters in a row.
 
         Returns:
             The parts, in the order of the columns.
@@ -122,7 +122,7 @@ class LowRank(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers of each client, for the first factors.
-            message: The parameters in a row.
+            message: Description of what is sent, with the columns and shapes of the parameters in a row.
 
         Returns:
             The factors and values of each client, as one row of m < n numbers.  # [k, m]
@@ -144,7 +144,7 @@ class LowRank(Compressor):
 
         Args:
             draws: Random numbers, one key per row.
-            message: The message, with its parameters and clients.
+            message: Description of what is sent, with the parameters in a row, and the clients.
 
         Yields:
             The factors of the k clients.  # [k, b, r]
@@ -165,7 +165,7 @@ class LowRank(Compressor):
 
         Args:
             encoded: Values [k, m]: for each matrix its factors P and Q, and all other values of the rows.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
 
         Returns:
             The rows, with the product of P and the transposed Q for each matrix, and other values unchanged.  # [k, n]
@@ -178,7 +178,7 @@ class LowRank(Compressor):
 
         Args:
             encoded: The encoding.
-            message: The message that was given to `compress`.
+            message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
 
         Returns:
             For each part, (P [k, a, r], Q [k, b, r]) of a matrix, or (values [k, columns],) if it is uncompressed.
@@ -192,6 +192,8 @@ class LowRank(Compressor):
         """Return m, the number of float32 values in the encoding of a row.
 
         They are r (a + b) for each matrix [a, b] that has factors of rank r, and all other values of the row.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         return sum(part.values for part in self._parts(message))
 
@@ -200,10 +202,16 @@ class LowRank(Compressor):
         return torch.zeros(len(encoded.values), dtype=torch.int64, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write nothing: there are no codes, because the factors are sent as float32 values."""
+        """Write nothing: there are no codes, because the factors are sent as float32 values.
+
+        `message`, the description of what is sent, is unused.
+        """
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Return {}: there are no codes, because the factors are sent as float32 values."""
+        """Return {}: there are no codes, because the factors are sent as float32 values.
+
+        `message`, the description of what is sent, is unused.
+        """
         return {}
 
 

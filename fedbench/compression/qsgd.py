@@ -57,7 +57,7 @@ class QSGD(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers, one key per row.
-            message: Name of the message, size n of its rows, and its clients.
+            message: Description of what is sent: its name, the size n of its rows, its clients; not the content.
 
         Returns:
             Codes "scale", the norm [k, 1], and "level", signed levels [k, n] int32.
@@ -75,7 +75,7 @@ class QSGD(Compressor):
 
         Args:
             encoded: Codes "scale", the norm of each row [k, 1], and "level", its signed levels from -s to s [k, n].
-            message: Unused.
+            message: Description of what is sent; unused.
 
         Returns:
             The quantized rows.  # [k, n]
@@ -92,6 +92,8 @@ class QSGD(Compressor):
 
         code="fixed": each level has the same width.  "runs": run lengths of zeros, and other levels.  "elias": level l
         has 2 floor(log2(l + 1)) + 1 bits, and a sign unless it is 0.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         if self.code == "runs":
             return FLOAT + runs.count(encoded.codes["level"])
@@ -102,7 +104,10 @@ class QSGD(Compressor):
         return FLOAT + (2 * exponent + 1 + (level > 0)).sum(1)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row (k = 1) to `out`: the norm as 32 bits, then its signed levels in the code `self.code`."""
+        """Write one row (k = 1) to `out`: the norm as 32 bits, then its signed levels in the code `self.code`.
+
+        `message`, the description of what is sent, is unused.
+        """
         out.floats(encoded.codes["scale"][0])
         if self.code == "runs":
             runs.write(encoded.codes["level"][0], out)
@@ -116,7 +121,10 @@ class QSGD(Compressor):
                 out.fixed(int(level < 0), 1)  # the sign
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row that `write` wrote; return {"scale": the norm [1, 1], "level": signed levels [1, n] int32}."""
+        """Read one row that `write` wrote; return {"scale": the norm [1, 1], "level": signed levels [1, n] int32}.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         scale = stream.floats(1)[None]
         if self.code == "runs":
             levels = runs.read(stream, message.size)  # run lengths of zeros, and other levels

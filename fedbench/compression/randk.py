@@ -46,7 +46,7 @@ class RandK(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers of each row, for its key.
-            message: The message, with the length n of its rows.
+            message: Description of what is sent, such as the size n of its rows; not the content.
 
         Returns:
             The selected values [k, m] and two codes.  "key" is a random int64 per row [k, 1]; "positions" are the
@@ -72,7 +72,10 @@ class RandK(Compressor):
         return positions.scatter(encoded.values * scale, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of selected values of a row of n = message.size values: ceil(share * n), at least 1."""
+        """Return m, the number of selected values of a row of n = message.size values: ceil(share * n), at least 1.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -80,11 +83,17 @@ class RandK(Compressor):
         return torch.full((len(encoded.values),), KEY, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the key of one row (k = 1) to `out`, as 64 bits; the positions follow from it."""
+        """Write the key of one row (k = 1) to `out`, as 64 bits; the positions follow from it.
+
+        `message`, the description of what is sent, is unused.
+        """
         out.fixed(int(encoded.codes["key"]) % 2**KEY, KEY)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the key of one row; return {"key": the key [1, 1], "positions": those that follow from it [1, m]}."""
+        """Read the key of one row; return {"key": the key [1, 1], "positions": those that follow from it [1, m]}.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         bits = stream.fixed(KEY)  # the key as a number without sign
         key = torch.tensor([[bits - 2**KEY if bits >> (KEY - 1) else bits]])
         return {"key": key, "positions": self._positions(key, message)}

@@ -40,12 +40,18 @@ class Sign(Compressor):
         return torch.full((len(encoded.values),), FLOAT + message.size, device=encoded.values.device)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write one row (k = 1) to `out`: the scale as 32 bits, and one bit per value, 1 for a negative one."""
+        """Write one row (k = 1) to `out`: the scale as 32 bits, and one bit per value, 1 for a negative one.
+
+        `message`, the description of what is sent, is unused.
+        """
         out.floats(encoded.codes["scale"][0])
         for negative in encoded.codes["negative"][0].tolist():
             out.fixed(int(negative), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row that `write` wrote; return {"scale": [1, 1], "negative": True where the value is < 0 [1, n]}."""
+        """Read one row that `write` wrote; return {"scale": [1, 1], "negative": True where the value is < 0 [1, n]}.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         scale = stream.floats(1)[None]
         return {"scale": scale, "negative": torch.tensor([[stream.fixed(1) == 1 for _ in range(message.size)]])}

@@ -93,7 +93,7 @@ class STC(Compressor):
 
         Args:
             encoded: The codes of `compress`.
-            message: The message, with the length n of its rows.
+            message: Description of what is sent, such as the size n of its rows; not the content.
 
         Returns:
             The rows that the receiver gets.  # [k, n]
@@ -110,6 +110,8 @@ class STC(Compressor):
 
         sattler: 32 for the mean, the code of m positions, and m signs.
         pfednet: 64 for two means, n bits that tell which values are selected, and a sign for each of these.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         if self.variant == "pfednet":
             return 2 * FLOAT + message.size + (encoded.codes["trit"] != 0).sum(1)
@@ -120,6 +122,8 @@ class STC(Compressor):
         """Write the codes of one row (k = 1) to `out`: the mean magnitudes as 32 bits each, then positions and signs.
 
         With variant="pfednet" these are one bit per value, and a sign after it if the value is selected.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         out.floats(encoded.codes["mean"][0])
         if self.variant == "pfednet":
@@ -136,6 +140,8 @@ class STC(Compressor):
         """Read the codes of one row that `write` wrote.
 
         They are "mean", "positions" and "negative", or with variant="pfednet" "mean" and "trit", as in `compress`.
+
+        `message` describes what is sent (name, size n, clients), without its content.
         """
         if self.variant == "pfednet":
             mean = stream.floats(2)[None]  # of the selected positive values, and of the negative ones

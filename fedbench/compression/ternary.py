@@ -37,7 +37,7 @@ class Ternary(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Random numbers of each row.
-            message: The message, with the length n of its rows.
+            message: Description of what is sent, such as the size n of its rows; not the content.
 
         Returns:
             Codes "scale", the largest magnitude [k, 1], and "trit" [k, n] int8: the sign of x, -1 or 1, with
@@ -73,7 +73,10 @@ class Ternary(Compressor):
             out.fixed(byte, BYTE)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read one row that `write` wrote; return {"scale": [1, 1], "trit": the values -1, 0 or 1 [1, n]}."""
+        """Read one row that `write` wrote; return {"scale": [1, 1], "trit": the values -1, 0 or 1 [1, n]}.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         scale, trits = stream.floats(1)[None], []
         for _ in range(-(-message.size // TRITS)):  # ceil(n / 5) bytes, of 5 digits in base 3 each
             byte = stream.fixed(BYTE)

@@ -36,7 +36,7 @@ class TopK(Compressor):
         Args:
             x: The rows to send, one per client.  # [k, n]
             draws: Unused, because nothing is random.
-            message: The message, with the length n of its rows.
+            message: Description of what is sent, such as the size n of its rows; not the content.
 
         Returns:
             The selected values [k, m], with the code "positions", their ascending positions [k, m].
@@ -49,7 +49,10 @@ class TopK(Compressor):
         return positions.scatter(encoded.values, encoded.codes["positions"], message.size)
 
     def num_values(self, message: Message) -> int:
-        """Return m, the number of selected values of a row of n = message.size values: ceil(share * n), at least 1."""
+        """Return m, the number of selected values of a row of n = message.size values: ceil(share * n), at least 1.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         return positions.num_selected(self.share, message.size)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -57,9 +60,15 @@ class TopK(Compressor):
         return positions.count(encoded.codes["positions"], message.size)
 
     def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
-        """Write the positions of one row (k = 1) to `out`: a bitmap or coded gaps, whichever is shorter."""
+        """Write the positions of one row (k = 1) to `out`: a bitmap or coded gaps, whichever is shorter.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         positions.write(encoded.codes["positions"][0], message.size, out)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """Read the codes of one row that `write` wrote; return {"positions": the m selected positions [1, m]}."""
+        """Read the codes of one row that `write` wrote; return {"positions": the m selected positions [1, m]}.
+
+        `message` describes what is sent (name, size n, clients), without its content.
+        """
         return {"positions": positions.read(stream, self.num_values(message), message.size)}

@@ -58,7 +58,7 @@ class ImageEmbedding(nn.Module):
 
         # [B, 1 + patches, width]
         """
-        x = torch.cat([x] * self.copies, 1) if self.copies > 1 else x
+        x = torch.cat([x] * self.copies, 1) if self.copies > 1 else x  # grey images as colour images
         patches = self.patches(x).flatten(2).transpose(1, 2)  # [B, patches, width]
         class_token = torch.zeros_like(patches[:, :1]) + self.class_token
         return torch.cat([class_token, patches], 1) + self.position

@@ -37,7 +37,7 @@ Layer = Callable[[str, Tensor], Tensor]  # (name of a layer, its inputs [A, ...]
 
 
 class TextTower:
-    """Text features of C classes as a function of a context.
+    """Text features of C classes as a function of a context, token embeddings before the class names.
 
     Source: CoOp (Zhou et al., IJCV 2022), unified context before the class name.
 

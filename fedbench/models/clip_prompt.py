@@ -1,4 +1,4 @@
-"""A prompt for a frozen CLIP: the row is the context, l token embeddings before the class names.
+"""A prompt for a frozen CLIP: the parameters are the context, l token embeddings before the class names.
 
 CoOp (Zhou et al., IJCV 2022); with federated averaging PromptFL (Guo et al., 2023).  logits = s <g(x), text(P)_c> with
 L2-normalized features and s = exp(logit_scale) of the backbone.  Any algorithm can train it: Local is CoOp, FedAvg is
@@ -170,6 +170,8 @@ class CLIPPrompt(MoveListener):
         def layer(name: str, x: Tensor) -> Tensor:
             """Return the output of a layer for the input x, computed with its parameters in `params`.
 
+            batched: whether these have an axis of clients.  context: options of the forward pass, such as dropout.
+
             Args:
                 name: Name of the layer within the tower's blocks, such as "0.qkv".
                 x: Its input.  # [..., width]
@@ -205,7 +207,8 @@ class CLIPPrompt(MoveListener):
             id(p): nn.Parameter(p.detach(), requires_grad=False) for p in self.text_tower.blocks.parameters()
         }
         self.blocks = self.text_tower.blocks = copy.deepcopy(self.text_tower.blocks, shared_values)
-        self._layers = (BatchedLayers(self),)  # in a tuple, so that torch.nn.Module does not register it as submodule
+        # computes layers of k clients; in a tuple, so that torch.nn.Module does not register it as submodule
+        self._layers = (BatchedLayers(self),)
         return ["shared", "own"]  # the two parts of the learned context
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
@@ -243,7 +246,7 @@ class CLIPPrompt(MoveListener):
             params: Named parameters: the prompts [l, d] or [k, l, d] in two parts, and those of adapted layers.
             inputs: One entry, the image features.  # [B, D] or [k, B, D]
             batched: Whether params and inputs have the axis of k clients.
-            context: What the forward pass needs besides (`ForwardContext`).
+            context: Options of the forward pass, such as dropout (`ForwardContext`); not the context of the prompt.
             until: Name of a layer whose input is wanted.  Must be None, because a prompt has no layer named head.
 
         Returns:

@@ -40,6 +40,7 @@ class Block(nn.Module):
             x: Its inputs.  # [B, inputs, H, W]
             embedding: Embedding of noise step and class.  # [B, E]
         """
+        # told: linear layer that maps the embedding to the channels
         return self.skip(x) + self.after(self.before(x) + self.told(embedding)[:, :, None, None])
 
 

@@ -55,7 +55,7 @@ class GatedUnit(nn.Module):
 
 
 class FeatureTransformer(nn.Module):
-    """f: gated units.  The input of each unit after the first one is added to its output.
+    """Feature transformer: a chain of gated units.  The input of each unit after the first is added to its output.
 
     Args:
         shared: Linear layers of the first units, which are submodules of TabNet.

@@ -173,7 +173,7 @@ def decode_cached(
     def decode_all() -> dict[str, np.ndarray]:
         """Return the decoded pictures [n, channels, side, side] under the name "images", the content of the cache.
 
-        The other variables are the arguments of `decode_cached`.
+        The other variables are the arguments of `decode_cached`.  is_extra: whether they complement another set.
         """
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", source)
         used = window_of(files, window, source)  # differs from window only if it is None and pictures have > 8 bits

@@ -1,4 +1,4 @@
-"""Batches of the clients of a chunk, and their loader.
+"""Batches of a chunk, the clients that are computed at once, and the loader of these batches.
 
 Letters: k clients, B batch size, b size of a part of a batch, T local steps, C classes.
 """

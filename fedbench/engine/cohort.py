@@ -586,7 +586,7 @@ class Cohort:
             is_sound = (out.loss.abs() < MAX_LOSS) & torch.isfinite(out.theta.sum(1))  # [K]
             if not bool(is_sound.all()):
                 self._raise_divergence(int(torch.nonzero(~is_sound)[0].item()), out.loss)
-            self.cost.loss = self._honest_loss(out.loss, schedule.num_steps)
+            self.cost.loss = self._honest_loss(out.loss, schedule.num_steps)  # mean over honest clients
             self.cost.losses = out.loss
 
     def _honest_loss(self, loss: Tensor, num_steps: np.ndarray) -> float:

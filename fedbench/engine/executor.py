@@ -1,4 +1,4 @@
-"""Executors divide the clients of a cohort into chunks, and compute the chunks.
+"""Executors divide the clients of a cohort into chunks, each of which is computed at once, for example by torch.vmap.
 
 Results do not depend on the executor, up to rounding.
 

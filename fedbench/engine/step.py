@@ -1,4 +1,4 @@
-"""A local step of the clients of a chunk: what a method's step function reads, computes and changes.
+"""A local step of a chunk, the clients computed at once: what a method's step function reads, computes and changes.
 
 The clients of a chunk are in descending order of their number of steps.  The k clients that still train in a step are
 therefore the first k rows.  `Step` (called s in methods) shows only these rows.  A `Batch` pads smaller batches with

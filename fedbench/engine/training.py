@@ -1,4 +1,4 @@
-"""Local training of a cohort.
+"""Local training of a cohort, chunk by chunk.  A chunk has the clients that are computed at once.
 
 `LocalTraining` holds the settings that a method may change.  `BatchSchedule` holds the random batches of all clients.
 `CohortTraining` runs the chunks of a cohort on the executor and collects their rows.
@@ -368,7 +368,7 @@ class CohortTraining:
             self.outputs[name][where] = values
             if has_other_ranks and not torch.equal(values, self.state[name][index]):  # only these are sent
                 self.changed_names.add(name)
-        for rows_name, buffers in self.stored_buffers.items():
+        for rows_name, buffers in self.stored_buffers.items():  # buffers that clients keep between rounds
             for buffer, values in buffers.items():
                 values[index] = chunk.optimizer_state[rows_name][buffer]
 

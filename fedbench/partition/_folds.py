@@ -70,7 +70,7 @@ def _assign_folds(
         arrays: The data set.
         labels: Label of each sample of the data set, [n].
         folds: k, the number of folds.
-        rng: The generator that orders the groups of each label at random.
+        rng: The generator that orders the subjects (or samples) of each label at random.
 
     Returns:
         The fold of each sample, 0 to k - 1, and -1 for extra samples, [n_i].

@@ -96,7 +96,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
     num_clients, num_new = cfg.partition.num_clients, cfg.new_clients.count
     method.check_settings(
         num_clients=None if num_clients is None else clients_to_train(num_clients, num_new),
-        groups=list(cfg.model.get("columns") or ()),
+        groups=list(cfg.model.get("columns") or ()),  # names of the model's column groups (named sets of parameters)
         optimizer=component(cfg, "optimizer"),
     )
 
@@ -324,7 +324,7 @@ def engine(
     # whether each process trains its own clients only
     ranks.by_owner = divides_samples(cfg) or divides_rows(cfg)
     clients = _clients(cfg, arrays, split, device)
-    training = _training(cfg, clients)  # the federation without new clients
+    training = _training(cfg, clients)  # the federation without the new clients, which only adapt the final model
     component(cfg, "adapter").check(training.num_clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"

@@ -30,8 +30,8 @@ RESERVED = ("columns", "freeze")  # keys of the group that are not passed to the
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     """Build the model for the data of a federation, with its adapter.  Its initialization depends on the seed.
 
-    The parameters that an adapter adds form the column group "adapter".  They are also in the model's column groups
-    whose patterns match their names.
+    A column group is a named set of parameters.  Those that an adapter adds form the group "adapter".  They are also in
+    the model's groups whose patterns match their names.
 
     Args:
         cfg: The checked configuration.

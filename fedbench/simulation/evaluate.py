@@ -54,7 +54,7 @@ def personal(
 def personal_and_global(
     algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
 ) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
-    """Return the test metrics of the deployed models and of the global model.
+    """Return the test metrics of the deployed models, with which clients predict, and of the global model.
 
     Args:
         algorithm: The federated method, such as FedAvg.
@@ -74,7 +74,7 @@ def personal_and_global(
         is_global = row is not None and isinstance(rows, Tensor) and torch.equal(rows, row)
         all_deploy_global = all_deploy_global and is_global
     scopes = {"personal": _concatenated(metrics)}
-    if row is not None:
+    if row is not None:  # shared: the metrics of one model that all clients use
         scopes["global"] = scopes["personal"] if all_deploy_global else shared(row, engine, ids, round)
     return scopes, all_deploy_global
 

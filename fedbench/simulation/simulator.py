@@ -197,6 +197,7 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
             raise KeyboardInterrupt
     if sim.is_paused:
         return
+    # what the method itself measures of each client, if anything, in measured.npz
     write_measured(sim.run_dir, sim.algorithm, sim.engine, _evaluated(sim))
     if cfg.new_clients.count:
         adapt_new_clients(sim, stop.raise_if_requested)

@@ -1,4 +1,4 @@
-"""The runs of a method: groups of runs in results/, and rows of printed tables."""
+"""Results of a method: groups of runs with equal labels (name, options) in results/, and rows of printed tables."""
 
 from __future__ import annotations
 

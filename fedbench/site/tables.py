@@ -61,7 +61,7 @@ def printed_tables(root: Path) -> list[PrintedTable]:
         reported: Any = pd.DataFrame(paper.read_table(name))
         reported = reported[reported["metric"].map(is_measured)]
         if len(reported):
-            # without rows of cells for which there is no run
+            # form: full, reduced (a smaller setting than printed) or not run; without cells for which there is no run
             ours = cells[(cells["table"] == name) & (cells["form"] != "not run")]
             of_table = [experiment for experiment in experiments if paper.names_table(experiment.paper, name)]
             tables.append(_table(name, reported, ours, of_table, descriptions.get(name, {})))
@@ -83,6 +83,7 @@ def _table(
     reported = reported.assign(cell=range(len(reported)))  # keeps the order of the cells, and their identity
     # a row per printed cell and our value of it; several rows if pages have several values
     merged = reported.merge(ours.drop(columns="table"), how="left", on=CELL_KEYS)
+    # form: how our run relates to the printed one, such as full, reduced (a smaller setting) or not run
     merged["form"] = pd.Categorical(merged["form"].fillna("not run"), FORMS, ordered=True)
     merged = merged.sort_values(["cell", "form"], kind="stable").astype({"mean": float})
     first = reported.iloc[0]
@@ -97,7 +98,7 @@ def _table(
             "ours": spread(row["ours"], row["ours_std"]) if is_run else "",
             "difference": f"{row['ours'] - row['mean']:+,.2f}" if is_run else "",
             "form": row["form"],
-            "run_with": row["run_with"] if isinstance(row["run_with"], str) else "",
+            "run_with": row["run_with"] if isinstance(row["run_with"], str) else "",  # overrides of the experiment
             "page": row["page"] if is_run else "",
         })  # fmt: skip
     return PrintedTable(

@@ -133,7 +133,7 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np
         keys = np.sort(client_bits | score_bits | positive[:, c].astype(np.uint64))  # [n], still in client order
         label = (keys & np.uint64(1)).astype(np.float64)  # [n]
         tie = keys >> np.uint64(1)  # [n], equal for the tied samples of a client
-        first = np.flatnonzero(np.append(True, tie[1:] != tie[:-1])[: len(tie)])  # [ties], where each group begins
+        first = np.flatnonzero(np.append(True, tie[1:] != tie[:-1])[: len(tie)])  # [ties], where each tie begins
         length = np.diff(np.append(first, len(tie)))  # [ties]
         rank = np.repeat(first + (length - 1) / 2, length) - start  # [n], mean of the tied ranks, from 0 per client
         positives = np.bincount(client, label, num_clients)  # [N]

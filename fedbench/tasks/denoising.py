@@ -142,7 +142,7 @@ class Denoising(Task):
         """Determine the normalized values of black and white pixels, from which images are scaled to [-1, 1].
 
         Training data may be standardized (dataset.normalize), so that these values differ by channel.  They are set as
-        ``black`` and ``white``, [C, 1, 1].
+        ``black`` and ``white``, [channels, 1, 1] each.
 
         Raises:
             ConfigError: The inputs are not images.

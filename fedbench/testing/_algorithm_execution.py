@@ -104,7 +104,7 @@ def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
 
     Args:
         case: The method to check, with a small model and federation.
-        plan: How clients are computed, a name in `PLANS`.
+        plan: How clients are computed, a name in `PLANS`, such as "loop" (one by one).
         description: The plan in words, for the message.
     """
     state = state_of(run_rounds(case.simulation(plan), 3))
@@ -157,7 +157,8 @@ def only_trained_columns_move(case: Case) -> None:
 
     Remedy: update rows by s.descend(gradient), or change s.theta in s.columns only.
     """
-    # cohort.train is replaced by a function that trains and then asserts that other columns are the same
+    # A column group is a part of the model, as positions (columns) in the vector of a client's parameters.
+    # cohort.train is replaced by a function that trains and then asserts that other columns are the same.
     with probes.trained_by(_train_and_compare_columns):
         run_rounds(case.simulation(), 2)
 

@@ -1,4 +1,4 @@
-"""A method on the small federation: 4 of 6 clients per round, with the smallest suitable model.
+"""Runs of a method for its checks: a small federation, 4 of 6 clients per round, and the smallest suitable model.
 
 If the method allows momentum, the clients' optimizer has momentum and keeps its buffers between rounds.
 """

@@ -127,7 +127,7 @@ def engine_on(
         federation: The samples of all clients; its cohort size is set in place.
         module: A module, or a FlatModel, whose parameters are one vector.
         optimizer: The optimizer of clients; None for SGD with learning rate 0.1.
-        plan: How clients are computed, or its name in PLANS.
+        plan: How clients are computed, or its name in PLANS, such as "vmap" (all at once) or "loop" (one by one).
         columns: The column groups of the model, patterns of parameter names by group; not used for a flat model.
         limits: The largest number of bytes of client states in memory.  If there are more, they are stored in files.
         cohort_size: The number of clients per round; default: all.

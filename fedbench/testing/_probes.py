@@ -55,7 +55,7 @@ def other_padding() -> Iterator[None]:
         step = arguments.pop("step", None) or default_step(extra_grad)
         return train(start, step=lambda s, batch: step(s, _with_other_padding(batch)), **arguments)
 
-    with trained_by(wrapper):
+    with trained_by(wrapper):  # in place of cohort.train
         yield
 
 

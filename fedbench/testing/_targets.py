@@ -1,4 +1,4 @@
-"""Resolve the class that is checked: a class, its dotted path, or an option of a group of conf."""
+"""Resolve the target of a check: a class, its dotted path, or an option of a group (a folder of conf, as model)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def described(
     """Return the path of a class under `_target_`, and its options, as the YAML files in conf have them.
 
     Args:
-        group: The group of conf.
+        group: The group of conf, such as "model".
         target: The class, its dotted path, or an option of the group.
         options: Arguments of its constructor, which replace those of the option.
         base: The required base class; None to build no object and accept every class.
@@ -65,7 +65,7 @@ def entry_of(group: str, values: dict[str, Any]) -> dict[str, Any]:
     In a file of conf/callbacks, they are below the name of the callback; in other groups, they are all values.
 
     Args:
-        group: The group of conf.
+        group: The group of conf, such as "model".
         values: The content of the YAML.
 
     Raises:

@@ -71,7 +71,7 @@ class AdapterCase:
         """Train a new model for two epochs.
 
         Args:
-            plan: How clients are computed, a name in `PLANS`.
+            plan: How clients are computed, a name in `PLANS`, such as "vmap" (all at once) or "loop" (one by one).
 
         Returns:
             The model, and the clients' rows [K, P].
@@ -251,7 +251,8 @@ def mapped_over_clients(case: AdapterCase) -> None:
     Remedy: compute each sample in `forward` from itself and the parameters of the layer.
     """
     module = case.flat().module
-    module.get_submodule("embed").register_forward_hook(lambda *_: None)  # modules with hooks are not traced
+    # A module with a hook is not traced to operations on all clients, so that FlatModel maps it by torch.vmap.
+    module.get_submodule("embed").register_forward_hook(lambda *_: None)
     mapped = FlatModel(module)
     logits, gradients = _logits_and_gradients(mapped, rows_of(mapped), case.inputs())
     for i in range(K):

@@ -1,4 +1,4 @@
-"""Checks of methods: executors, random numbers, resuming, communication; case.states[r] is the state after r rounds.
+"""Checks of methods.  case.states[r]: all tensors after r rounds.  A client deploys the model with which it predicts.
 
 A method runs on a small federation of 6 clients with 4 to 21 samples, 4 of them per round, on the smallest suitable
 model.  If it allows momentum, the optimizer has momentum and keeps its buffers between rounds.
@@ -120,7 +120,7 @@ def a_seed_repeats(case: Case) -> None:
     """
     again, other = (state_of(run_rounds(case.simulation(seed=seed), 2)) for seed in (0, 1))
     assert_same(again, case.states[2], message="{} in a second run with the same seed")
-    # rows that clients deploy, or the personal part of them; 6 numbers may be equal with two seeds
+    # the parameters that clients deploy, or their personal part; 6 or fewer numbers may be equal by chance
     names = [n for n in ("/deployed", "/deployed/theta") if n in again and again[n].numel() > 6]
     are_equal = not names or any(torch.allclose(again[n], other[n]) for n in names)
     assert not are_equal, "clients deploy the same rows with another seed"
@@ -193,7 +193,7 @@ def only_the_cohort_changes(case: Case) -> None:
     for r in range(1, ROUNDS):
         before, after = case.states[r : r + 2]
         others = np.setdiff1d(ALL_IDS, COHORTS[r])
-        for name in (n for n in before if n.startswith("/rows/")):
+        for name in (n for n in before if n.startswith("/rows/")):  # the states of clients, [N, ...] each
             changed = [str(i) for i in others if not torch.equal(after[name][i], before[name][i])]
             found = f"{label_of(name)} of client {', '.join(changed)} changed in a round without this client"
             assert not changed, found

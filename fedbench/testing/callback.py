@@ -254,7 +254,7 @@ def state_is_json(case: CallbackCase) -> None:
 
     Remedy: return numbers, text, lists and dicts with text as keys from `on_checkpoint`.
     """
-    for state in case.two_uninterrupted[0].recorded.states:
+    for state in case.two_uninterrupted[0].recorded.states:  # what on_checkpoint returned in a complete run
         try:
             restored = json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:

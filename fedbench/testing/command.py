@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
 
 def _report(args: argparse.Namespace) -> Any:
-    """Return the Report of the checks of the target.
+    """Return the Report of the checks of the target, the class or option that the command names.
 
     Raises:
         ConfigError: The target cannot be built, or a flag is for another kind of target.

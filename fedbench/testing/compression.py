@@ -1,6 +1,6 @@
-"""Checks of compressors on random rows, a vector to send for each of K = 5 clients: values, keys, number of bits.
+"""Checks of compressors on random rows, vectors that K = 5 clients send.  A Message is what both sides know beforehand.
 
-The longest rows have SIZE = 300 values, which include matrices of 10 x 20 and 6 x 3 x 5, and on shorter rows.
+The longest rows have SIZE = 300 values, which include matrices of 10 x 20 and 6 x 3 x 5.  Other rows are shorter.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def exact_is_exact(case: CompressionCase) -> None:
     x = rows_of(SIZE)
     received, bits = case.send(x, message_of(SIZE))
     if case.make().exact:
-        is_exact = _equal(received, x) and bool((bits == FLOAT * SIZE).all())
+        is_exact = _equal(received, x) and bool((bits == FLOAT * SIZE).all())  # FLOAT: 32 bits
         assert is_exact, f"`exact` is set, but rows are received changed or do not take {FLOAT} bits per value"
     most = int(bits.max())
     # 33 bits for each of the values, and four numbers of 32 bits for the whole row

@@ -73,7 +73,7 @@ class ModelCase:
         """Return an engine that trains a model.
 
         Args:
-            plan: How clients are computed, a name in `PLANS`.
+            plan: How clients are computed, a name in `PLANS`, such as "vmap" (all at once) or "loop" (one by one).
             model: The model; None for a new one.
         """
         optimizer = SGD(lr=0.01, momentum=0.9)
@@ -144,6 +144,7 @@ class ModelCase:
             return "its own batched forward pass"
         if self.model.uses_vmap:
             return "torch.vmap"
+        # a graph of operations on all clients, made by tracing the module
         return "a traced graph" + (" with a manual backward pass" if self.model.manual_backward is not None else "")
 
 
@@ -425,6 +426,7 @@ def columns_are_respected(case: ModelCase) -> None:
 
     Remedy: use every parameter of the group in `forward`.
     """
+    # columns: the positions of a group's parameters in a row, by the name of the group
     groups = {name: columns & case.model.trained for name, columns in case.model.columns.items()}
     groups = {name: columns for name, columns in groups.items() if 0 < columns.size < case.model.trained.size}
     if not groups:

@@ -184,6 +184,7 @@ def sizes_are_kept(case: PartitionCase) -> None:
     if not (hasattr(partition, "min_size") or hasattr(partition, "min_test")):
         raise SkipTest("it has no options min_size and min_test")
     arrays = example_data()
+    # assign divides two pools, the published training samples and the published test samples, over clients
     for name, clients in zip(("min_size", "min_test"), case.assign(arrays, _pools(arrays))):
         limit, smallest = getattr(partition, name, 0), clients.sizes.min()
         assert smallest >= limit, f"{name}={limit}, but a client has {smallest} samples"

@@ -106,8 +106,8 @@ def score(e: Engine, has_canary: bool, clip: float, size: float) -> float:
         change = torch.zeros(len(cohort), LENGTH)
         change[:, 1] = 0.5 * clip  # the others move along another axis than the canary, which moves along axis 0
         change[cohort.index == 0] = torch.eye(LENGTH)[0] * size * clip  # index: the client of each row
-        up = cohort.upload(w=received + change, relative_to={"w": "w"})
-        w = cohort.mean(up.w, updates="w")
+        up = cohort.upload(w=received + change, relative_to={"w": "w"})  # what is clipped is the change of w
+        w = cohort.mean(up.w, updates="w")  # the broadcast w plus the noisy mean of the changes
     return float(w[0])
 
 

@@ -89,7 +89,7 @@ def check_labels_occur(arrays: Arrays, name: str) -> Arrays:
     if arrays.task not in ("classification", "segmentation") or arrays.class_names is not None:
         return arrays
     labels, classes = np.unique(arrays.targets), arrays.num_classes
-    labels = labels[(labels >= 0) & (labels < classes)]  # without that of pixels without a class
+    labels = labels[(labels >= 0) & (labels < classes)]  # without the label of pixels that have no class
     shown = ", ".join(map(str, labels[:4])) + (", ..." if len(labels) > 4 else "")
     advice = "number the classes from 0, or name all of them, from 0 on, in an array `classes`"
     require(

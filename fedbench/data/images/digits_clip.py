@@ -104,6 +104,7 @@ class DigitsCLIP:
         if self.style == "all":
             arrays.domain = np.repeat(np.arange(len(STYLES)), 3 * len(label))
             arrays.domain_names = list(STYLES)
+        # official_bug: images and labels are mixed up on purpose, as in the papers' released code
         return mispaired(arrays) if self.label_pairing == "official_bug" else arrays.check()
 
 

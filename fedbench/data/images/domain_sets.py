@@ -225,35 +225,36 @@ def images_from_top(
 ) -> "Callable[[Arrays, Split, bool], Arrays]":
     """Return a function that pairs images and labels as pFedMoAP and FedOTP do by mistake (label_pairing=official_bug).
 
-    The k-th sample of a client keeps its label, but has the k-th image in the list of its domain and part.  The
-    function is called as `Arrays.fit`, as soon as the samples of each client are known.
+    Of a client's samples of one domain and part, the k-th keeps its label, but has the k-th image in the list of this
+    domain and part.  The function is called as `Arrays.fit`, as soon as the samples of each client are known.
 
     Args:
         domain: Domains [n].
         split: Parts, as codes from 0 to 3 such as TRAIN and TEST [n].
         order: All samples [n].  Those of one domain and part, in this order, are its list.
     """
-    group = domain * 4 + split  # [n], one number for each domain and part; there are at most 4 parts
-    lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
+    list_of = domain * 4 + split  # [n], the list of each sample: a number for its domain and part, of at most 4 parts
+    lists = {number: order[list_of[order] == number] for number in np.unique(list_of).tolist()}
 
     def fit(arrays: Arrays, clients: "Split", normalize: bool) -> Arrays:
         """Return the arrays, in which a client's samples of a domain and part have the first images of their list.
 
         This is the papers' mistake: their labels belong to other images, and clients share images.
-        `group` has a number for the domain and part of each sample, and `lists` the samples of each such number.
+        `list_of` has the number of each sample's list, which is that of its domain and part (train, val or test).
+        `lists` is a dict from this number to the samples in the list.
 
         Args:
             arrays: The arrays.
             clients: The samples of each client.
             normalize: Not used: `Arrays.fit` passes it for tables.
         """
-        image_of = np.arange(len(group))  # the image of each sample
+        image_of = np.arange(len(list_of))  # the image of each sample
         for part in (clients.train, clients.val, clients.test):
             for client in range(len(part)):
                 samples = part[client]
-                for g in np.unique(group[samples]).tolist():  # the client's samples of each domain and part
-                    members = samples[group[samples] == g]
-                    image_of[members] = lists[g][: len(members)]
+                for number in np.unique(list_of[samples]).tolist():
+                    members = samples[list_of[samples] == number]  # the client's samples of one domain and part
+                    image_of[members] = lists[number][: len(members)]
         return replace(arrays, shared={"inputs": image_of})  # sample i has row image_of[i] of the inputs
 
     return fit

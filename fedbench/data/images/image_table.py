@@ -185,7 +185,7 @@ class ImageTable:
                 f"dataset.columns.label={column} is a list, which names the classes: set dataset.classes and "
                 "dataset.label_separator to null",
             )
-            return column, join_columns([table.pattern(name) for name in column], column, where)
+            return column, join_columns([table.pattern(name) for name in column], column, where)  # pattern: the cells
         if self.label_separator is not None:
             return split_lists(table.columns[str(column)], self.label_separator, self.classes, where)
         if self.classes is None:

@@ -63,7 +63,8 @@ class AnswerRule:
     def classes(self, answers: Iterable[str]) -> list[str]:
         """Return the answers that are classes of a natural client, sorted.
 
-        They occur at least ``min_count`` times.  With top100_drop, only the 100 most frequent ones are classes.
+        They occur at least ``min_count`` times.  With the option selection=top100_drop, only the 100 most frequent ones
+        are classes, and questions with other answers are removed.
 
         Args:
             answers: The normalized training answers, with repetitions.

@@ -75,11 +75,12 @@ class FedPIAMixed(QuestionOptions):
 
         ``labelled`` is a dict from the name of a data set to the number of pairs of a radiograph and a report to use.
         """
-        # picture_names: for each data set, its files and the names of its pictures
+        # rule: which answers are classes; picture_names: for each data set, its files and the names of its pictures
         questions, picture_names = rows_to_questions(self._questions.read(), self.sets, SOURCE, self.rule)
         labelled: list[Labelled] = []
         num_pictures = sum(len(names) for _, names in picture_names)
-        for silo, (name, source) in enumerate(self._labelled.items()):  # source: a MedViLL, which reads the files
+        # silo: the index of the natural client; source: a MedViLL, which reads the files
+        for silo, (name, source) in enumerate(self._labelled.items()):
             pairs = source.pairs(limit=self.labelled[name])  # at most this many; None: all
             for i, (text, labels, part) in enumerate(zip(pairs.texts, pairs.labels, pairs.split.tolist())):
                 labelled.append(Labelled(image=num_pictures + i, text=text, labels=labels, split=part, silo=silo))

@@ -76,6 +76,7 @@ def read_rows(files: Files, source: str | None = None) -> list[Row]:
         rows.sort(key=lambda row_and_split: row_and_split[1])
     else:
         folder = "images"
+        # json reads the first of its files that exists: without the repackaged one, its message names both
         rows = [(row, split) for split, name in REPACKAGED.items() for row in files.json(name, PUBLISHED)]
     return [_row(files, folder, row, split, source) for row, split in rows]
 

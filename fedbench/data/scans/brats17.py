@@ -158,7 +158,7 @@ class BraTS17:
                 f"dataset.size={self.size} must be at most the height and width of {scan.mask}, which has "
                 f"{tumour.shape} voxels: lower dataset.size",
             )
-            # Tumour voxels are counted in each plane across an axis: rows, columns, and slices.
+            # the slices x (rows) and y (columns) of the patch, by the number of tumour voxels in each row and column
             x, y = (self._span(tumour.sum(axes), self.size) for axes in ((1, 2), (0, 2)))
             z = int(tumour.sum((0, 1)).argmax())  # the slice with the largest tumour area
             require(

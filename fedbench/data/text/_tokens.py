@@ -238,6 +238,7 @@ def _file_tokenizer(path: str) -> Tokenizer:
     padding = next((i for word in PADDINGS if (i := loaded.token_to_id(word)) is not None), PADDING)
 
     def encode_whole(text: str, length: int) -> list[int]:
+        """Return at most `length` tokens of a text, with the special tokens that an encoder expects, such as [CLS]."""
         loaded.enable_truncation(length)
         try:
             return loaded.encode(text).ids

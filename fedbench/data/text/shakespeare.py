@@ -88,7 +88,9 @@ class Shakespeare:
             yield len(speech) - self.length, windows
 
     def _unsplit_users(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
-        """Yield (number of windows at stride 1, selected windows) for each user of LEAF.
+        """Yield (number of windows at stride 1, selected windows) for each user of LEAF, a role of a play.
+
+        The option ``test`` is the fraction of test windows.
 
         Args:
             files: LEAF's JSON files without a split into training and test.

@@ -67,6 +67,7 @@ class Attackers:
             Returns:
                 The run's aggregation rule, or the mean, of all K changes.  # [p]
             """
+            # change: the honest changes of all K clients; of_attackers: positions of the f attackers among them
             return self._aggregate(context, change.index_copy(0, of_attackers, rows))
 
         path = f"{name}/{call}" if call else name  # of the attack's state and random numbers for this upload

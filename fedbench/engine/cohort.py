@@ -481,7 +481,7 @@ class Cohort:
         released = central.release(
             self.context,
             uploads,
-            members=self._round_ids,
+            members=self._round_ids,  # all clients of the round, of which this cohort may be a part
             center=center,
             index=self.cost.releases,  # number of earlier releases in the round
             average=average,

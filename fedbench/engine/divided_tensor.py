@@ -439,6 +439,7 @@ def _view(x: DividedTensor, view: Callable[[Tensor], Tensor]) -> DividedTensor:
         x: The divided tensor.
         view: From rows [k, ...] or [K, ...] to a view of them, computed for each row by itself.
     """
+    # (x, view): how to compute all rows of the result, once an operation needs them
     return DividedTensor(view(x.local), x.owners, x.ranks, (x, view))  # type: ignore[call-arg]
 
 

@@ -57,7 +57,12 @@ class DifferentiatedParameters(NamedTuple):
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)
         size = sum(stop - start for name, (start, stop) in model.spans.items() if name in names)
-        return cls(mask, columns.slices == model.trained.slices, names, bool(names) and size == columns.size)
+        return cls(
+            mask=mask,
+            all_trained=columns.slices == model.trained.slices,
+            names=names,
+            are_complete=bool(names) and size == columns.size,
+        )
 
 
 @dataclass

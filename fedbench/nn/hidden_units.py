@@ -76,7 +76,7 @@ class HiddenUnitLayer(Protocol):
         ...
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
-        """Return the weights that lead to each output unit, with those of all blocks concatenated.
+        """Return the weights that lead to each output unit, concatenated if it has several numbers (blocks).
 
         Args:
             named: Parameters of k clients, by name.  # [k, ...] each

@@ -88,7 +88,7 @@ class CIFAR10(DownloadedImages):
             if self.path is None:  # store the converted arrays, so that the next start finds them
                 store(Path(self.data_dir) / f"{self.name}.npz", named_arrays)
             arrays = resized(arrays, self.resize, self.data_dir, source)
-        # mean and standard deviation of each color, for model=clip_prompt model.norm=official, which scales as papers do
+        # mean and standard deviation of each color, for model=clip_prompt with norm=official, which scales as papers do
         arrays.published_scaling = self.train_statistics
         if self.statistics == "own":
             arrays.mean, arrays.std = self.train_statistics

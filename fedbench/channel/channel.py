@@ -129,6 +129,7 @@ class Channel:
                 call = self._broadcasts[name]  # how many broadcasts of this name came before in the round
                 received[name], size = self.compression.broadcast(context, name, value, call)
                 self._broadcasts[name] += 1
+            # for uploads that are relative to it
             self._remember(name, Payload(context.ids, received[name], value, by_client=False))
             self._count_download(context, size, dense)
         return SimpleNamespace(**received)
@@ -156,6 +157,7 @@ class Channel:
                 # how many downloads of this name came before in the round
                 call = self._count_call("down", context, name)
                 received[name], size = self.compression.download(context, name, value, call)
+            # for uploads that are relative to it
             self._remember(name, Payload(context.ids, received[name], value, by_client=True))
             self._count_download(context, size, num_bytes(value))
         return SimpleNamespace(**received)

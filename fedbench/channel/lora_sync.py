@@ -310,7 +310,7 @@ class Backbone:
 
     def _set_weights(self) -> None:
         """Overwrite the frozen weights in the model by their initial values plus `change`."""
-        weights = self.initial + self.change[SERVER][0]  # [D]
+        weights = self.initial + self.change[SERVER][0]  # [D]; SERVER: the only row of `change`
         with torch.no_grad():
             for weight, values in zip(self.weights.values(), weights.split([w.numel() for w in self.weights.values()])):
                 weight.copy_(values.view_as(weight))
@@ -329,7 +329,8 @@ class Backbone:
             if name in added:
                 product = added[name].t() if name in self.transposed else added[name]  # stored as [in, out]
                 parts[i] = (self.scales[name] * product.flatten()).to(self.initial)  # scales: s of each layer
-        self.change[SERVER] = self.change[SERVER] + torch.cat(parts)  # the sum of what was added so far  [1, D]
+        # the sum of what was added so far  [1, D]; SERVER: the only row
+        self.change[SERVER] = self.change[SERVER] + torch.cat(parts)
         self.num_sent[SERVER] = self.num_sent[SERVER] + num_sent
         self._set_weights()
 

@@ -220,7 +220,7 @@ class BatchLoader:
         """
         step_bytes = max(1, self.index[t].numel() * self.federation.sample_bytes)
         stop = min(len(self.index), t + max(1, BLOCK_BYTES // step_bytes))
-        return stop, int((self.counts[t] > 0).sum())
+        return stop, int((self.counts[t] > 0).sum())  # counts: samples of each client in each step  [T, k]
 
     def _fetch(self, t: int) -> Fetched | None:
         """Return the inputs of the block of steps that begins with t, and start to gather those of the next block.

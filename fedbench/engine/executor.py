@@ -257,7 +257,7 @@ class Executor:
         # from here on, the exception and its references to tensors of the chunk no longer exist
         self.chunk = min(self.chunk or half, half)
         log.warning("out of memory with %d clients at once: the run goes on with %d at a time", stop - start, half)
-        self.gradients.free_memory()
+        self.gradients.free_memory()  # of recorded CUDA graphs
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for first in range(start, stop, half):

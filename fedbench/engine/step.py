@@ -160,7 +160,7 @@ def _state_class(names: tuple[str, ...]) -> type:
 
 
 class Step:
-    """A local step of the k clients of a chunk that still train; `_progress` has what it has computed so far.
+    """A local step of the k clients of `_chunk` that still train; `_setup`: what chunks share; `_progress`: results.
 
     Args:
         setup: What all chunks of the training share.

@@ -1,4 +1,4 @@
-"""Random numbers and fused layers of modules that run their own forward pass, for torch.vmap and autograd.
+"""Replacements of torch functions in a forward pass: random numbers of one client, and fused layers for torch.vmap.
 
 A module that is not traced calls torch's functions itself.  Its random numbers must depend on the client's key, not on
 torch's global generator.  Otherwise results would depend on the executor.  `ClientRandom` is a mode that replaces torch
@@ -115,7 +115,10 @@ def _channel_dropout(unbatched_axes: int) -> Replacement:
     def channel_dropout(
         mode: ClientRandom, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Return input [C, ...] or [B, C, ...] with each channel set to 0 with probability p, else over 1 - p."""
+        """Return input [C, ...] or [B, C, ...] with each channel set to 0 with probability p, else over 1 - p.
+
+        mode has the random numbers of the client.  func, the replaced function, and inplace are unused.
+        """
         num_leading = 1 if input.dim() == unbatched_axes else 2  # axes with masks of their own: C, or B and C
         mask_shape = (*input.shape[:num_leading], *(1,) * (input.dim() - num_leading))
         return mode.dropout(input, p, mask_shape) if training and p > 0 else input
@@ -497,9 +500,10 @@ def _random_tensor(distribution: str) -> Replacement:
     def random_tensor(
         mode: ClientRandom, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
     ) -> Tensor:
-        """Return random numbers of the client, "uniform" or "normal" by `distribution`.
+        """Return random numbers of the client (mode), "uniform" or "normal" by `distribution`.
 
-        size is the shape: several integers, or one tuple of them.  func and the other options are unused.
+        size is the shape: several integers, or one tuple of them.  func and options other than dtype and device are
+        unused.
         """
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
         if device is None and mode.client_key is not None:

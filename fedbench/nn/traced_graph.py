@@ -173,7 +173,7 @@ class TracedGraph:
                 return values[node.args[0]]  # type: ignore[index]
             values[node] = self._compute(node, values, params, batched, context)
             if context.observes_layers:
-                for name in self.output_of.get(node, ()):
+                for name in self.output_of.get(node, ()):  # the layers whose output this node is
                     values[node] = context.process_output(name, values[node], params, batched)
             for used in self.last_uses[node]:  # frees memory as early as possible
                 del values[used]

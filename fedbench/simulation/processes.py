@@ -46,7 +46,7 @@ def take_part(command: Callable[[], int]) -> int:
         status = command()
     finally:
         with suppress(OtherRankFailed, PeerLost):
-            broadcast_run(None)
+            broadcast_run(None)  # None: there are no more runs
             disconnect()
     return status
 

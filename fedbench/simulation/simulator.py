@@ -132,7 +132,7 @@ def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[
 
 # -- prepare ---------------------------------------------------------------------------------------------
 def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write: bool = False) -> Simulation:
-    """Build the data, model, method and engine of a run, and save the partition of a new run.
+    """Build the data, model, method and engine of a run.  Restore a resumed run, and save the partition of a new one.
 
     Args:
         cfg: The checked configuration.

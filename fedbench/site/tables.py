@@ -81,7 +81,8 @@ def _table(
         about: The content of its file in conf/paper.
     """
     reported = reported.assign(cell=range(len(reported)))  # keeps the order of the cells, and their identity
-    # a row per printed cell and our value of it; several rows if pages have several values
+    # A row per printed cell and our value of it; several rows if pages have several values.
+    # CELL_KEYS: the columns that identify a cell.
     merged = reported.merge(ours.drop(columns="table"), how="left", on=CELL_KEYS)
     # form: how our run relates to the printed one, such as full, reduced (a smaller setting) or not run
     merged["form"] = pd.Categorical(merged["form"].fillna("not run"), FORMS, ordered=True)

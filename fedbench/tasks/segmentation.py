@@ -185,7 +185,7 @@ class Segmentation(Task):
         included = torch.ones_like(dice)  # 0 for classes that the mean leaves out
         if class_mask is not None:
             included = class_mask.repeat_interleave(len(z) // len(class_mask), 0).to(dice.dtype)
-        if self.ignore is not None:
+        if self.ignore is not None:  # the class that the option ignore leaves out
             included[:, self.ignore] = 0
         return 1 - (dice * included).sum(1) / included.sum(1)
 

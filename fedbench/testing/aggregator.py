@@ -130,6 +130,7 @@ def the_estimate_is_one_upload(case: AggregatorCase) -> None:
     """
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
+        # NUMBERS: numbers of clients n
         for n, size, dtype in itertools.product(NUMBERS, (1, SIZE), (torch.float32, torch.float64)):
             rows = uploads(n, size).to(device, dtype)
             for center in (None, rows.new_zeros(size)):
@@ -175,7 +176,7 @@ def equal_uploads_are_returned(case: AggregatorCase) -> None:
     Remedy: divide sums by the sum of the weights, and do not divide by a distance of 0.
     """
     x = uploads()[0]
-    for n in NUMBERS:
+    for n in NUMBERS:  # of clients
         found = case.estimate(x.expand(n, -1), weights_of(n), x)
         assert _distance(found, x) <= TOLERANCE, f"{n} equal uploads give another estimate"
 

@@ -465,6 +465,7 @@ def descent_improves_the_primary_score(case: TaskCase) -> None:
         case.task.loss(leaf, case.test_targets).sum().backward()
         optimizer.step()
     statistics = case.task.sample_statistics(leaf.detach()[None], case.test_targets[None])
+    # OFFSETS[i]:OFFSETS[i + 1] are the test samples of client i
     before, after = case.scores, case.task.scores({name: value[0] for name, value in statistics.items()}, OFFSETS)
     is_lower = np.nanmean(after["loss"]) < np.nanmean(before["loss"])
     assert is_lower, "gradient descent on the outputs does not lower the loss"
@@ -506,7 +507,7 @@ def nothing_is_drawn(case: TaskCase) -> None:
     """
     states = probes.global_random_states()
     loss = _loss(case, case.test_outputs, case.test_targets)
-    case.task.scores(case.sample_statistics(), OFFSETS)
+    case.task.scores(case.sample_statistics(), OFFSETS)  # OFFSETS: where the samples of each client begin
     used = probes.generators_used_since(states)
     again = _loss(case, case.test_outputs, case.test_targets)
     assert not used and torch.equal(loss, again), "the loss or a score is random"

@@ -150,8 +150,8 @@ class CIFAR10(DownloadedImages):
         Returns:
             train_images and test_images [n, 3, 32, 32] uint8, train_labels and test_labels [n], and classes [C].
         """
-        file = {"classes": np.array(contents[self.names_file].decode().split())}
-        for part, names in self.members.items():
+        file = {"classes": np.array(contents[self.names_file].decode().split())}  # names_file: names of the classes
+        for part, names in self.members.items():  # "train" and "test", and the names of their files
             data = np.frombuffer(b"".join(contents[name] for name in names), np.uint8)
             records = data.reshape(-1, self.label_bytes + PIXELS)  # [n, labels and pixels]
             file[f"{part}_images"] = records[:, self.label_bytes :].reshape(-1, 3, 32, 32)
@@ -168,7 +168,7 @@ class CIFAR10(DownloadedImages):
         """
         classes = read_plain(contents[self.python_names_file])[self.python_names_key]
         file = {"classes": np.array([str(name) for name in classes])}
-        for part, names in self.python_members.items():
+        for part, names in self.python_members.items():  # "train" and "test", and the names of their files
             batches = [read_plain(contents[name]) for name in names]
             images = np.concatenate([batch["data"] for batch in batches])
             if images.dtype != np.uint8:

@@ -159,7 +159,7 @@ class SyntheticMedVQA:
             rng = generator(self.seed, "synthetic_medvqa reports", site)
             for split, _ in self._samples():
                 quadrants = rng.permutation(4)[: rng.integers(4)]  # of up to three lesions
-                # texture, quadrant and strength of each
+                # texture, quadrant and strength of each; USUAL: faint and strong
                 lesions = [(str(rng.choice(TEXTURES)), int(q), str(rng.choice(USUAL))) for q in quadrants]
                 pictures.append(apply_style(draw_scan(lesions, rng), site, rng))
                 # A tenth of the lesions is not named in the report.
@@ -190,7 +190,8 @@ def sample_lesion(rng: np.random.Generator, is_test: bool) -> Lesion | None:
         rng: Random numbers.
         is_test: Whether it is a test scan.  A tenth of its lesions is moderate, which never occurs in training.
     """
-    # everything is drawn for every scan, so that test and training scans use equally many random numbers
+    # Everything is drawn for every scan, so that test and training scans use equally many random numbers.  USUAL: the
+    # strengths faint and strong.
     texture, quadrant, strength = str(rng.choice(TEXTURES)), int(rng.integers(4)), str(rng.choice(USUAL))
     exists, is_moderate = rng.random() < 0.75, rng.random() < 0.1
     return (texture, quadrant, "moderate" if is_test and is_moderate else strength) if exists else None

@@ -120,7 +120,8 @@ class BraTS17:
             f"dataset=brats17 needs a folder, but dataset.path is null: set dataset.path to one with {LAYOUTS}",
         )
         scans = _scans(Path(str(self.path)))
-        # VERSION: of the cached patches; [0, 1, 2, 3]: all channels, without which older caches would not be found
+        # what the cached patches depend on.  VERSION: of their format; [0, 1, 2, 3]: all channels, without which older
+        # caches would not be found; CLIP: how many standard deviations become 1
         options = (VERSION, self.size, self.mode, [0, 1, 2, 3], CLIP)
         files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
         patches = cached(self.data_dir, "brats17", (files, options), lambda: self._cut(scans))

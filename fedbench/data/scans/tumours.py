@@ -233,6 +233,7 @@ def generated_anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, 
         lean = side * rng.uniform(0.1, 0.35) + turn
         fluid |= ellipse(points, (-0.02, side * distance), (0.3 * rng.uniform(0.8, 1.2), 0.06 * width), lean) < 1
     fluid |= (np.abs(points[1]) < 0.02) & (np.abs(points[0]) > 0.45)  # the fissure
+    # GREY, WHITE, FLUID: brightness of grey matter, white matter and fluid in each modality, [4]
     tissue = np.where(grey, GREY[:, None, None], FLUID[:, None, None])
     tissue = np.where(white, WHITE[:, None, None], tissue)
     tissue = np.where(fluid, FLUID[:, None, None], tissue)
@@ -262,7 +263,8 @@ def atlas_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> t
     x = x * (1 - rng.uniform(-0.4, 0.4) * np.exp(-(x**2 + (y - 0.05) ** 2) / 0.25**2))
     grey, white, inside = atlas.slice(rng.uniform(_atlas.LOWEST, _atlas.HIGHEST), np.stack([y, x]))  # [S, S] each
     share = np.stack([grey, white, (1 - grey - white).clip(0)]) ** 2  # sharper borders than in the mean of heads
-    values = np.stack([GREY, WHITE, FLUID]) * rng.normal(1, 0.04, (3, 4))  # of this patient  [3, 4]
+    # brightness of grey matter, white matter and fluid in each modality, of this patient  [3, 4]
+    values = np.stack([GREY, WHITE, FLUID]) * rng.normal(1, 0.04, (3, 4))
     tissue = np.tensordot(values.T, share / share.sum(0), 1)  # [4, S, S]
     brain = inside > 0.5
     # spots are in pixels of mostly white matter

@@ -23,7 +23,7 @@ OPTIONAL = "optional:"  # prefix of a pattern that need not match a layer
 
 
 class Adapter:
-    """Base class of adapters.
+    """Base class of adapters.  places: which layers are adapted; train: which other parameters are trained.
 
     Args:
         places: Patterns of layer names (fnmatch), or the words attention, mlp and block (`SUBLAYERS`).  Each must adapt

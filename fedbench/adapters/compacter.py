@@ -143,7 +143,7 @@ class PHMLinear(nn.Module):
         """Return which axis of which parameter belongs to the hidden units that this layer reads.
 
         Returns:
-            {"s": (shape, axis)}: the shape of the parameter s, and 1, the axis to reorder with the units.
+            {"s": (shape, axis)}: the shape [n, in / n, rank] of s, and 1, the axis to reorder with the units.
         """
         return {"s": (tuple(self.s.shape), 1)}
 

@@ -11,7 +11,7 @@ from fedbench.engine.cohort import Cohort
 
 
 class CoreExchange:
-    """Exchange of all cores in each round.  cores [V, P]: the cores in use; newest [N]: where the newest c_j is.
+    """Exchange of all cores in each round.  cores [V, P]: the cores in use; newest [N]: row of the newest c_j.
 
     State:
         cores: All versions of all cores that are in use, [V, P].
@@ -57,7 +57,7 @@ class CoreExchange:
 
 
 class LimitedCoreExchange(CoreExchange):
-    """Exchange of M cores per round.  held [N, N]: which c_j client i has; seen [N, N]: whether it ever chose c_j.
+    """Exchange of M cores per round.  held [N, N]: version of c_j that client i has; seen [N, N]: whether it chose c_j.
 
     A client downloads all cores in its first round, and M in each later one.  It keeps its old versions of the others.
 

@@ -95,7 +95,7 @@ def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
     Returns:
         Features, the inputs of the head.  # [k, B, F]
     """
-    return s.model.features(rows.expand(s.k, -1), batch.x)  # without a context, in evaluation mode
+    return s.model.features(rows.expand(s.k, -1), batch.x)  # `features` alone is in evaluation mode
 
 
 BANDWIDTHS = (10, 15, 20, 50)  # values of a in the kernels exp(-d^2 / 2a), as in PFLlib

@@ -54,7 +54,7 @@ def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FineTuned(Wrapper):
-    """Wrapper that fine-tunes the models that `inner`, another method, deploys: their columns `part`, by rate `lr`.
+    """Wrapper that fine-tunes the models that another method, `inner`, deploys: the parameters `part`, at rate `lr`.
 
     Args:
         inner: The method.

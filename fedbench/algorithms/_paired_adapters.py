@@ -1,4 +1,4 @@
-"""Columns of paired bottlenecks (adapter.twin=true).
+"""Columns of paired bottlenecks: with adapter.twin=true, each adapted layer has two.
 
 An adapted layer then has two bottlenecks, and adds the mean of their outputs.  If both bottlenecks are equal, the mean
 equals the output of a single one.

@@ -57,7 +57,7 @@ OLD_NAMES = {
 
 
 class Algorithm:
-    """Base class of methods.
+    """Base class of methods.  A row [P] is a model's parameters and buffers as one vector; a cohort is K clients.
 
     A method implements `setup`, `round` and `personalized`.  A method with a server model also implements `global_row`.
     Its state is plain tensors and NumPy arrays on self, and the row stores made in `setup`.
@@ -262,7 +262,7 @@ class Algorithm:
         return {}
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Return measurements of the cohort's clients for figures, after the last round.  The default has none.
+        """Return measurements of the cohort's clients for plots, after the last round.  The default has none.
 
         Returns:
             A dict from name to a tensor with one entry per client.  # [K, ...] each

@@ -40,7 +40,7 @@ MOST_PASSES = 100  # maximum number of passes of the first learning
 
 
 class FedALA(Algorithm):
-    """FedALA.  A_i: weights with which client i mixes its model and the server model w in the last tensors h.
+    """FedALA.  A_i: weights with which client i mixes its model and the server model w in h, the last parameters.
 
     Args:
         eta_A: Learning rate of the weights A, >= 0.

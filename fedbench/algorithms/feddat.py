@@ -33,7 +33,7 @@ from fedbench.engine.step import Loss
 
 
 class FedDAT(Algorithm):
-    """FedDAT.  A0, A1 [A]: personal and shared adapter; A2: A1 as received; first, second, rest: columns of a row.
+    """FedDAT.  A0, A1 [A]: personal and shared adapter; A2: A1 as received; first, second: columns of both bottlenecks.
 
     Args:
         tau: Temperature of the distillation, > 0.

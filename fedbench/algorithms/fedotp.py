@@ -57,7 +57,7 @@ class FedOTP(Algorithm):
         w is a row with the server's p_g.  A prompt has l tokens (clip.length) of width d (clip.width).
         """
         clip: Any = model.module  # a model with text, tokens and prompts
-        # new columns "local"; 0.02 is the standard deviation by which the model's own prompt is initialized
+        # new columns "local"; "fedotp": key of their random values; 0.02: standard deviation of the model's own prompt
         model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
         # columns of p_g and p_l in a row
         self.global_columns, self.local_columns = model.columns["prompt"], model.columns["local"]

@@ -79,6 +79,7 @@ class FedPHP(FedAvg):
         """
         z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
         z_p = frozen_features(s, s.state.theta_p, batch)  # [k, B, F]
+        # s.value: one number, or [k, 1] if lam is a list
         # flatten: features of pixels or tokens, if any, count as one vector of the sample
         lam, discrepancy = s.value(self.lam), mmd(z.flatten(2).float(), z_p.flatten(2).float(), batch.weight)  # [k]
         return (1 - lam) * s.task_loss(logits, batch) + lam * discrepancy[:, None]

@@ -132,7 +132,7 @@ class FedPIA(Algorithm):
             self.personal[everybody] = self.shared.put(w.expand(len(each), -1), each)
         self.bottlenecks = alignment.bottlenecks_of(model, self.shared)
         n, S = federation.num_clients, len(self.bottlenecks)
-        # figures of each client's last round: share of moved units, mean costs, weights q in G, first and last loss
+        # of each client's last round: share of moved units, mean costs, weights q in G, first and last loss
         self.moved_server, self.moved_client, self.first_loss, self.last_loss = (torch.zeros(n) for _ in range(4))
         self.cost_server, self.cost_client = torch.zeros(n, 2), torch.zeros(n, 2)  # before and after alignment
         self.q = torch.zeros(n, S)
@@ -153,7 +153,7 @@ class FedPIA(Algorithm):
             w = self.shared.take(out.theta)
         else:  # training combines the own adapter with G, aligned to it
             out, w = self.integrate(cohort, personal, self.matched(cohort, G, personal))
-        self._note_losses(cohort, out.loss_sum)  # stores first and last loss for figures
+        self._note_losses(cohort, out.loss_sum)  # stores first and last loss for `matrices`
         self.personal[cohort.ids] = self.shared.put(out.theta, w)
         # the upload is a difference from the last upload, or from G if training starts there
         relative_to, previous = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.uploaded[cohort.ids]})
@@ -190,7 +190,7 @@ class FedPIA(Algorithm):
             of_G, of_personal = (self.unit_activations(cohort, self.copy_to_second(r)) for r in (rows, personal))
             cost = [alignment.costs(mover, anchor) for mover, anchor in zip(of_G, of_personal)]
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
-        self._note_alignment("client", cohort, aligned)  # stores the shares of moved units and costs, for figures
+        self._note_alignment("client", cohort, aligned)  # stores the shares of moved units and costs, for `matrices`
         return self.shared.take(aligned.rows)
 
     def unit_activations(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
@@ -299,7 +299,7 @@ class FedPIA(Algorithm):
             """
             g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
             s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
-            s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step, for figures
+            s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step, for `matrices`
 
         out = cohort.train(personal, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
         return out, shared.take(out.theta).lerp(Gk, self.lam)
@@ -344,7 +344,7 @@ class FedPIA(Algorithm):
         rows, anchor = shared.put(self.initial.expand(K, -1), up), shared.put(self.initial, G0)  # [K, P], [P]
         cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]  # [K, m, m] each
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
-        self._note_alignment("server", cohort, aligned)  # stores the shares of moved units and costs, for figures
+        self._note_alignment("server", cohort, aligned)  # stores the shares of moved units and costs, for `matrices`
         G, q_of_bottlenecks = anchor.clone(), []  # [P]
         for bottleneck in self.bottlenecks:
             w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
@@ -353,7 +353,7 @@ class FedPIA(Algorithm):
             q = (-self.gamma * d).softmax(0)  # of sum 1 over the clients  [K]
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
-        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))  # stores q of these clients, for figures
+        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))  # stores q of these clients, for `matrices`
         return shared.take(G)
 
     def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, bottleneck: alignment.Bottleneck) -> Tensor:
@@ -398,7 +398,7 @@ class FedPIA(Algorithm):
         return self.copy_to_second(self.shared.put(self.initial, self.G))
 
     def _note(self, cohort: Cohort, **values: Tensor) -> None:
-        """Store figures of the cohort's clients for `matrices`.
+        """Store measurements of the cohort's clients, which `matrices` returns.
 
         Args:
             cohort: The clients.
@@ -435,7 +435,7 @@ class FedPIA(Algorithm):
         self._note(cohort, first_loss=sums[:, 0], last_loss=at_end - before)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return figures of each client's last round.
+        """Return measurements of each client's last round.
 
         Returns:
             moved_server and moved_client, shares of moved units [N]; cost_server and cost_client, a unit's mean cost

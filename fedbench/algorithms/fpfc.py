@@ -30,7 +30,7 @@ from fedbench.core.rows import free_memory
 
 
 class FPFC(Algorithm):
-    """FPFC.  W: last uploads w_i; M = N (N - 1) / 2 pairs i < j: (0, 1), (0, 2) ... with theta_ij = s_ij delta_ij.
+    """FPFC.  W: last uploads w_i; theta_ij = s_ij delta_ij, near w_i - w_j; M = N (N - 1) / 2 pairs (0, 1), (0, 2) ..
 
     Args:
         lam: Weight of the penalty, >= 0; at 0 clients are independent.

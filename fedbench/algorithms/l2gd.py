@@ -67,7 +67,8 @@ class L2GD(Algorithm):
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
         members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # which clients take part, on the host  [N]
         members[torch.from_numpy(cohort.ids)] = True
-        # knows: the clients that have the last xbar, or None; have_mean: whether these are exactly the cohort
+        # knows: the clients that have the last xbar; None, before the first round: all
+        # have_mean: whether these are exactly the cohort
         have_mean = bool(members.all()) if self.knows is None else torch.equal(self.knows, members)
         needs_download = how.steps != 0 or not have_mean  # False if xbar has not changed since they got it
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]

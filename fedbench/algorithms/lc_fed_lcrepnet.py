@@ -19,7 +19,7 @@ EPSILON = 1e-8  # added to the range in minmax, so a constant image becomes 0
 
 
 class LCFedLCRepNet(LCFed):
-    """LC-Fed with the head calibration of lcrepnet.py.
+    """LC-Fed with the head calibration (HC) of lcrepnet.py, which reads where the clients' heads disagree.
 
     Options and state are those of LCFed; hc includes K.
     """

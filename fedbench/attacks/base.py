@@ -61,7 +61,7 @@ class AttackState:
 
 @dataclass(frozen=True)
 class Observed:
-    """One uploaded tensor in a round, as changes: uploads minus what the server already has; and what attackers use.
+    """One uploaded tensor in a round, as changes: uploads minus what the server already has; and what attackers know.
 
     Attributes:
         honest: Uploads of the honest clients, each minus its reference, the value from which the change is sent.
@@ -121,7 +121,7 @@ class Poisoned:
 
 
 class Attack:
-    """Base class of attacks.
+    """Base class of attacks: some clients upload other tensors (`corrupt`), or train on other samples (`poison`).
 
     Args:
         fraction: Fraction of the training clients that attack.  Their number is rounded to the nearest integer.

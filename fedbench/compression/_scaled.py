@@ -29,7 +29,7 @@ def contractive(compressor: Compressor) -> Compressor:
 
 
 class Scaled(Compressor):
-    """A compressor whose received rows are multiplied by a, which takes 32 more bits per row."""
+    """A compressor whose received rows are multiplied by a factor a, which takes 32 more bits per row."""
 
     contractive = True
 

@@ -128,6 +128,7 @@ class Chain(Compressor):
             The rows.  # [k, n]
         """
         x = encoded.values
+        # each compressor, the prefix of its codes' names, and the description of what it compresses
         for prefix, compressor, part in reversed(self._links(message)):
             x = compressor.decompress(Encoded(x, _below(prefix, encoded.codes)), part)
         return x
@@ -139,7 +140,7 @@ class Chain(Compressor):
 
         `message` describes what is sent (name, size n, clients), without its content.
         """
-        _, compressor, part = self._links(message)[-1]
+        _, compressor, part = self._links(message)[-1]  # the last compressor, and the description of what it compresses
         return compressor.num_values(part)
 
     def count(self, encoded: Encoded, message: Message) -> Tensor:
@@ -160,7 +161,9 @@ class Chain(Compressor):
 
         `message` describes what is sent (name, size n, clients), without its content.
         """
-        for prefix, compressor, part in self._links(message):  # `write` reads codes only, so that any values will do
+        # each compressor, the prefix of its codes' names, and the description of what it compresses; `write` reads
+        # codes only, so that any values will do
+        for prefix, compressor, part in self._links(message):
             compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
@@ -172,6 +175,7 @@ class Chain(Compressor):
             The codes [1, ...] of all compressors by name; "1/positions" is the code "positions" of the second one.
         """
         codes = {}
+        # each compressor, the prefix of its codes' names, and the description of what it compresses
         for prefix, compressor, part in self._links(message):
             codes |= {prefix + name: code for name, code in compressor.read(stream, part).items()}
         return codes
@@ -183,7 +187,7 @@ class Chain(Compressor):
             rows: Creates tensors with one row for each client of the run.
             message: Description of these messages, such as name and size; message.ids is empty.
         """
-        for _, compressor, part in self._links(message):
+        for _, compressor, part in self._links(message):  # part: description of what this compressor compresses
             compressor.setup(rows, part)
 
     def update_state(self, encoded: Encoded, message: Message) -> None:

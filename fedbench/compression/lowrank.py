@@ -40,7 +40,7 @@ class _Part(NamedTuple):
 
 
 class LowRank(Compressor):
-    """Low-rank approximation of parameter matrices.  last: stored factors Q of each client, from the message's name.
+    """Low-rank approximation of parameter matrices.  last: by name of a message, the last factors Q of each client.
 
     Args:
         rank: Rank r of the factors.
@@ -85,7 +85,7 @@ class LowRank(Compressor):
             encoded: The encoding that was transmitted.
             message: Description of what is sent (name, size n, clients), the same as for `compress`; not the content.
         """
-        if self._is_warm(message):
+        if self._is_warm(message):  # the factors of this message are stored
             # the second factor, Q, of each matrix; other parts are tuples of one tensor
             second = [piece[1].flatten(1) for piece in self._pieces(encoded, message) if len(piece) == 2]
             self.last[message.name][message.ids] = torch.cat(second, 1)
@@ -149,6 +149,7 @@ class LowRank(Compressor):
         Yields:
             The factors of the k clients.  # [k, b, r]
         """
+        # _is_warm: whether the clients' last factors are stored
         # last: the factors of all matrices, one after the other  [k, ...]; offset: where those of the next one begin
         last, offset = self.last[message.name][message.ids] if self._is_warm(message) else None, 0
         for part in self._parts(message):
@@ -170,7 +171,7 @@ class LowRank(Compressor):
         Returns:
             The rows, with the product of P and the transposed Q for each matrix, and other values unchanged.  # [k, n]
         """
-        pieces = self._pieces(encoded, message)
+        pieces = self._pieces(encoded, message)  # two tensors, P and Q, of a matrix; else one, the values
         return torch.cat([_product(*piece).flatten(1) if len(piece) == 2 else piece[0] for piece in pieces], 1)
 
     def _pieces(self, encoded: Encoded, message: Message) -> list[tuple[Tensor, ...]]:

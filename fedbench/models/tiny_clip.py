@@ -40,7 +40,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     Returns:
         The model, frozen and in evaluation mode, and its tokenizer.
     """
-    _, tokenize = towers.load(TINY, pretrained=None)  # only its tokenizer is needed
+    _, tokenize = towers.load(TINY, pretrained=None)  # towers: models/clip.py; only the tokenizer is needed
     config = Path(towers.__file__).with_name("tiny-clip.json").read_text()
     # The name of the file has a hash of all that determines the weights, so that a change of them pre-trains again.
     recipe = (config, STEPS, BATCH, PEAK_LR, WEIGHT_DECAY, WARM_UP, digits_clip.PRETRAINING, digits_clip.NOISE, seed)

@@ -204,7 +204,7 @@ def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {name.removeprefix("vilt."): t for name, t in stored.items()}
     blocks = {name.split(".")[2] for name in tensors if name.startswith("encoder.layer.")}
     names = dict(NAMES)  # from the name here to that of transformers
-    for i in blocks:
+    for i in blocks:  # IN_BLOCK: the same for the layers of a block
         names |= {f"blocks.{i}.{new}": f"encoder.layer.{i}.{old}" for new, old in IN_BLOCK.items()}
     renamed = {}
     for new, old in names.items():

@@ -93,7 +93,7 @@ class Run:
         is_valid = isinstance(client, int | str) or hasattr(client, "__index__")
         require(
             is_valid and not isinstance(client, bool),
-            f"client must be the number or the name of a client, such as 0, got {client!r}",
+            f"client must be the number or the name of a client, got {client!r}: give a number such as 0",
         )
         # a run of this process has already run the code of its classes, so they need not be listed again
         user_classes = to_repeat(self.config, self._config_dir) if self._ran_here else []

@@ -79,7 +79,9 @@ class CachedRepository(ConfigRepository):
             try:
                 self.cached[config_path] = super().load_config(config_path)
             except OSError as error:  # also raised for a file that is not a mapping
-                raise ConfigError(f"{config_path}.yaml cannot be read as a mapping of keys: {error}") from error
+                raise ConfigError(
+                    f"{config_path}.yaml cannot be read as a mapping of keys ({error}): write lines such as lr: 0.1"
+                ) from error
         return copy.deepcopy(self.cached[config_path])
 
 

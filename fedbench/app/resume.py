@@ -190,7 +190,9 @@ def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, A
     requested: dict[str, Any] = {}
     for override in overrides:
         key, text = override.key_or_group, override.input_line
-        require(not override.is_sweep_override(), f"{text} has several values, but resume= is for one run")
+        require(
+            not override.is_sweep_override(), f"{text} has several values, but resume= is for one run: give one value"
+        )
         require(not override.is_delete(), f"{text} deletes a key, but a resumed run cannot change: remove it")
         value = override.value()
         if key in GROUPS:

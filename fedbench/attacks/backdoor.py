@@ -103,7 +103,7 @@ class Backdoor(Attack):
         assert images is not None  # for type checkers
         require(
             self.target < arrays.num_classes,
-            f"attack.target={self.target} must be a class of the data set, from 0 to {arrays.num_classes - 1}",
+            f"attack.target={self.target} must be a class of the data set: set 0 to {arrays.num_classes - 1}",
         )
         require(
             self.size <= min(images.shape[2:]),

@@ -201,9 +201,9 @@ class CentralPrivacy:
             refuse(name, f"combines it, and it has the type {rows.dtype}")
         if index >= self.releases:
             raise RunError(
-                f"privacy.releases={self.releases}, but the method combines more uploads in a round, at least "
-                f"{index + 1} ({name!r} is the next): set privacy.releases={index + 1} or more, which adds noise to "
-                "each, or choose another method"
+                f"privacy.releases={self.releases} is too small, because the server averages or sums at least "
+                f"{index + 1} uploads in a round ({name!r} is number {index + 1}): set privacy.releases={index + 1} or "
+                "more, which adds more noise to each, or choose another method"
             )
         clip = self.clip(index)
         total, below = clipped_sum(rows, center, clip)

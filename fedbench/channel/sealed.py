@@ -90,9 +90,9 @@ def refuse(name: str, use: str) -> NoReturn:
         use: What the method does with it, as in "adds it".
     """
     raise RunError(
-        f"privacy=central does not cover this method: the server {use}, where the upload is {name!r}; only uniform "
-        "means and sums over a round's clients are clipped and get noise. Choose a method that averages its uploads, "
-        "such as fedavg, fedper or ditto, or privacy=local"
+        f"privacy=central does not cover this method's upload {name!r}: the server {use}, but only uniform means and "
+        "sums over a round's clients get noise. Choose a method that averages its uploads, such as fedavg, fedper or "
+        "ditto, or privacy=local"
     )
 
 

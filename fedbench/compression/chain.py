@@ -78,7 +78,7 @@ class Chain(Compressor):
         selecting = [name for name, o in zip(names, operators) if o.selects_positions]
         require(
             len(selecting) < 2,
-            f"{key}: {' and '.join(selecting)} all select positions, and a chain can have one such compressor: keep "
+            f"{key}: {' and '.join(selecting)} each select positions, and a chain can have one such compressor: keep "
             "one of them",
         )
 

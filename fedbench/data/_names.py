@@ -49,7 +49,7 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
     if equal:
         raise ConfigError(
             f"{where}: {_shown(equal)} are equal numbers, but would count as different names: "
-            "spell each number in one way in the file"
+            "spell each number in one way"
         )
     similar = _groups(distinct, lambda name: "".join(name.split()).casefold())
     if similar and are_labels:

@@ -180,7 +180,7 @@ class Arrays:
         if len(wrong):
             raise ConfigError(
                 f"Arrays.split has {wrong[0]}, but each sample must have 0 (train), 1 (val), 2 (test) or 3 (extra): "
-                "replace the others by one of these"
+                "replace all other values"
             )
         for name, index in shared.items():
             count = len(self.parts()[name])

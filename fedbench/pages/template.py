@@ -401,11 +401,14 @@ class PageFunctions:
             ConfigError: A page is missing, or is not named.
         """
         folders = {path.parent.name for path in self._root.glob("*/page.json")}
-        different = sorted(folders.symmetric_difference(names))  # pages that are not named, and names without a page
+        missing, unknown = sorted(folders - {*names}), sorted({*names} - folders)
         require(
-            not different,
-            f"{self._root}: {', '.join(different)} is either a page that index(...) in page.md does not name, or named "
-            "there without being a page: correct the names in index(...)",
+            not missing,
+            f"{self._root} has the page {', '.join(missing)}, which index(...) in page.md does not name: add it there",
+        )
+        require(
+            not unknown,
+            f"index(...) in page.md names {', '.join(unknown)}, but {self._root} has no such page: correct the name",
         )
         rows = []
         for name in names:

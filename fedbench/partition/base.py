@@ -422,7 +422,8 @@ def _hold_out(
 def _advice(partition: Partition) -> str:
     """Return what the user can do about clients with too few samples, as the end of an error message.
 
-    It depends on whether the partition itself determines the clients, and on whether it has the option alpha or path.
+    It depends on whether the partition itself determines the clients, and on whether it has the option alpha, counts or
+    path.
     """
     if not hasattr(partition, "default_num_clients"):  # the number of clients is the user's choice alone
         return "lower partition.num_clients, " + (
@@ -430,9 +431,11 @@ def _advice(partition: Partition) -> str:
             if hasattr(partition, "alpha")
             else "or choose another partition"
         )
+    if getattr(partition, "counts", None) is not None:
+        return "raise their numbers in partition.counts"
     path = getattr(partition, "path", None)
-    where = f" in partition.path={path}" if path is not None else ""
-    return f"the partition determines the clients: give these clients more samples{where}, or leave them out"
+    where = f"partition.path={path}" if path is not None else "the data set"
+    return f"give these clients more samples in {where}, or leave them out there"
 
 
 def _require_two(lists: Ragged, partition: Partition) -> None:

@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
     """Run ``fedbench figures`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_args(argv)
     rounds = parse_rounds(args.rounds)
-    require(args.target == args.target, "--target must be a number, got nan")  # only nan differs from itself
+    is_number = args.target == args.target  # only nan differs from itself
+    require(is_number, "--target must be a number, got nan: give a value of the metric, such as 0.8")
     files = figure_files("--out", args.out) if args.out else FigureFiles(args.folders[0] / "figures")
     intact, damaged = readable(find_runs(args.folders, args.config_dir))
     for path, reason in damaged.items():

@@ -38,7 +38,7 @@ def check_output(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: The target is NaN, a suffix is unknown, or a file cannot be written.
     """
-    require(args.target == args.target, "--target must be a number, got nan")
+    require(args.target == args.target, "--target must be a number, got nan: give a value of the metric, such as 0.8")
     require(
         args.format is not None or args.out is None or args.out.suffix in ("", *SUFFIXES),  # devices have no suffix
         f"--out {args.out}: the name of the file must end in {', '.join(SUFFIXES)}; or choose a --format",

@@ -77,7 +77,10 @@ def check_metric(metric: str, target: float, runs: list[Run]) -> None:
     columns = sorted({name for run in runs for name in run.metrics})
     same_score = [name for name in columns if name.rpartition("/")[2] == metric.rpartition("/")[2]]
     nearest = same_score or get_close_matches(metric, columns, n=4, cutoff=0.4) or columns[:4]
-    require(metric in columns or not columns, f"no run has the metric {metric}; the nearest are {', '.join(nearest)}")
+    require(
+        metric in columns or not columns,
+        f"no run has the metric {metric}: choose one that the runs have; the nearest are {', '.join(nearest)}",
+    )
     require(
         not is_fraction(metric) or 0 <= target <= 1,
         f"--target is {target:g}; {metric} is a fraction: give a value from 0 to 1",

@@ -127,7 +127,10 @@ def lookup(run: Run, key: str) -> Any:
     if key in ("name", "method"):
         return run.method
     chosen = run.choice(key)
-    require(chosen is not None or key in run.flat_config, f"--group {key}: {run.path} has no such config key")
+    require(
+        chosen is not None or key in run.flat_config,
+        f"--group {key}: {run.path} has no such config key; give a key of its config.yaml, such as algorithm or seed",
+    )
     return run.flat_config[key] if chosen is None else chosen
 
 

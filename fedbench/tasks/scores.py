@@ -51,8 +51,8 @@ def register_directions(directions: Mapping[str, Direction]) -> None:
         registered = DIRECTIONS.setdefault(name, new)
         require(
             registered == new,
-            f"two tasks have a metric named {name}: {_describe(registered)} in one and {_describe(new)} in the other; "
-            "rename one of the two, or give it the same direction in higher_is_better and fractions of both tasks",
+            f"the metric {name} differs between two tasks, {_describe(registered)} in one and {_describe(new)} in the "
+            "other: rename it in one class, or set it to the same in higher_is_better and fractions of both",
         )
 
 

@@ -68,8 +68,8 @@ class VQA(Task):
         low, high = int(targets[:, 0].min()), int(targets[:, 0].max())
         require(
             low >= -1 and high < num_classes,
-            f"the answers span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} answers of "
-            "each list from 0, and store -1 for an answer that is not in the list",
+            f"the answers span {low} to {high}, expected -1 to {num_classes - 1}: number the {num_classes} answers "
+            "from 0, and store -1 for a question whose answer is none of them",
         )
         unknown = np.setdiff1d(targets[:, 1], (0, 1))
         require(

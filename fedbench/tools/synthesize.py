@@ -275,7 +275,7 @@ def images_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
         is_folder = NOT_A_FOLDER.fullmatch(name) is None
         require(
             is_folder,
-            f"the site or class {name!r} cannot be a folder of --out: rename it in the data set, without slashes",
+            f"the site or class {name!r} cannot be the name of a folder in --out: rename it in the data set",
         )
     return images, arrays.domain_names, arrays.class_names
 

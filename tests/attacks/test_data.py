@@ -137,7 +137,7 @@ NUMBERS = Arrays(IMAGES, np.zeros(N, np.float32), ARRAYS.split, 1, task="regress
         ("label_flip", NUMBERS, {}, "attack=label_flip changes classes, but the targets .* of the kind regression"),
         ("backdoor", NUMBERS, {}, "attack=backdoor changes classes, but the targets"),
         ("backdoor", FEATURES, {}, "attack=backdoor puts its trigger into images, but this data set has no"),
-        ("backdoor", ARRAYS, {"target": 5}, r"attack\.target=5 must be a class of the data set, from 0 to 4"),
+        ("backdoor", ARRAYS, {"target": 5}, r"attack\.target=5 must be a class of the data set: set 0 to 4"),
         ("backdoor", ARRAYS, {"size": 6}, r"attack\.size=6 is larger than the images, which have 5 x 6 pixels"),
         ("label_flip", ARRAYS, {"pair": [1, 5]}, r"attack\.pair=\[1, 5\]: choose two of the classes 0 to 4"),
         ("label_flip", ARRAYS, {"pair": [1]}, r"attack\.pair=\[1\] must be two different classes"),

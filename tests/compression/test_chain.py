@@ -63,7 +63,7 @@ def test_it_is_unbiased_if_all_are() -> None:
         ([QSGD(4), Ternary()], "QSGD has no values"),
         ([LowRank(1), QSGD(4)], "LowRank has no values"),
         ([TopK(0.5), LowRank(1)], "LowRank needs the shapes of parameters"),
-        ([TopK(0.5), RandK(0.5)], "TopK and RandK all select positions"),
+        ([TopK(0.5), RandK(0.5)], "TopK and RandK each select positions"),
         (["topk"], "by their _target_, got a str"),
     ],
 )

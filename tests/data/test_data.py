@@ -765,9 +765,12 @@ def test_image_folder_mistakes_are_one_sentence(tmp_path: Path):
     root.mkdir()
     assert "has no pictures" in sentence(ImageFolder(data, str(root)))
     pictures(root, ["dog", "cat"])
-    assert "dataset.layout=domain; e.g. cat/0.png" in sentence(ImageFolder(data, str(root), layout="domain"))
+    assert "contains cat/0.png" in (problem := sentence(ImageFolder(data, str(root), layout="domain")))
+    assert "(dataset.layout=domain)" in problem
     pictures(root, ["art/mug"])
-    assert "is not laid out as" in sentence(ImageFolder(data, str(root)))
+    assert "must be in folders of the form class/picture, or all of the form domain" in sentence(
+        ImageFolder(data, str(root))
+    )
     other = tmp_path / "other"
     pictures(other, ["a", "b"])
     (other / "b" / "1.png").write_bytes(b"\x89PNG no more")

@@ -214,7 +214,7 @@ def test_the_index_names_every_page(tmp_path) -> None:
     make_page(tmp_path / "two", '{{ page("one").value("last", "a") | digits(1) }}')
     (tmp_path / "one" / "runs.csv").write_text((tmp_path / "one" / "runs.csv").read_text().replace("0.75", "0.85"))
     assert build.build_page(tmp_path / "two").text.endswith("67.5")  # what is stored is read again
-    with pytest.raises(ConfigError, match="two is either a page that"):
+    with pytest.raises(ConfigError, match="has the page two, which"):
         build.build_page(tmp_path)
 
 

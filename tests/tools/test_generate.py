@@ -110,7 +110,7 @@ def test_a_response_is_learned_and_ends(pairs: Path) -> None:
     """The separator is added to the prompt, and nothing follows the end token."""
     sim = open_run(pairs)
     assert [generate(sim, 0, prompt, 100, 0.0) for prompt in ("up", "left")] == ["up\ndown", "left\nright"]
-    with pytest.raises(ConfigError, match=r"the text has the characters 'X', which the data set does not have"):
+    with pytest.raises(ConfigError, match="characters 'X', which the data set of the run does not have"):
         generate(sim, 0, "X")
 
 

@@ -250,6 +250,6 @@ def test_mixed_sites_and_names_that_are_paths_are_refused(
     assert "diverged with --lr 1e+20: set a smaller --lr" in capsys.readouterr().err
     arrays = ImageFolder(str(tmp_path), str(real), 8, color="grey").load()
     for name in ("../up", "", "..", "a/b", "a\\b"):
-        with pytest.raises(ConfigError, match="cannot be a folder of --out"):
+        with pytest.raises(ConfigError, match="cannot be the name of a folder in --out"):
             images_of(replace(arrays, class_names=["ill", name]))
     assert not (tmp_path / "d").exists() or not any((tmp_path / "d").rglob("*.png"))

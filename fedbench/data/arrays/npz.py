@@ -393,6 +393,6 @@ def _as_split(split: np.ndarray | None, n: int, name: str) -> np.ndarray:
     if len(wrong):
         raise ConfigError(
             f"{name}: the array split contains {wrong[0]}, but may contain only 0 (train), 1 (val) and 2 (test), or "
-            "these names: replace the others by one of them"
+            "these names: replace all other values"
         )
     return codes.astype(np.int8)

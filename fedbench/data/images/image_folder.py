@@ -135,9 +135,15 @@ class ImageFolder:
         allowed = {"class": {2}, "domain": {3}, "split": {3}, "auto": {2, 3}}[self.layout]
         if len(depths) != 1 or not depths <= allowed:
             example = next((path for path in parts if len(path) not in allowed), parts[0])
+            forms = {
+                "class": "class/picture",
+                "domain": "domain/class/picture",
+                "split": "(train, val, test)/class/picture",
+            }
+            form = forms.get(self.layout) or ", or all of the form ".join(forms.values())
             raise ConfigError(
-                f"{root} is not laid out as class/picture, domain/class/picture or (train, val, test)/class/"
-                f"picture (dataset.layout={self.layout}; e.g. {'/'.join(example)}): move the pictures into such folders"
+                f"{root} contains {'/'.join(example)}, but all pictures must be in folders of the form {form} "
+                f"(dataset.layout={self.layout}): move the pictures, or change dataset.layout"
             )
         if depths == {2}:
             return None, [path[0] for path in parts]

@@ -87,7 +87,8 @@ class ImageTable:
             )
         require(
             self.label_separator != "",
-            "dataset.label_separator is empty, but must be null or the text between two labels, such as |: set it so",
+            "dataset.label_separator is empty: set it to the text between two labels, such as '|', or to null for one "
+            "label per picture",
         )
         self.classes = None if self.classes is None else [str(name) for name in self.classes]
         require_distinct(self.classes or (), "dataset.classes")

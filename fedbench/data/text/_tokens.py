@@ -185,7 +185,8 @@ def characters(alphabet: str, unknown: str | None = None, end: str | None = None
         others = [] if unknown is not None else sorted(set(text) - index.keys())
         require(
             not others,
-            f"the text has the characters {listed(map(repr, others))}, which the data set does not have: use others",
+            f"the text has the characters {listed(map(repr, others))}, which the data set of the run does not have: "
+            "write the text without them",
         )
         return [index.get(c, index.get(unknown or "", 0)) for c in text]  # 0 is never used: others were refused
 

@@ -216,7 +216,7 @@ class Composer:
         Old names of keys are replaced by current ones.  ``++`` is added before overrides that change a key, because
         Hydra requires it for keys that no YAML file has.
         """
-        added = self.loader.added(overrides)
+        added = self.loader.with_plus_signs(overrides)
         # the plus signs, the key, and the rest from "=" on; None for an override without a plus sign
         names = [re.fullmatch(r"(\++)([^=]*)(.*)", text, re.DOTALL) for text in added]
         return [text if name is None else f"{name[1]}{new_name(name[2])}{name[3]}" for text, name in zip(added, names)]

@@ -147,7 +147,7 @@ def of_every_option(group: str) -> dict[str, str]:
     """
     from fedbench.config.run_keys import KEYS
 
-    shared = KEYS.get(group)
+    shared = KEYS.get(group)  # the class that declares these keys; None for a group without such keys
     return meanings.of_docstring(str(shared.__doc__)) if shared else {}
 
 

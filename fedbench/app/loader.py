@@ -131,7 +131,7 @@ class Loader(ConfigLoader):
                 validate_sweep_overrides=validate_sweep_overrides,
             )
         except COMPLAINTS:  # errors of Hydra, OmegaConf and YAML
-            added = self.added(overrides)
+            added = self.with_plus_signs(overrides)
             if added == overrides:
                 raise
             return self.hydra.load_configuration(
@@ -169,9 +169,9 @@ class Loader(ConfigLoader):
         try:
             return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
         except COMPLAINTS:  # errors of Hydra, OmegaConf and YAML
-            return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
+            return self.hydra.load_sweep_config(master_config, self.with_plus_signs(sweep_overrides))
 
-    def added(self, overrides: Iterable[str]) -> list[str]:
+    def with_plus_signs(self, overrides: Iterable[str]) -> list[str]:
         """Return overrides, with `++` before those that change a key's value.
 
         Hydra then accepts keys that no file has.  Choices of options, such as algorithm=ditto, stay as they are

@@ -275,7 +275,7 @@ def name_run_folders(master: DictConfig, swept: list[str]) -> None:
 
 
 def _group(overrides: list[Override], folder: Path) -> str:
-    """Return the value of tracking.group for all runs of a sweep.
+    """Return the value of tracking.group, which groups the runs of a sweep in W&B.
 
     It is the name of the folder.  The default folder may have several sweeps, so that it is the overrides instead,
     without the values of swept keys.

@@ -17,7 +17,7 @@ def wrap_inputs(inputs: Any) -> dict[str, Any]:
 
 
 def unwrap_inputs(named: dict[str, Any], given: Any) -> Any:
-    """Undo `wrap_inputs`.
+    """Undo `wrap_inputs`, which puts a single tensor into a dict.
 
     Args:
         named: Inputs by name, such as processed results of `wrap_inputs`.

@@ -80,7 +80,7 @@ def current(path: str) -> str:
     Args:
         path: Its dotted path in this or an earlier release, such as fedbench.optim.SGD.
     """
-    return _renamed(path, MOVED)
+    return _renamed(path, MOVED)  # from an earlier name of a module to its name in this release
 
 
 def original(path: str) -> str:

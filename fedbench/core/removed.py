@@ -219,10 +219,10 @@ def drop_removed(values: dict[str, Any]) -> None:
     Args:
         values: The values, nested or by dotted key.
     """
-    for group, options in list(_groups(values)):  # nested values
-        for name, (neutral, _) in options.items():
-            if group.get(name, ...) == neutral:  # ... stands for an absent option, because None may be a value
-                del group[name]
+    for mapping, options in list(_mappings_with_removed(values)):  # nested values
+        for name, (neutral, _) in options.items():  # neutral: the value without effect
+            if mapping.get(name, ...) == neutral:  # ... stands for an absent option, because None may be a value
+                del mapping[name]
     for key in [key for key in values if key.endswith("._target_")]:  # values by dotted key
         prefix = key.removesuffix("_target_")
         for name, (neutral, _) in _options_of(values[key]).items():
@@ -258,7 +258,7 @@ def refuse_removed(key: str, values: Any) -> None:
         refuse_removed(f"{key}.{name}", value)
 
 
-def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
+def _mappings_with_removed(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
     """Yield (mapping, removed options of its class) for each mapping in nested values whose class has such options.
 
     The removed options are a dict from name to (value without effect, sentence for the user).
@@ -268,7 +268,7 @@ def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[An
             yield values, options
         values = list(values.values())
     for value in values if isinstance(values, list) else ():
-        yield from _groups(value)
+        yield from _mappings_with_removed(value)
 
 
 def _options_of(target: Any) -> Mapping[str, tuple[Any, str]]:

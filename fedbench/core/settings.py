@@ -229,7 +229,10 @@ def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
     choices = {f"choices.{group}": option for group, option in LATER_CHOICES.items()}
     flat = {**LATER_KEYS, **choices, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
-    for group, (option, values) in LATER_GROUPS.items():  # groups that older versions lack, with options of no effect
+    for group, (
+        option,
+        values,
+    ) in LATER_GROUPS.items():  # groups of options that older versions lack, with values of no effect
         if not any(key.startswith(f"{group}.") for key in flat):
             flat = {**flat, f"choices.{group}": option, **flatten({group: values})}
     return flat

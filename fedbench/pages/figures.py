@@ -1,4 +1,4 @@
-"""The figures of page.json, drawn as SVG from the CSV files of a page.
+"""The figures of page.json (read as the dict Page.about), drawn as SVG from the CSV files of a page.
 
     curves    a metric over rounds or communication: a line per group, with a band of one standard deviation over seeds
     against   a score over a numeric label, with its standard deviation over seeds
@@ -109,6 +109,7 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     groups = [(group, _rounds(page, group, metric)) for group in groups_of(page, spec.get("part"), spec.get("where"))]
     groups = [(group, rounds) for group, rounds in groups if rounds]
     # labels that all groups share are in the title instead of the legend
+    # tuned: the method fine-tunes after the last round only, which a dagger marks
     names, common = legend_names([group.labels for group, _ in groups], [group.tuned for group, _ in groups])
     series = []
     for name, (group, rounds) in zip(names, groups):
@@ -152,6 +153,7 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
                 f"{group.labels} have {x!r}: choose another key, or leave them out with where"
             )
         labels = {name: label for name, label in group.labels.items() if name != key}
+        # tuned: the method fine-tunes after the last round only, which a dagger marks
         if (spread := group.spread(score)).count:
             points.setdefault(f"{legend_name(labels, group.tuned)} (n={group.n})", {})[float(x)] = spread
     series = [

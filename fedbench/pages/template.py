@@ -23,7 +23,7 @@ cached_page = lru_cache(read_page)
 
 
 class PageFunctions:
-    """Functions that page.md can call.  A part is a set of the page's runs; labels, such as method, name groups in it.
+    """Functions for page.md.  part: a set of its runs; labels (method, ...) name groups; _columns: a Column per score.
 
     These arguments are the same in all of them.  ``part`` is a part of the page; None is the first one.  ``names`` are
     values of labels, such as the name of a method, and ``where`` are values by label, such as seed=0: together, they
@@ -37,7 +37,6 @@ class PageFunctions:
     def __init__(self, page: Page, root: Path) -> None:
         self._page = page
         self._root = root
-        # the columns of tables, by score
         self._columns = score_columns(page.about["percent"], page.about["target"]) if page.about else {}
 
     def groups(self, part: str | None = None, order: str = "", **where: Any) -> list[Group]:
@@ -433,7 +432,7 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
     Raises:
         ConfigError: cells.csv has a cell that the table does not have.
     """
-    keys = ["method", *paper.KEYS]
+    keys = ["method", *paper.KEYS]  # the columns that identify a cell
     ours_by_cell: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows of cells.csv by the values of keys
     # the rows of the table, without notes on cells that were not run
     run = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")]

@@ -91,7 +91,8 @@ def find_pairs(args: argparse.Namespace, methods: dict[str, dict[str, Group]]) -
 
     Args:
         args: The parsed command line.
-        methods: From the name of a method, and then from the description of a setting, to a group of runs.
+        methods: From the name of a method, and then from the description of a setting, such as "mnist, dirichlet, cnn",
+            to a group of runs.
 
     Raises:
         ConfigError: A method is unknown, ambiguous or given twice, or there is no other one.

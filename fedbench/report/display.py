@@ -98,6 +98,7 @@ def metric_title(metric: str) -> str:
     """Return a metric, a column of metrics.csv, in words: "Accuracy, mean over clients" for personal/accuracy."""
     scope, _, score = metric.rpartition("/")
     suffix = next((suffix for suffix in AGGREGATES if score.endswith(suffix)), "")  # such as _std, over clients
+    # SCOPES: scopes in words, such as "validation" for val; all of them are means over clients
     aggregate = AGGREGATES.get(suffix, "mean over clients" if scope in SCOPES else "")
     parts = (key_title(score.removesuffix(suffix)), SCOPES.get(scope, scope), aggregate)
     return ", ".join(filter(None, parts))
@@ -128,7 +129,8 @@ def _last_part(key: str) -> str:
 def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> list[Column]:
     """Return the columns of a table whose values identify its rows, such as the method and the data set.
 
-    Methods are displayed by their names in papers, with a dagger if the row has a true value under the key "tuned".
+    Methods are displayed by their names in papers, with a dagger if the row has a true value under the key "tuned": if
+    they fine-tune after the last round only.
 
     Args:
         keys: The keys of the columns in the rows.  "method" and the other `METHOD_KEYS` contain methods.
@@ -144,7 +146,7 @@ def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> 
 
 
 def for_readers(table: Table, labels: Sequence[str]) -> Table:
-    """Return the table without redundant columns, and with a note on daggers if it has any.
+    """Return the table without redundant columns, and with a note on daggers, which mark fine-tuned methods, if any.
 
     A column is redundant if all its cells are equal and not measured, or if the first column of labels repeats it.
 

@@ -203,6 +203,7 @@ def draw_axes(drawing: Drawing, figsize: tuple[float, float] = (8, 4.5)) -> Any:
         set_integer_ticks(axes, "x")
     axes.set(xlabel=drawing.xlabel, ylabel=drawing.ylabel, title=escape_mathtext(drawing.title))
     style_axes(axes)
+    # a dagger marks methods that fine-tune after the last round only
     tuned = any(series.tuned or DAGGER in series.name for series in drawing.series)
     add_legend(figure, axes, tuned, has_marker=drawing.form == "lines")
     return figure

@@ -111,6 +111,8 @@ def mean_curve(group: Group, metric: str) -> DataFrame:
 def _series(group: Group, name: str, x: Any, curve: DataFrame, scale: float = 1) -> Series:
     """Return the line of a group, without deviations if it has only one run.
 
+    A tuned group, which fine-tunes after the last round only, has an open marker for its last value.
+
     Args:
         group: Runs that differ only in the seed.
         name: The legend entry, to which the number of runs is added.
@@ -129,12 +131,13 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     are not fractions.
 
     Args:
-        groups: The groups of one setting.
+        groups: The groups of one setting (data set, partition, model and so on).
         options: The metric and the target.
         path: The file.
         title: The description of the setting.
     """
     scale = scores.scale_of(options.metric)
+    # tuned: the method fine-tunes after the last round only; common: labels of all groups, for the title
     names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
     series = []
     for group, name in zip(groups, names):
@@ -163,6 +166,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     """
     directions, xlabel = BYTES[key]
     conf = groups[0].conf if groups else None
+    # tuned: the method fine-tunes after the last round only; common: labels of all groups, for the title
     names, common = legend_names([group.labels for group in groups], [group.tuned for group in groups], conf)
     series = []
     for group, name in zip(groups, names):
@@ -182,7 +186,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     The left panels are uploads, the right ones downloads.
 
     Args:
-        groups: The groups of one setting.
+        groups: The groups of one setting (data set, partition, model and so on).
         path: The file, which is returned.
         title: The description of the setting.
 
@@ -190,6 +194,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
         pFedNet, Figures 8 and 12.
     """
     figure, panels = drawing.pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
+    # tuned: the method fine-tunes after the last round only; common: labels of all groups, for the title
     names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
     for column, direction in enumerate(("up", "down")):
         smallest_percent = 100.0  # determines the lower limit of the y axis
@@ -320,7 +325,7 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
         gains: From the name of a method to its gains, for S seeds and N clients [S, N].
         options: The metric, and the round at which it is taken: last, best or best_val.
         path: The file.
-        title: The description of the setting.
+        title: The description of the setting (data set, partition, model and so on).
     """
     scale = scores.scale_of(options.metric)
     series, titles = [], []
@@ -329,6 +334,7 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
         series.append(Series(name, list(range(values.shape[1])), list(scale * values.mean(0)), std))
         titles.append(f"{name}: mean {scale * np.nanmean(values):+.2f} (n={len(values)})")
     heading = gains_title(options.metric, options.select, any(bars.std for bars in series))
+    # a dagger marks methods that fine-tune after the last round only
     tuned = drawing.TUNED_LEGEND if any(DAGGER in name for name in gains) else ""
     heading = "\n".join(filter(None, (heading, drawing.escape_mathtext(title), tuned)))
     data = Drawing("panels", title="", xlabel="Client", ylabel=gains_ylabel(scale), series=series)

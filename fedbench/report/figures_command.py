@@ -89,7 +89,7 @@ def parse_rounds(text: str | None) -> list[int] | None:
 
 
 def check_rounds(text: str, last_asked: int, runs: list[Run]) -> None:
-    """Check that at least one run recorded relationships between clients until a round.
+    """Check that at least one run recorded relationships between clients as far as the last round of ``--rounds``.
 
     Args:
         text: The value of ``--rounds``, for error messages.

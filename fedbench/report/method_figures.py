@@ -349,7 +349,7 @@ def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
     The right panel has curves over epochs.
 
     Args:
-        groups: The groups of one setting; all runs have new clients.
+        groups: The groups of one setting (data set, partition, model and so on); all runs have new clients.
         path: The file.
         title: The description of the setting.
     """
@@ -401,7 +401,7 @@ def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path
     The change from the last loss of a round to the first loss of the next one is the effect of aggregation.
 
     Args:
-        groups: The groups of one setting; all runs recorded these losses.
+        groups: The groups of one setting (data set, partition, model and so on); all runs recorded these losses.
         path: The file.
         title: The description of the setting.
 
@@ -442,6 +442,7 @@ def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     values, loss = scores.curve(run, metric), scores.curve(run, "train/loss")
     line = Series("", values.index, scores.scale_of(metric) * values, std=None, tuned=run.tuned)  # one run, no name
     drawing.draw_line(left, i=0, series=line)
+    # tuned: the method fine-tunes after the last round only
     title = f"open marker: {drawing.TUNED_LEGEND}" if run.tuned else ""
     left.set(ylabel=metric_axis_label(metric), xlabel="Round", title=title)
     drawing.draw_line(right, i=2, series=Series("", loss.index, loss))  # i: in another colour

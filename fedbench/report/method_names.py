@@ -80,7 +80,7 @@ def full_name(group: Group) -> str:
 
 
 def display_name(name: str, group: Group) -> str:
-    """Return the name of a method for readers, without dagger: "PGFed mu=0.1" for "pgfed mu=0.1".
+    """Return the name of a method as tables show it: "PGFed mu=0.1" for "pgfed mu=0.1".
 
     Args:
         name: A key of `name_methods`.

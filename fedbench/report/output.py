@@ -65,7 +65,7 @@ def format_of(args: argparse.Namespace) -> str:
     The first of these decides: ``--json``, ``--format``, the suffix of ``--out``.  Without any, it is "text".
     """
     if args.json:
-        return OBJECT
+        return OBJECT  # one JSON object with all tables and notes
     return args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
 
 

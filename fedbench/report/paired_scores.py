@@ -1,4 +1,4 @@
-"""Scores of methods in each setting, and their differences for the same seed."""
+"""Scores of methods in each setting (data set, partition, model), and their differences for the same seed."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ def _measure(cell: Cell, reported: PrintedCell) -> None:
     measurements = [METRICS[cell.row["metric"]](run, reported) for run in cell.runs]
     cell.ours = over_seeds(measurement.value for measurement in measurements)
     cell.std_over_seeds = cell.ours.std
-    cell.tuned = any(run.tuned for run in cell.runs)
+    cell.tuned = any(run.tuned for run in cell.runs)  # fine-tuned after the last round only
     clients = [measurement.clients for measurement in measurements]
     cell.clients = ", ".join(dict.fromkeys(text or "all" for text in clients)) if any(clients) else None
     # where the paper prints another standard deviation than that over seeds, such as over clients, the mean of it

@@ -74,7 +74,8 @@ def mean(run: Run, cell: PrintedCell, column: str) -> Measurement:
 
     Args:
         run: The run.
-        cell: The printed cell.  If it is about a domain or client, the mean is over the clients of this domain.
+        cell: The printed cell.  If it is about a domain (such as Art of Office-Home) or a client, the mean is over
+            the clients of this domain.
         column: The metric, a column of metrics.csv and clients.csv.
 
     Returns:
@@ -120,7 +121,7 @@ def best_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Mea
 
 
 def mean_gain(run: Run, cell: PrintedCell, metric: str) -> Measurement:
-    """Return mean and standard deviation over clients of the gain over Local, in percentage points.
+    """Return mean and standard deviation over clients of the gain over Local (training alone), in percentage points.
 
     Args:
         run: The run.
@@ -133,7 +134,7 @@ def mean_gain(run: Run, cell: PrintedCell, metric: str) -> Measurement:
 
 
 def gain_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Measurement:
-    """Return the gain over Local of one client, in percentage points; NaN without a run of Local.
+    """Return one client's gain over Local (training alone), in percentage points; NaN without a run of Local.
 
     Args:
         run: The run.
@@ -226,7 +227,8 @@ def clients_of(run: Run, domain: str) -> list[int]:
 
     Args:
         run: The run.
-        domain: The name of a domain.  Names such as c3_oct of FedPIA stand for the third domain.
+        domain: The name of a domain, such as Art of Office-Home.  Names such as c3_oct of FedPIA stand for the third
+            domain.
     """
     names = run.partition.get("domains")
     names = [normalized(str(name)) for name in names] if isinstance(names, list) else []

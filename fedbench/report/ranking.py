@@ -1,4 +1,4 @@
-"""Average ranks of methods over settings, with Friedman's test, and win rates."""
+"""Average ranks of methods over settings (data sets, partitions, models), with Friedman's test, and win rates."""
 
 from __future__ import annotations
 

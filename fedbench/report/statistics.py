@@ -1,4 +1,4 @@
-"""Statistics of comparisons, as functions of arrays: paired over seeds, and ranks over settings.
+"""Statistics of comparisons, as functions of arrays: paired over seeds, and ranks over settings (data sets ...).
 
 Letters of shapes: S seeds, N clients, M settings, K methods.
 

@@ -193,7 +193,7 @@ def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) ->
 
     Args:
         groups: Groups of runs that differ only in the seed.
-        runs: The runs among which the runs of Local are searched.
+        runs: The runs among which the runs of Local (clients that train alone) are searched.
         options: Metric, selected round, target and grouping of the report.
 
     Returns:
@@ -234,7 +234,7 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
         Column("seconds_to_target", f"s to {goal}", digits=1, missing="never"),
         Column("images_per_s", "images/s", digits=0),
         *(Column(f"mb_{d}", f"MB {d}") for d in ("up", "down")),
-        *(Column(f"part_{d}", f"{d} (% of dense)", scale=100) for d in ("up", "down")),
+        *(Column(f"part_{d}", f"{d} (% of dense)", scale=100) for d in ("up", "down")),  # dense: without compression
         Column("mb_to_target", f"MB to {goal}", missing="never"),
     ]
     return {column.key: column for column in columns}
@@ -243,12 +243,13 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
 def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
     """Return the table of results, with a row per group.
 
-    Rows are sorted by setting, and within a setting by the metric at the selected round, the best first.  A true value
+    Rows are sorted by setting (data set, partition, model), and within a setting by the metric at the selected round,
+    the best first.  A true value
     under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
 
     Args:
         groups: The groups; sorted in place in the order of the rows.
-        runs: The runs among which the runs of Local are searched.
+        runs: The runs among which the runs of Local (clients that train alone) are searched.
         options: Metric, selected round, target and grouping of the report.
     """
     spreads = scores_over_seeds(groups, runs, options).to_dict("records")

@@ -144,7 +144,7 @@ def as_json(table: Table) -> str:
 def as_latex(table: Table) -> str:
     """Return the table in LaTeX for the package booktabs, with its title as caption.
 
-    The note on the dagger is printed below the table.  Other notes are comments.
+    The note on the dagger (of fine-tuned methods) is printed below the table.  Other notes are comments.
     """
     comments = [f"% {note}" for note in table.notes if not note.startswith(DAGGER)]
     if not table.columns:

@@ -113,7 +113,7 @@ def choice_table(runs: list[Run], metric: str, select: str) -> Table:
 
 
 def studies(runs: list[Run]) -> list[Study]:
-    """Return a study per method and setting, sorted by both, with the runs grouped by their options as trials.
+    """Return a study per method and setting (data set, partition, model), with its runs grouped by options as trials.
 
     Of several runs with equal options, seed and fold, the one that finished last is used.
 
@@ -174,7 +174,7 @@ def _setting_titles(runs: list[Run]) -> dict[str, str]:
 
 
 def _trials(runs: list[Run]) -> list[Trial]:
-    """Return the runs of a method in one setting as trials, one for each choice of options, sorted by option.
+    """Return the runs of a method on one data set, partition and so on as trials, one for each choice of options.
 
     A trial records the seeds (and folds) of all its runs under ``begun``, and its finished runs under ``runs``.
     """
@@ -297,7 +297,7 @@ def _table(choices: list[Choice], metric: str, select: str) -> Table:
     """Return the table of the choices, sorted by setting and then by test score.
 
     Args:
-        choices: The chosen trial of each method and setting.
+        choices: The chosen trial of each method and setting (data set, partition, model).
         metric: A metric of test samples, personal/...
         select: The round of the test scores that sort the rows: "last" or "best_val".
     """
@@ -326,7 +326,7 @@ def _row(choice: Choice, metric: str) -> dict[str, Any]:
     """Return a row of the table of choices, as a dict from column to value.
 
     Args:
-        choice: The chosen trial of a method in a setting.
+        choice: The chosen trial of a method in a setting (data set, partition, model).
         metric: The metric of its test scores, which are read only here, after the choice.  Without test seeds they are
             Spreads of count 0.
     """
@@ -358,7 +358,7 @@ def _notes(choices: list[Choice], select: str) -> list[str]:
     """Return the lines below the table: what the columns mean, and warnings.
 
     Args:
-        choices: The chosen trial of each method and setting.
+        choices: The chosen trial of each method and setting (data set, partition, model).
         select: The round of the validation scores by which the trials were chosen: "last" or "best_val".
     """
     when = "at the last round" if select == "last" else "at the best round of each run by validation"

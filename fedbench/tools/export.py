@@ -254,7 +254,7 @@ def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
         client: Index or name of the client.
     """
     _, rows = deployed(sim, np.array([index_of(sim, client)]))
-    # some methods deploy a dict of several models, whose "theta" is the main one
+    # rows: the client's trained numbers [P] or [1, P]; of a dict of several models, "theta" is the main one
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])

@@ -111,7 +111,7 @@ class _Model:
 
 
 def _sample(logits: np.ndarray, temperature: float, uniform: float) -> int:
-    """Return a token.
+    """Return a token, sampled from softmax(logits / temperature).
 
     Args:
         logits: Logits of the tokens, [C].

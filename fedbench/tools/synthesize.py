@@ -530,6 +530,7 @@ def main(argv: list[str]) -> int:
     """Run ``fedbench synthesize`` with the words typed after it; return the exit status: 0, or 2 after a mistake."""
     args = parser().parse_intermixed_args(argv)
     sampling = Sampling(args.ddim, args.share, args.seed)
+    # TRAINING: the options of training, such as steps
     given_options = {name: getattr(args, name) for name in TRAINING if getattr(args, name) is not None}
     training = Training(**given_options)
     require(

@@ -70,7 +70,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """The search of one method in one setting.
+    """The search of one method in one setting (data set, partition and so on).
 
     Attributes:
         overrides: The overrides of all its runs, without the searched values and the seed.
@@ -248,7 +248,9 @@ def make_search(
     searched: Sequence[Override],
     seed: int,
 ) -> Search:
-    """Return the search of one method in one setting, after a check of its default configuration.
+    """Return the search of one method in one setting (data set, partition and so on).
+
+    Its default configuration is checked first.
 
     Args:
         args: The parsed command line.

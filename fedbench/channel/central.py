@@ -125,7 +125,8 @@ class CentralPrivacy:
     def _sum_multiplier(self) -> float:
         """Return the noise multiplier of the sum: (z^-2 - (2 sigma_b)^-2)^(-1/2) with adaptive clipping, else z.
 
-        z is the multiplier of a whole release, and sigma_b the noise of its count, privacy.count_noise.
+        A whole release has the multiplier z.  With adaptive clipping, it includes the number of uploads that are not
+        clipped; sigma_b is the noise of this count (privacy.count_noise).
 
         Raises:
             ConfigError: The noise of the count alone spends more than z allows.

@@ -123,7 +123,7 @@ class Channel:
         received = dict(tensors)
         for name, value in tensors.items():
             dense = len(context) * num_bytes(value)  # bytes without compression
-            # bytes that are sent
+            # bytes that are sent; _num_values: numbers that each client has, fewer for a smaller rank of LoRA
             size = _encoded_bytes(value, num_values.get(name, self._num_values(context, value, dim=1)), dense)
             if self.compression is not None and name not in uncompressed:
                 call = self._broadcasts[name]  # how many broadcasts of this name came before in the round
@@ -149,9 +149,11 @@ class Channel:
         """
         _check_rows("download", context, tensors)
         _check_names("download", tensors, uncompressed)
+        # where clients have different ranks of LoRA: 0 for the numbers that a client does not have
         tensors = {name: self._truncated(context, value) for name, value in tensors.items()}
         received = dict(tensors)
         for name, value in tensors.items():
+            # _num_values: how many numbers each client has
             size = _encoded_bytes(value, self._num_values(context, value, dim=2), num_bytes(value))
             if self.compression is not None and len(context) and name not in uncompressed:
                 # how many downloads of this name came before in the round
@@ -216,6 +218,7 @@ class Channel:
         _check_names("upload", tensors, {*relative_to, *previous, *uncompressed, *num_values})
         _check_references(tensors, relative_to, previous)
         self.cost.takes_uploads |= any(t.is_floating_point() for t in tensors.values())
+        # where clients have different ranks of LoRA: 0 for the numbers that a client does not have
         tensors = {name: self._truncated(context, value) for name, value in tensors.items()}
         received = dict(tensors)
         for name, value in tensors.items():
@@ -223,6 +226,7 @@ class Channel:
             # what the upload is a difference from; None: 0
             reference = previous.get(name) if payload is None else payload.received
             reference = None if reference is None else self._truncated(context, reference)
+            # numbers to count: those of the method's encoding, or those that each client has
             given = num_values.get(name, self._num_values(context, value, 2))
             size = _encoded_bytes(value, given, num_bytes(value))
             call = self._count_call("up", context, name)  # how many uploads of this name came before in the round

@@ -232,8 +232,8 @@ class Compression:
         """Return whether rows [K, ...] are sent uncompressed.
 
         These are rows of another type than float32, such as integers; rows of fewer than TINY = 128 values; and all
-        rows if the compressor is exact.  Larger float32 rows set `acted`: some message was large enough for the
-        compressor.
+        rows if the compressor is exact, so that rows arrive unchanged.  Larger float32 rows set `acted`: some message
+        was large enough for the compressor.
         """
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
             return True

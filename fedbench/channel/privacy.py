@@ -95,7 +95,8 @@ class Privacy:
 
         Args:
             context: The clients.
-            first_rate: Returns the learning rate of the first local step.  It is called for lr_over_n only.
+            first_rate: Returns the learning rate of the first local step.  It is called for the option
+                sensitivity=lr_over_n only.
 
         Returns:
             The standard deviations.  # [K]

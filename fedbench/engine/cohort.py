@@ -511,7 +511,7 @@ class Cohort:
 
     # -- training ----------------------------------------------------------------------------------------
     def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:
-        """Return how far each client's local steps would move a row along a constant gradient of 1.
+        """Return how far each client's local steps would move its parameters along a constant gradient of 1.
 
         It is the sum over the local steps of the learning rate times the effect of momentum.
 

@@ -107,5 +107,6 @@ class Engine:
         if name in self.rows.all:  # the states of clients that exist so far, by name
             return self.rows.all[name]
         row = torch.zeros(1, length, device=self.device)  # for the shape and device of the initial buffer
+        # the last argument: how many parameters (tensors) a row has, for a buffer with a number for each of them
         initial = self.optimizer.new(buffer, row, len(self.model.parameter_spans(length)))
         return self.rows(name, initial[0])

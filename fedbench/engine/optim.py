@@ -1,4 +1,4 @@
-"""Optimizers of the clients.  They update rows and their buffers in place, with the arithmetic of torch.optim.
+"""Optimizers of clients: they update rows (a model's parameters) and buffers in place, as torch.optim does.
 
 Buffers, such as momentum, are new in each round (optimizer.reset=round), or stay with the client from one participation
 to the next (optimizer.reset=never).  Papers differ in this.

@@ -196,7 +196,7 @@ def _schedule_options(engine: Engine, context: RoundContext, how: LocalTraining)
 
 
 def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.ndarray:
-    """Return how far each client's local steps move a row along a constant gradient of 1.
+    """Return how far each client's local steps move its parameters along a constant gradient of 1.
 
     It is the sum over the local steps of the learning rate times the effect of momentum (`Optimizer.reach`).
 

@@ -94,7 +94,8 @@ class Delta:
             size = min(len(members) for members in classes)  # the balanced pool has as many negatives as positives
             classes = [members[:size] for members in classes]
             sizes = np.full(2, size)  # negatives and positives of this pool
-            first_sizes = sizes if first_sizes is None else first_sizes  # those of the first pool
+            # those of the first pool, to which the option counts refers; other pools get counts in proportion
+            first_sizes = sizes if first_sizes is None else first_sizes
             assigned.append(assign_by_counts(classes, self._client_counts(sizes, first_sizes, num_clients)))
         return assigned
 

@@ -227,7 +227,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
         not augment,
         f"dataset.augment must be null, because model={cfg.choices.model} has a frozen encoder; use model.augment",
     )
-    # the frozen encoder computes its features once; batches then read them through the views
+    # the frozen encoder computes its features once; the views return those of a batch, in training perhaps of a crop
     arrays = arrays.expanded()  # inputs that several samples share are copied for each of them
     reader: FrozenEncoder = build_module(cfg, arrays)
     arrays = reader.prepare(arrays, poisoned.used, device)  # used: with triggered samples

@@ -126,7 +126,7 @@ def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -
         values: Metrics of an evaluation, by name.
         metric: The metric.
     """
-    from fedbench.tasks.scores import COUNT_SUFFIX  # NumPy
+    from fedbench.tasks.scores import COUNT_SUFFIX  # here, because it imports NumPy
 
     num_clients = summary.get("num_clients")
     num_averaged = values.get(f"{metric}{COUNT_SUFFIX}", summary.get("evaluated_clients", num_clients))
@@ -213,7 +213,7 @@ def attack_lines(summary: dict[str, Any]) -> list[str]:
     Args:
         summary: The content of summary.json.
     """
-    from fedbench.tasks.scores import ATTACK_SUCCESS  # NumPy
+    from fedbench.tasks.scores import ATTACK_SUCCESS  # here, because it imports NumPy
 
     attack, last = summary.get("attack"), summary["last"]
     if not attack:

@@ -194,6 +194,7 @@ class Denoising(Task):
         noise = random.normal(*x.shape[1:])  # [k, B, C, H, W]
         label = F.one_hot(y, num_classes).float()
         inputs = {"image": self.schedule.add_noise(image, t, noise), "step": t, "label": label}
+        # velocity: sqrt(alpha_bar) noise - sqrt(1 - alpha_bar) image
         return inputs, self.schedule.velocity(image, t, noise)
 
     def outputs(self, num_classes: int) -> int:

@@ -168,7 +168,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
         """Return a function in place of a method of Cohort: it calls the method and appends copies to `messages`.
 
         Args:
-            name: The method, such as "upload".  All tensors in its arguments are copied.
+            name: The method, such as "broadcast".  All tensors in its arguments are copied.
         """
         function = getattr(Cohort, name)
 

@@ -113,12 +113,13 @@ def check_adapter(
     Raises:
         ConfigError: The adapter cannot be built, or finds no layer to adapt.
     """
+    # setting: model and clients, for the heading of the report
     setting = f"in a small vision transformer, for {K} clients of 4 to 12 images"
     return SUITE.run(path_of(target), setting, case_for(target, options), only)
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> AdapterCase:
-    """Return the adapter with the small model and the clients on which it is checked.
+    """Return the case that the checks receive: the adapter, with a small model and a few clients.
 
     Args:
         target: Its class, its dotted path, or an option of conf/adapter.

@@ -51,7 +51,8 @@ class AggregatorCase:
             rows: The uploads.  # [n, p]
             weights: Their weights, with sum 1.  None: equal ones.  # [n]
             center: The value that the server sent.  None: there is none.  # [p]
-            order: The positions of the rows in the order in which they fill buckets.  None: 0 to n - 1.  # [n]
+            order: The positions of the rows in the order in which they fill buckets, groups of rows that the rule may
+                average first.  None: 0 to n - 1.  # [n]
         """
         n = len(rows)
         weights = rows.new_full((n,), 1 / n) if weights is None else weights
@@ -78,12 +79,13 @@ def check_aggregator(
     Raises:
         ConfigError: The rule cannot be built.
     """
+    # setting: the uploads, for the heading of the report
     setting = f"on uploads of {SIZE} values by at most {N} clients"
     return SUITE.run(path_of(target), setting, case_for(target, options), only)
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> AggregatorCase:
-    """Return the rule as it is checked, by its class and options.
+    """Return the case that the checks receive: the rule, by its class and options.
 
     Args:
         target: Its class, its dotted path, or the name of an option of conf/aggregator.
@@ -189,7 +191,8 @@ def the_order_of_clients_does_not_matter(case: AggregatorCase) -> None:
     Remedy: do not use the position of a row.
     """
     rows, weights, center = _inputs_for_symmetry(case)
-    reverse = torch.arange(N).flip(0)  # the order for buckets, which then have the same clients
+    # the order in which clients fill buckets, groups that the rule may average first: each keeps its clients
+    reverse = torch.arange(N).flip(0)
     reversed_estimate = case.estimate(rows.flip(0), weights.flip(0), center, order=reverse)
     distance = _distance(reversed_estimate, case.estimate(rows, weights, center))
     assert distance <= TOLERANCE, (

@@ -87,11 +87,12 @@ def check_algorithm(
             f"{path_of(target)} accepts no model of conf/model; the last one is refused as follows: {case.reason}. "
             "Name a model that it accepts by --model, or by the argument model of check_algorithm"
         )
+    # setting: the small model, for the heading of the report
     return SUITE.run(path_of(target), case.setting, case, only)
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
-    """Return the method with a small model and federation on which it is checked.
+    """Return the case that the checks receive: the method, with a small model and federation.
 
     The attribute `reason` of the case says why the method accepts no model; None if it accepts one.
 

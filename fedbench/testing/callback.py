@@ -206,12 +206,13 @@ def check_callback(
     Raises:
         ConfigError: The callback cannot be built.
     """
+    # setting: the runs, for the heading of the report
     setting = f"in runs of {ROUNDS} rounds with 4 clients, evaluated every second round"
     return SUITE.run(path_of(target), setting, case_for(target, options), only)
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> CallbackCase:
-    """Return the callback as it is checked, with a folder for its runs.
+    """Return the case that the checks receive: the callback, with a folder for its runs.
 
     Args:
         target: Its class, its dotted path, or an option of conf/callbacks.

@@ -88,12 +88,13 @@ def check_compression(
     Raises:
         ConfigError: The compressor cannot be built.
     """
+    # setting: the rows, for the heading of the report
     setting = f"on rows of at most {SIZE} values, for {K} clients"
     return SUITE.run(path_of(target), setting, case_for(target, options), only)
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> CompressionCase:
-    """Return the compressor as it is checked, by its class and options.
+    """Return the case that the checks receive: the compressor, by its class and options.
 
     Args:
         target: Its class, its dotted path, or the name of an option of conf/compression.

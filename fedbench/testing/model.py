@@ -178,7 +178,7 @@ def check_model(
     """
     case = case_for(target, options, columns, input_shape, num_classes)
     shape = case.federation.input_shape
-    # way: how the clients are computed at once, such as by torch.vmap
+    # setting: the samples, for the heading of the report; way: how clients are computed at once, such as by torch.vmap
     setting = f"{K} clients of {min(SIZES)} to {max(SIZES)} samples {shape}; {case.way}"
     return SUITE.run(path_of(target), setting, case, only)
 
@@ -431,6 +431,7 @@ def columns_are_respected(case: ModelCase) -> None:
     groups = {name: columns for name, columns in groups.items() if 0 < columns.size < case.model.trained.size}
     if not groups:
         raise SkipTest("it declares no column group that is a subset of its columns")
+    # buffers: the columns of running statistics, which also change
     row, buffers = case.model.init_row(), case.model.trained.rest(case.model.size)
     for name, columns in groups.items():
         theta = all_clients(case.engine("loop")).train(row, columns=columns).theta

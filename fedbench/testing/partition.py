@@ -94,6 +94,7 @@ def check_partition(
     """
     case = case_for(target, options, num_clients)
     clients = "the partition's number of clients" if case.num_clients is None else f"{case.num_clients} clients"
+    # setting: clients and samples, for the heading of the report
     setting = f"for {clients} on {SAMPLES:,} samples of {CLASSES} classes in {DOMAINS} domains"
     return SUITE.run(path_of(target), setting, case, only)
 
@@ -101,7 +102,7 @@ def check_partition(
 def case_for(
     target: Target, options: Mapping[str, Any] | None = None, num_clients: int | None = CLIENTS
 ) -> PartitionCase:
-    """Return the partition as it is checked, with its number of clients and its seed.
+    """Return the case that the checks receive: the partition, its number of clients and its seed.
 
     Args:
         target: Its class, its dotted path, or an option of conf/partition.

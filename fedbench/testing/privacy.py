@@ -76,6 +76,7 @@ def audit(
         e.rows, clients, expected, rounds, noise_multiplier=noise_multiplier, delta=delta, clip=clip
     )
     e = replace(e, central=applied or promised)
+    # the attacker's score of each run, which the canary makes larger
     scores = np.array(
         [
             [score(replace(e, seed=2 * run + has_canary), bool(has_canary), clip, size) for has_canary in (0, 1)]

@@ -185,6 +185,7 @@ def check_task(
     """
     case = case_for(target, options, targets, num_classes)
     shape = "x".join(map(str, case.targets.shape[1:])) or "one value"
+    # setting: targets and clients, for the heading of the report
     setting = f"on {case.kind} targets of {shape}, for 6 clients of 0 to 9 samples"
     return SUITE.run(path_of(target), setting, case, only)
 
@@ -538,8 +539,8 @@ def training_agrees(case: TaskCase) -> None:
 
     Remedy: compute the loss of each sample independently.
     """
-    shape, rows = tuple(case.outputs(B).shape[1:]), []
-    for plan in ("loop", "vmap"):
+    shape, rows = tuple(case.outputs(B).shape[1:]), []  # rows: the parameters of the clients, [K, P] for each plan
+    for plan in ("loop", "vmap"):  # one client at a time, all at once
         federation = case.federation(case.make())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

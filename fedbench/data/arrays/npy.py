@@ -46,7 +46,7 @@ class Npy:
             "dataset=npy needs a folder, but dataset.path is null: set dataset.path to one with X.npy and y.npy",
         )
         folder = Path(str(self.path))
-        refuse_foreign(folder, "dataset=npy")
+        refuse_foreign(folder, "dataset=npy")  # such as a folder of Parquet files, which the error names
         inputs = map_npy(folder / "X.npy")
         columns = {"y": np.array(map_npy(folder / "y.npy"))}
         for name in OPTIONAL:  # split, client and classes

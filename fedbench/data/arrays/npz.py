@@ -66,7 +66,7 @@ class Npz:
             "dataset=npz needs a file, but dataset.path is null: set dataset.path to your .npz file",
         )
         path = Path(str(self.path))
-        refuse_foreign(path, "dataset=npz")
+        refuse_foreign(path, "dataset=npz")  # such as a Parquet file, which the error names
         # _window: the option window, pixel values that become black and white in images of more than 8 bits, or None
         arrays = check_labels_occur(from_layout(read_npz(path), str(path), self.task, self._window), str(path))
         if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 2:  # a table, whose rows may be numbered

@@ -97,7 +97,7 @@ class PFLlib:
             part: {file.stem for file in (folder / part).glob("*.npz") if file.stem.isdecimal()} for part in FOLDERS
         }
         if not names["train"]:
-            refuse_foreign(folder, "dataset=pfllib")
+            refuse_foreign(folder, "dataset=pfllib")  # such as a folder of Parquet files, which the error names
         unpaired = sorted(names["train"] ^ names["test"], key=int)
         require(
             bool(names["train"]) and not unpaired,

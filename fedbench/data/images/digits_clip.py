@@ -125,5 +125,6 @@ def mispaired(arrays: Arrays) -> Arrays:
     assert arrays.class_names is not None and arrays.domain is not None
     wrong = np.random.default_rng(0).permutation(arrays.num_classes)  # the order of the names
     arrays.class_names = [arrays.class_names[i] for i in wrong]
+    # the last argument: all samples, in the order of the lists
     arrays.fit = images_from_top(arrays.domain, arrays.split, np.arange(len(arrays)))
     return arrays.check()

@@ -89,7 +89,7 @@ class ImageFolder:
         require(root.is_dir(), f"dataset.path={root} is not a folder: set it to the folder of the pictures")
         files = sorted(_list_pictures(root))
         if not files:
-            refuse_foreign(root, "dataset=image_folder")
+            refuse_foreign(root, "dataset=image_folder")  # such as a folder of Parquet files, which the error names
         require(
             bool(files),
             f"dataset.path={root} has no pictures ({', '.join(sorted(SUFFIXES))}) in its folders: set it to a folder "

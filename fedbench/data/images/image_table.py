@@ -337,7 +337,7 @@ def name_indices(table: Table, role: str, names: list[str] | None) -> tuple[list
     check_spelling(names or cells, f"{table.path}: the {role}", are_labels=role == "label" and names is None)
     names = sorted(set(cells)) if names is None else names
     unknown = sorted(set(cells) - set(names))
-    if unknown:  # a label: rows of other silos have been left out
+    if unknown:  # only for labels: rows of unlisted natural clients have been left out before
         raise ConfigError(
             f"{table.path} has the {role} {unknown[0]}, which is not in dataset.classes: {', '.join(names)}; add it to "
             "dataset.classes, or correct the table"

@@ -38,8 +38,8 @@ class Atlas:
 
         Args:
             height: Position of the slice in mm.
-            points: Coordinates of the pixels, down and right of CENTRE in units of REACH (100 mm), from -1 to 1,
-                [2, S, S].
+            points: Coordinates of the pixels, down and right of CENTRE (the middle of a slice, right and front in mm)
+                in units of REACH (100 mm), from -1 to 1, [2, S, S].
 
         Returns:
             The fractions of grey matter, of white matter and of the brain in each pixel, [3, S, S].

@@ -40,7 +40,7 @@ class CsvTable:
 
     def __init__(self, path: Path, source: str, delimiter: str = ","):
         self.path = path
-        refuse_foreign(path, source)
+        refuse_foreign(path, source)  # such as a Parquet file, which the error names
         require(path.is_file(), f"{path} does not exist or is a folder: set dataset.path to a CSV file")
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:

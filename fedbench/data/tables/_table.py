@@ -153,7 +153,7 @@ class TableFit:
             samples: Indices of all samples of the client.
             pooled: The transformer fitted on the training parts of all clients, used for columns without local values.
             normalize: Whether to scale numeric columns.
-            flagged: Indices of the columns that get an indicator feature.
+            flagged: Indices of the columns whose missing values get an indicator feature.
 
         Returns:
             Features, [samples, F], without the feature that is 1 everywhere.

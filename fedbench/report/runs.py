@@ -211,13 +211,19 @@ def damage_of(run: Run) -> str | None:
     try:
         _check_summary(run)
         for name in ("config.yaml", "metrics.csv", "costs.csv") if run.finished else ():
-            require((run.path / name).is_file(), f"the file {name} is missing: restore it, or run it again")
+            require((run.path / name).is_file(), f"the file {name} is missing: restore it, or start the run again")
         for name in ("choices", "paper"):
             value = run.config.get(name)
             require(isinstance(value, dict | None), f"config.yaml is damaged: {name} is {value!r}, not a mapping")
         choices = (run.config.get("choices") or {}).values()
-        require(all(isinstance(c, str | None) for c in choices), "config.yaml is damaged: a choice is not a name")
-        require(isinstance(overrides_of(run), list), "overrides.yaml is damaged: it is not a list")
+        require(
+            all(isinstance(c, str | None) for c in choices),
+            "config.yaml is damaged, as a value of choices is not text: restore it, or start the run again",
+        )
+        require(
+            isinstance(overrides_of(run), list),
+            "overrides.yaml is damaged, as it is not a list: restore it, or start the run again",
+        )
         done, rounds = rounds_of(run), run.summary.get("rounds")
         require(
             not run.finished or rounds is None or done >= rounds,
@@ -231,7 +237,10 @@ def damage_of(run: Run) -> str | None:
 def _check_summary(run: Run) -> None:
     """Raise ConfigError if summary.json exists but is not readable JSON, or has values of wrong types."""
     summary = run.summary
-    require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
+    require(
+        bool(summary) or not (run.path / "summary.json").is_file(),
+        "summary.json cannot be read: restore it, or start the run again",
+    )
     for types, expected, keys in SUMMARY_TYPES:  # (allowed types, these in words, keys)
         for key in keys:
             value = summary.get(key)

@@ -49,7 +49,8 @@ class FedGH(Algorithm):
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
         """Check as `Algorithm.check_settings`; also raise ConfigError for head_lr=None if optimizer.lr is a list.
 
-        The list has one learning rate per client, but the server's head needs one rate.
+        The list has one learning rate per client, but the server's head needs one rate.  The number of clients and
+        `groups`, the names of the model's sets of parameters, are passed on.
         """
         super().check_settings(num_clients, groups, optimizer)
         require(

@@ -153,7 +153,7 @@ class FedPIA(Algorithm):
             w = self.shared.take(out.theta)
         else:  # training combines the own adapter with G, aligned to it
             out, w = self.integrate(cohort, personal, self.matched(cohort, G, personal))
-        self._note_losses(cohort, out.loss_sum)  # stores first and last loss for `matrices`
+        self._note_losses(cohort, out.loss_sum)  # stores first and last loss, which `matrices` returns
         self.personal[cohort.ids] = self.shared.put(out.theta, w)
         # the upload is a difference from the last upload, or from G if training starts there
         relative_to, previous = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.uploaded[cohort.ids]})
@@ -190,7 +190,8 @@ class FedPIA(Algorithm):
             of_G, of_personal = (self.unit_activations(cohort, self.copy_to_second(r)) for r in (rows, personal))
             cost = [alignment.costs(mover, anchor) for mover, anchor in zip(of_G, of_personal)]
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
-        self._note_alignment("client", cohort, aligned)  # stores the shares of moved units and costs, for `matrices`
+        # stores the shares of moved units and costs, which `matrices` returns
+        self._note_alignment("client", cohort, aligned)
         return self.shared.take(aligned.rows)
 
     def unit_activations(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
@@ -299,7 +300,7 @@ class FedPIA(Algorithm):
             """
             g = s.grad(batch, rows=shared.put(s.theta, shared.take(s.theta).lerp(s.state.Gk, self.lam)))  # at w_eff
             s.descend(shared.put(g, (1 - self.lam) * shared.take(g)))  # the chain rule: w_eff has (1 - lam) w
-            s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step, for `matrices`
+            s.record("loss_sum", s.summed_loss)  # stores the sum of losses up to this step
 
         out = cohort.train(personal, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
         return out, shared.take(out.theta).lerp(Gk, self.lam)
@@ -344,7 +345,8 @@ class FedPIA(Algorithm):
         rows, anchor = shared.put(self.initial.expand(K, -1), up), shared.put(self.initial, G0)  # [K, P], [P]
         cost = [self._weight_cost(cohort.model, rows, anchor[None], b) for b in self.bottlenecks]  # [K, m, m] each
         aligned = alignment.align(cohort.model, rows, self.bottlenecks, cost)
-        self._note_alignment("server", cohort, aligned)  # stores the shares of moved units and costs, for `matrices`
+        # stores the shares of moved units and costs, which `matrices` returns
+        self._note_alignment("server", cohort, aligned)
         G, q_of_bottlenecks = anchor.clone(), []  # [P]
         for bottleneck in self.bottlenecks:
             w = bottleneck.columns.take(aligned.rows)  # w~_k of this bottleneck  [K, D]
@@ -353,7 +355,7 @@ class FedPIA(Algorithm):
             q = (-self.gamma * d).softmax(0)  # of sum 1 over the clients  [K]
             G = bottleneck.columns.put(G, cohort.mean(w, weights=q))
             q_of_bottlenecks.append(q.cpu())
-        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))  # stores q of these clients, for `matrices`
+        self._note(cohort, q=torch.stack(q_of_bottlenecks, 1))  # stores q of these clients, which `matrices` returns
         return shared.take(G)
 
     def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, bottleneck: alignment.Bottleneck) -> Tensor:

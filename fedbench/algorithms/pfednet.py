@@ -183,7 +183,7 @@ class PFedNet(Algorithm):
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
         self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
         self.distance: Metric = "l2" if self.compared == "label_hist" else "l1"  # as the released code
-        # the network of linked clients; if `edges` is empty, the first round builds it from the clients' sketches
+        # the network of linked clients; if `edges` is empty, the first round builds it from sketches (data summaries)
         self.adjacency = similarity.of_edges(n, self.edges).to(w.device)  # [N, N] bool
         self.sketch_of = None  # these sketches as uploaded, [N, q]
         self.iterations = torch.zeros(1, device=w.device)  # of ADMM in the last z-step
@@ -195,6 +195,7 @@ class PFedNet(Algorithm):
 
         x are the shared parameters, z_i the personal ones, which the server pulls together between similar clients.
         """
+        # in the first round, unless the option edges lists the network; sketches are summaries of the clients' data
         if not self.edges and self.sketch_of is None and self.fused.size:
             self.sketch_of = self.upload_sketches(cohort.all_clients())
             self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance)
@@ -379,7 +380,7 @@ class PFedNet(Algorithm):
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)  # each downloads its row of Z
 
     def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the model of all new clients without sketches, which would tell what clients are near.  # [P]
+        """Return the model of all new clients if no sketches (summaries of data) tell which clients are similar.  # [P]
 
         It has the shared parameters x, the unweighted mean of all N clients' z_i from the last z-step, and initial
         running statistics.  `cohorts`, the training clients, is not used.
@@ -389,7 +390,8 @@ class PFedNet(Algorithm):
     def initial_rows_for_new_clients(self, new_clients: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return x with the mean z of the k clients whose sketches are nearest to that of each new client.
 
-        If algorithm.edges lists the network, clients have no sketches, and all new clients get the mean z.
+        A sketch is a vector that summarizes a client's training data.  If algorithm.edges lists the network,
+        clients have no sketches, and all new clients get the mean z.
 
         Args:
             new_clients: M clients that took no part in training.  They upload their sketches.

@@ -94,7 +94,7 @@ class Backdoor(Attack):
             ConfigError: The data are not images with classes, or an option does not fit them.
         """
         require_classes(arrays, "backdoor")
-        images = arrays.expanded().images
+        images = arrays.expanded().images  # expanded: with an image for each sample, if samples share images
         require(
             images is not None,
             "attack=backdoor puts its trigger into images, but this data set has no images: use a data set of "

@@ -140,9 +140,9 @@ class ImageFolder:
                 "domain": "domain/class/picture",
                 "split": "(train, val, test)/class/picture",
             }
-            form = forms.get(self.layout) or ", or all of the form ".join(forms.values())
+            expected = forms.get(self.layout) or ", or all of the form ".join(forms.values())
             raise ConfigError(
-                f"{root} contains {'/'.join(example)}, but all pictures must be in folders of the form {form} "
+                f"{root} contains {'/'.join(example)}, but all pictures must be in folders of the form {expected} "
                 f"(dataset.layout={self.layout}): move the pictures, or change dataset.layout"
             )
         if depths == {2}:

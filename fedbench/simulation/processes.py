@@ -36,7 +36,7 @@ def take_part(command: Callable[[], int]) -> int:
     Returns:
         The exit status of this process.
     """
-    from fedbench.engine.ranks import OtherRankFailed, connect, disconnect  # torch
+    from fedbench.engine.ranks import OtherRankFailed, connect, disconnect  # here: torch is slow to import
 
     ranks = connect()
     if not ranks.is_first:

@@ -165,7 +165,7 @@ def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
     from fedbench.data import _stored_digest as stored_digest
 
     def load() -> Any:
-        from fedbench.simulation.build import load  # torch
+        from fedbench.simulation.build import load  # here: torch is slow to import
 
         return load(OmegaConf.create(dict(config)))
 

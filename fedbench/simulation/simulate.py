@@ -153,7 +153,7 @@ def simulate(
     cfg = OmegaConf.create(dict(config))
     OmegaConf.set_readonly(cfg, value=True)
     with logged(folder, output), recorded(folder):
-        from fedbench.simulation.simulator import run  # torch
+        from fedbench.simulation.simulator import run  # here: torch is slow to import
 
         broadcast_run((config, folder, resume))  # to the other processes of torchrun
         # classes: from a group to a class that was given in place of an option

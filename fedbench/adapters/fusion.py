@@ -89,6 +89,7 @@ class Fusion(Bottleneck):
         if not self.files:
             assert isinstance(self.adapters, int)
             return [self.network(read, written, name) for _ in range(self.adapters)]
+        # _of_file: loads the parameters of this layer from a file into a bottleneck, and freezes it
         return [self._of_file(path, self.network(read, written, name), name) for path in self.files]
 
     # -- files -------------------------------------------------------------------------------------------

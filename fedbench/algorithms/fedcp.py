@@ -117,8 +117,8 @@ class FedCP(Algorithm):
             # [k, B]
             """
             z, z0 = s.features(rows, batch), frozen_features(s, received, batch)  # [k, B, F] each
-            # v: the unit vectors that condition the policy; noise: Gumbel noise of its split  [k, B, C]
-            logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))
+            # v: the unit vectors that condition the policy; noise: Gumbel noise of its split
+            logits = self.logits(s.model, rows, z, s.state.v, self.noise(s, z))  # [k, B, C]
             distance = mmd(z, z0, batch.weight)[:, None]  # [k, 1]
             # s.value: one number, or [k, 1] if lam is a list
             return s.task_loss(logits, batch) + s.value(self.lam) * distance

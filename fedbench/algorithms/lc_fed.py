@@ -231,7 +231,7 @@ class LCFed(Algorithm):
             features: Number F of channels that the head reads.
 
         Returns:
-            {"out": V}, a 3x3 convolution from 2 C F channels to C.
+            {"out": V}, a 3x3 convolution from 2 C F channels, features times two attention maps of each class, to C.
         """
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 

@@ -33,6 +33,7 @@ class LCFedLCRepNet(LCFed):
 
         Returns:
             {"kernel": K, "out": V}: K is a 31x31 Gaussian of sum 1, and V a 1x1 convolution from 2 C F channels to C.
+            The channels are the features times two attention maps of each class.
         """
         # a kernel of KERNEL pixels that covers DEVIATIONS = 4 standard deviations on each side:
         # integrals of the normal density over KERNEL bins; the formula of the outer edge is that of the released code

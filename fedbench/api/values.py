@@ -129,7 +129,7 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
 def _sweep_override(key: str, value: Any) -> str:
     """Return the override of a sweep for a key, such as "seed=0,1".
 
-    Classes for a group become the values of its key ``_target_``.
+    Classes for a group of options, such as "model", become the values of its key ``_target_``.
 
     Args:
         key: The dotted key.

@@ -141,7 +141,7 @@ def described_keys(group: str, files: dict[str, str]) -> tuple[str, dict[str, tu
 
 
 def of_every_option(group: str) -> dict[str, str]:
-    """Return {key: description} of the keys that every option of a group has, such as columns in all files of model.
+    """Return {key: description} of the keys that every option of a group has, such as the key columns of all models.
 
     The result is {} if the group has no such keys.
     """

@@ -46,7 +46,8 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
         ConfigError: The run cannot be resumed, or the overrides would change it.
     """
     stored = _read(folder)
-    for group in RESERVED:  # older runs recorded the option even if another class was built
+    # RESERVED: the groups whose options are classes; older runs recorded the option even if another class was built
+    for group in RESERVED:
         option, folders = stored["choices"].get(group), conf_dirs(config_dir)
         stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
     composer = Composer(config_dir)

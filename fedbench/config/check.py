@@ -87,7 +87,9 @@ def _check_kind(group: str, target: Any) -> None:
 
 
 def _check_clients(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an option does not fit partition.num_clients.  Check nothing if this is null.
+    """Raise ConfigError if an option does not fit partition.num_clients.
+
+    Check nothing if this is null, because the number of clients is then known only after the partition is made.
 
     Args:
         values: The resolved configuration.

@@ -103,7 +103,7 @@ def _target(cfg: DictConfig, group: str) -> str | None:
 
 
 def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
-    """Return the keys of a group that local.yaml and the files of the chosen experiments set; the last file counts.
+    """Return the keys of a group that the user's local.yaml and chosen experiment files set; the last file counts.
 
     Args:
         cfg: The configuration with ``choices`` (the chosen option of each group).

@@ -134,9 +134,8 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """
     values = to_dict(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     privacy = values.get("privacy") or {}
-    if (
-        privacy.get("epsilon") is None and "_target_" not in privacy
-    ):  # neither privacy=local with epsilon, nor central, which has a class
+    # neither privacy=local with epsilon, nor privacy=central, which has a class
+    if privacy.get("epsilon") is None and "_target_" not in privacy:
         values.pop("privacy", None)
     for group, (_, neutral) in LATER_GROUPS.items():  # neutral: the values without effect
         if values.get(group) == neutral:

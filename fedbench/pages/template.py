@@ -391,7 +391,7 @@ class PageFunctions:
         return PageFunctions(cached_page(self._root / name), self._root)
 
     def index(self, *names: str) -> str:
-        """Return a table in Markdown with a row per page: summary, number of cells that were run, runs, commits.
+        """Return a table in Markdown with a row per page: summary, cells that were run, runs per group, commits.
 
         Args:
             *names: The folders of all pages, in the order of the rows.

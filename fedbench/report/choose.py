@@ -67,8 +67,8 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
         metric: A metric of test samples, personal/...  The same metric of validation samples is compared.
 
     Returns:
-        A row per value, with the number of clients for which it is best, and validation and test score as mean and
-        spread over seeds of the mean over clients.  In the last row, each client is scored under its own best value.
+        A row per value, with the number of clients for which it is best, and its validation and test scores: means over
+        clients, then mean and spread over seeds.  In the last row, each client is scored under its own best value.
         The notes contain the best values as an override to paste.
 
     Raises:

@@ -271,8 +271,8 @@ def change_in_a(run: Run) -> tuple[np.ndarray, np.ndarray]:
 def regressions(run: Run) -> tuple[Regression, Regression]:
     """Return the regressions of the column means and the row means of the change in A on the clients' sizes.
 
-    A [N, N] are PGFed's weights: A[i, j] is the weight that client i gives to the risk of client j.  In their change
-    over the run, the mean of column j is of the weights of client j for others, that of row i of client i's weights.
+    A [N, N] are PGFed's weights: A[i, j] is the weight that client i gives to the risk of client j.  The mean of
+    column j is over the weights that client j receives, and that of row i over the weights that client i gives.
     """
     change, sizes = change_in_a(run)
     return regression(sizes, change.mean(0)), regression(sizes, change.mean(1))

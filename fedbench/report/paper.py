@@ -197,7 +197,8 @@ def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
     """Return whether runs reproduce a cell of a printed table.
 
     Args:
-        paper: The value of their key ``paper``.  Without a method, the runs reproduce no cell.
+        paper: The value of the key ``paper`` in their configuration, a dict.  Without a method in it, they reproduce no
+            cell.
         table: The name of the table.
         row: The cell: its row of the table's CSV file, values by column.
     """

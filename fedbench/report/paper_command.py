@@ -97,7 +97,7 @@ def run_rows(args: argparse.Namespace) -> int:
 
 
 def chosen_rows(table: str, rows: str | None, config_dir: str | None) -> list[str]:
-    """Return the names of the experiments that run rows of a table.
+    """Return the names of the experiments that run rows of a paper's table, such as table/row.
 
     Args:
         table: The table.

@@ -147,7 +147,7 @@ class Run:
         return read_json(self.path / "partition.json")
 
     def clients(self, metric: str) -> DataFrame:
-        """Return a column of clients.csv [rounds, clients].
+        """Return a metric by round and client [rounds, clients], a column of clients.csv.
 
         It is empty if there is no such column, or if the file cannot be read; then `clients_error` says why.
         """

@@ -224,6 +224,7 @@ def score_columns(percent: bool, target: float) -> dict[str, Column]:
     """
     scale, digits = (100, 2) if percent else (1, 4)
     goal = f"{target * scale:g}{'%' if percent else ''}"
+    # worst: mean of the worst tenth of clients; gain_last: gain over Local (clients that train alone)
     titles = {"last": "last", "best": "best", "best_val": "best by val", "worst": "worst tenth", "global": "global",
               "gain_last": "gain@last"}  # fmt: skip
     columns = [

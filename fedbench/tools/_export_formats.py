@@ -1,4 +1,4 @@
-"""Formats of adapted models without fedbench: merged into the bare model, or the files of peft.
+"""Formats of models with an adapter that need no fedbench: merged into the bare model (without it), or for peft.
 
 The documentation of peft describes the files ("PEFT checkpoint format").
 """
@@ -164,6 +164,10 @@ def _unique_suffix(name: str, bare: nn.Module) -> str:
     """Return a name of a module with which peft finds only this one.
 
     peft takes all modules whose names end with the name.  If there are several, the full name in peft's model is used.
+
+    Args:
+        name: The full name of the module in the bare model.
+        bare: The model without the adapter.
     """
     matches = [other for other, _ in bare.named_modules() if other.endswith(name)]
     return name if len(matches) == 1 else PREFIX + name

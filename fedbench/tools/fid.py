@@ -217,7 +217,7 @@ def load_inception(path: Path) -> Any:
 
 
 def run_network(path: Path, config_dir: str | None = None) -> Network:
-    """Return the features of a run's model, without its head, as a client that joins after the run would start with.
+    """Return a network of features: a run's model without its head, as a client that joins after the run starts with.
 
     This is the global model, or the mean of the clients' models if the method has none.
 

@@ -744,6 +744,8 @@ def test_image_folder_of_a_published_split(tmp_path: Path):
     pictures(root, ["train/a", "train/b", "test/a", "test/b"])
     arrays = ImageFolder(str(tmp_path / "data"), str(root)).load()
     assert np.bincount(arrays.split).tolist() == [6, 0, 6] and arrays.domain is None
+    domains = ImageFolder(str(tmp_path / "data"), str(root), layout="domain").load()  # natural clients of these names
+    assert domains.domain_names == ["test", "train"] and not domains.split.any()
 
 
 def test_image_folder_cache_follows_the_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -766,7 +768,11 @@ def test_image_folder_mistakes_are_one_sentence(tmp_path: Path):
     assert "has no pictures" in sentence(ImageFolder(data, str(root)))
     pictures(root, ["dog", "cat"])
     assert "contains cat/0.png" in (problem := sentence(ImageFolder(data, str(root), layout="domain")))
-    assert "(dataset.layout=domain)" in problem
+    assert problem.endswith("(dataset.layout=domain): move the pictures, or change dataset.layout")
+    own = tmp_path / "own"
+    pictures(own, ["art/dog", "art/cat"])
+    problem = sentence(ImageFolder(data, str(own), extra=str(root)))
+    assert problem.endswith(f"(dataset.extra={root}): move the pictures")
     pictures(root, ["art/mug"])
     assert "must be in folders of the form class/picture, or all of the form domain" in sentence(
         ImageFolder(data, str(root))

@@ -96,7 +96,7 @@ class ImageFolder:
             "of class/picture",
         )
         # tops: the domain or split folder of each picture, or None; classes: its class folder
-        tops, classes = self._read_layout([file.split("/") for file in files], root)
+        tops, classes = self._read_layout([file.split("/") for file in files], root, is_extra)
         paths = [root / file for file in files]
         images = decode_cached(self.data_dir, str(root), paths, self.resize, self.color, self._window, is_extra)
         check_spelling(classes, f"{root}: the class folders")
@@ -110,7 +110,8 @@ class ImageFolder:
             mean=half_per_channel(images),  # 0.5 each, which gives pixels in [-1, 1]
             std=half_per_channel(images),
         )
-        if tops is not None and set(tops) <= set(SPLIT_FOLDERS):  # train, val and test, and their codes
+        # train, val and test, and their codes
+        if tops is not None and self.layout != "domain" and set(tops) <= set(SPLIT_FOLDERS):
             arrays.split = np.array([SPLIT_FOLDERS[top] for top in tops], np.int8)
         elif tops is not None:
             check_spelling(tops, f"{root}: the domain folders")
@@ -118,12 +119,13 @@ class ImageFolder:
             arrays.domain, arrays.domain_names = domain.astype(np.int64), names.tolist()
         return arrays
 
-    def _read_layout(self, parts: list[list[str]], root: Path) -> tuple[list[str] | None, list[str]]:
+    def _read_layout(self, parts: list[list[str]], root: Path, is_extra: bool) -> tuple[list[str] | None, list[str]]:
         """Return the domain or split folder and the class folder of each picture.
 
         Args:
             parts: The parts of each picture's path below root, such as ["cat", "1.jpg"].
             root: The folder, for messages.
+            is_extra: Whether it is the folder of ``extra``, whose layout is not an option.
 
         Returns:
             The names of the domain or split folders, None for class/picture.  And the names of the class folders.
@@ -141,9 +143,12 @@ class ImageFolder:
                 "split": "(train, val, test)/class/picture",
             }
             expected = forms.get(self.layout) or ", or all of the form ".join(forms.values())
+            reason, remedy = f"dataset.layout={self.layout}", "move the pictures, or change dataset.layout"
+            if is_extra:
+                reason, remedy = f"dataset.extra={root}", "move the pictures"
             raise ConfigError(
                 f"{root} contains {'/'.join(example)}, but all pictures must be in folders of the form {expected} "
-                f"(dataset.layout={self.layout}): move the pictures, or change dataset.layout"
+                f"({reason}): {remedy}"
             )
         if depths == {2}:
             return None, [path[0] for path in parts]

@@ -196,7 +196,7 @@ def _check_privacy(values: Mapping[str, Any]) -> None:
 def _suggest(name: str, values: dict[str, Any]) -> str:
     """Return " did you mean ...?" for an unknown top-level key; "" if no key is similar.
 
-    If a group has a key of this name, it is suggested first: optimizer.lr for lr.
+    If a group of options has a key of this name, it is suggested first: optimizer.lr for lr.
 
     Args:
         name: The unknown key.

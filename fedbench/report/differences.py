@@ -103,7 +103,9 @@ def differences_for_readers(table: Table) -> Table:
         rows.append(row | {"clients": " / ".join(numbers) or None})
     columns = [column for column in table.columns if column.key not in counts]
     keys = [column.key for column in columns]
-    labels = keys[: keys.index("method") + 1]  # without "against", whose words may occur in the method
+    labels = keys[
+        : keys.index("method") + 1
+    ]  # without "against": a label whose words occur in the method would be dropped
     shortened = for_readers(replace(table, columns=columns, rows=rows), labels)
     return replace(shortened, columns=[*shortened.columns, Column("clients", " / ".join(counts))])
 

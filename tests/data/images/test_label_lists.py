@@ -124,7 +124,7 @@ def test_what_does_not_go_together(nih: Path) -> None:
     assert "dataset.negatives needs one label for each picture" in sentence(nih, label_separator="|", negatives=[1])
     assert "dataset.columns.image=['a', 'b'] must be one column" in sentence(nih, columns=NIH | {"image": ["a", "b"]})
     assert "names the classes" in sentence(nih, columns=NIH | {"label": ["Follow-up #"]}, classes=["a"])
-    assert "must be null or the text between" in sentence(nih, label_separator="")
+    assert "set it to the text between two labels" in sentence(nih, label_separator="")
 
 
 def test_a_picture_is_looked_for_in_the_folders_below(nih: Path) -> None:

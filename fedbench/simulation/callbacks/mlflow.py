@@ -1,6 +1,6 @@
 """Log a run to MLflow, in a local folder or on a server.
 
-View a folder with ``mlflow ui --backend-store-uri runs/mlruns``.
+View a folder with ``MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/mlruns``.
 """
 
 from __future__ import annotations

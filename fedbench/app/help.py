@@ -29,7 +29,7 @@ SUBCOMMANDS = {  # name: (module with main(argv), description)
     "export": ("tools.export_command", "a client's model, all predictions, or a generated text, from a run"),
     "partition": ("tools.partitions", "the samples that each client would have"),
     "options": ("app.options_command", "all keys of a run: types, ranges, defaults, meanings"),
-    "check": ("testing.command", "test your own method, model, data set, ..."),
+    "check": ("testing.command", "test your own method, model, partition, ..."),
     "synthesize": ("tools.synthesize", "training images from diffusion models"),
     "fid": ("tools.fid", "Frechet distance between real and extra images"),
     "contours": ("tools.contours", "true and predicted outlines of segmentations"),

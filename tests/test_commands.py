@@ -42,7 +42,7 @@ FEWER = {  # by pattern, what a run is given, in place of its own word for the s
     ],
     r"num_clients=1000000": ["partition.num_clients=1000", "dataset.n=10000", "eval.clients=100"],
     r"tiny_clip": ["model.pretrained=null", "seed=0"],
-    r"pgfed_table1_cifar(/| --run)": [
+    r"pgfed_table1_cifar(/| --run)|mine/": [  # of CIFAR-10
         *("dataset=generated", "dataset.subset=1", "partition.num_clients=4", "seed=0"),
         *("rounds=1", "local.epochs=1", "tracking=disabled"),
     ],

@@ -29,7 +29,7 @@ def examples(text: str) -> list[str]:
 
 def files(text: str) -> dict[str, str]:
     """The files that a page shows whole: blocks whose first line is their path, by path."""
-    found = re.findall(r"```\w+\n(# ((?:my_\w+|conf/\w+/\w+)\.(?:py|yaml))\n.*?)```", text, re.DOTALL)
+    found = re.findall(r"```\w+\n(# ((?:my_\w+|(?:my_)?conf/\w+/\w+)\.(?:py|yaml))\n.*?)```", text, re.DOTALL)
     return {path: source for source, path in found}
 
 

@@ -152,7 +152,11 @@ def _load(weights: str) -> nn.Module:
     )
     with library_errors(f"model.weights={weights}", "be read", REMEDY):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, attn_implementation="eager"
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            attn_implementation="eager",
         )
     network, info = loaded
     missing = sorted(info["missing_keys"])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
-from fedbench.models._backbone import Backbone, classifier_of, require_name
+from fedbench.models._backbone import Backbone, classifier_of, library_errors, require_name
 
 
 class HFModel(Backbone):
@@ -53,8 +53,8 @@ class HFModel(Backbone):
 
             def build() -> nn.Module:
                 """Return a new network of the kind `name`, such as "vit", with random weights and a classifier."""
-                config: Any = AutoConfig.for_model(name, architectures=[architecture], **arguments)  # type: ignore
-                return AutoModelForImageClassification.from_config(config, **attention)
+                new_config: Any = AutoConfig.for_model(name, architectures=[architecture], **arguments)  # type: ignore
+                return AutoModelForImageClassification.from_config(new_config, **attention)
         else:
             folder = Path(weights)
             require(
@@ -62,7 +62,10 @@ class HFModel(Backbone):
                 f"model.weights={weights} is {'a folder without config.json' if folder.is_dir() else 'not a folder'}: "
                 "set a folder that save_pretrained of transformers wrote, or null for random weights",
             )
-            channels = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "num_channels", 3)
+            remedy = "Set a folder that save_pretrained of transformers wrote for an image classifier"
+            with library_errors(f"model.weights={weights}", "be read", remedy):
+                config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            channels = getattr(config, "num_channels", 3)
 
             def build() -> nn.Module:
                 """Return the network in `folder`, the value of model.weights.
@@ -71,13 +74,12 @@ class HFModel(Backbone):
                 attention: the option of transformers for an attention that torch.vmap supports.
                 """
                 network, info = AutoModelForImageClassification.from_pretrained(
-                    folder, local_files_only=True, output_loading_info=True, **attention
+                    folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, **attention
                 )
                 missing = [n for n in sorted(info["missing_keys"]) if n.rpartition(".")[0] != classifier_of(network)]
                 require(
                     not missing,
-                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}. Set a folder "
-                    "that save_pretrained of transformers wrote for an image classifier",
+                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}. {remedy}",
                 )
                 return network
 

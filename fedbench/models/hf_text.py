@@ -135,9 +135,14 @@ def _load(weights: str) -> nn.Module:
         f"model.weights={weights} is {'a folder without config.json' if folder.is_dir() else 'not a folder'}. {REMEDY}",
     )
     with library_errors(f"model.weights={weights}", "be read", REMEDY):
-        kind = transformers.AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind = config.model_type
         loaded: Any = transformers.AutoModel.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, attn_implementation="eager"
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            attn_implementation="eager",
         )
     require(kind in names, f"model.weights={weights} has the network {kind}, which is no text encoder. {REMEDY}")
     network, info = loaded

@@ -265,7 +265,7 @@ def _folder_tokenizer(path: str) -> Tokenizer:
     except ImportError as error:
         raise ConfigError("dataset.tokenizer needs the package transformers: run pip install transformers") from error
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _unreadable(path, error) from error
     adds_start = loaded("").input_ids[:1] == [loaded.bos_token_id]

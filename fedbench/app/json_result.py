@@ -63,7 +63,7 @@ def run_data(folder: Path, status: str, message: str = "") -> dict[str, Any]:
 
 
 def _scores(summary: Mapping[str, Any], entry: str, primary: str, round: int | None) -> dict[str, Any] | None:
-    """Return the scores of an evaluation by the primary metric; None if there is none.
+    """Return the scores of an evaluation by the primary metric; None if there is none, or it is not finite.
 
     Args:
         summary: The content of summary.json.
@@ -72,7 +72,7 @@ def _scores(summary: Mapping[str, Any], entry: str, primary: str, round: int | N
         round: The round of the evaluation.
     """
     test = value_in(summary, entry, f"personal/{primary}")
-    if math.isnan(test):  # value_in returns nan for a missing value
+    if not math.isfinite(test):  # value_in returns nan for a missing value
         return None
     columns = {"std_over_clients": f"personal/{primary}_std", "worst_tenth": f"personal/{primary}_worst"}
     columns |= {"global": f"global/{primary}", "validation": f"val/{primary}"}

@@ -344,11 +344,13 @@ class PFedNet(Algorithm):
     def move(self, dZ: Tensor, rates: np.ndarray) -> None:
         """Take the server's z-step: fuse Z - dZ along the network, where similar clients become equal.
 
-        The objective is multiplied by the largest rate.  So the weight c_i in `fuse` is the largest rate divided by
-        that of client i, and 1 for a client whose rate is 0.
+        `fuse` minimizes sum_i c_i |Z_i - V_i|^2 / 2 + tau times the penalty on differences between neighbours.  Client
+        i's step size divides its first term.  Here both terms are multiplied by the largest step size: so c_i is the
+        largest rate divided by that of client i, and 1 for a client whose rate is 0.
 
         Args:
-            dZ: Uploaded changes dz_i of the d2 personal parameters, 0 for clients that took no part.  # [N, d2]
+            dZ: Uploaded dz_i, the received personal parameters minus the trained ones, 0 for clients that took no
+                part.  # [N, d2]
             rates: Step size of each client.  # [N]
         """
         n, largest = len(self.Z), float(rates.max())

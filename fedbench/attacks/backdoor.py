@@ -47,7 +47,14 @@ class Backdoor(Attack):
         self.changes_uploads = scale != 1
 
     def corrupt(self, o: Observed) -> Tensor:
-        """Return the attackers' uploads after training on their poisoned samples, times the option scale.  # [f, p]"""
+        """Return the uploads of the f attackers, which have trained on poisoned samples, times the option scale.
+
+        Args:
+            o: The uploads of the round; truthful: what the attackers' training gave, [f, p].
+
+        Returns:
+            The f attackers' new uploads.  # [f, p]
+        """
         return self.scale * o.truthful
 
     def poison(self, arrays: Arrays, split: Split, attackers: np.ndarray, seed: int) -> Poisoned:

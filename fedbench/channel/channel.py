@@ -314,11 +314,16 @@ class Channel:
         )
 
     def _truncated(self, context: RoundContext, value: Tensor) -> Tensor:
-        """Return a tensor [n] or [K, n] with 0 in the columns above each client's rank, or itself if ranks are equal.
+        """Set what a client of a smaller LoRA rank does not have to 0, in a tensor [n] or [K, n] for the K clients.
+
+        Columns are numbers of LoRA matrices; those of the rows or columns above the client's rank become 0.
 
         Args:
             context: The clients.
             value: The tensor.  Lists with one number for each client, [K], have no columns.
+
+        Returns:
+            A copy [K, n], or the tensor itself if it is such a list or all clients have the same rank.
         """
         is_list = value.dim() == 1 and len(value) == len(context)
         return value if self.client_ranks is None or is_list else self.client_ranks.truncated(context.ids, value)

@@ -189,8 +189,10 @@ class Privacy:
     def summary(self) -> dict[str, Any]:
         """Return the values for summary.json.
 
-        epsilon is null if it is infinite, and sigma is null if it differs between clients.  releases and epsilon_spent
-        are those of the client with most releases.
+        epsilon is the option: the privacy loss of one release (with calibration=paper: as that paper computes it).  It
+        is null if it is infinite, and sigma, the noise's standard deviation, is null if it differs between clients.
+        releases and epsilon_spent, the loss of all of them, are those of the client with most releases.
+        guarantee: a sentence on what is protected.
         """
         most, total = self.spent()
         return {

@@ -99,7 +99,10 @@ class CER(Compressor):
         return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, times=20)
 
     def decompress(self, encoded: Encoded, message: Message) -> Tensor:
-        """Return the received rows, which are the denoised rows in the encoding (values or code "row").  # [k, n]"""
+        """Return the received rows: all n values of each, where the values of a segment are equal.  # [k, n]
+
+        The encoding contains these rows: as its float32 values with send="all", else as its code "row".
+        """
         return encoded.values if self.has_values else encoded.codes["row"]
 
     def num_values(self, message: Message) -> int:

@@ -76,7 +76,9 @@ class HiddenUnitLayer(Protocol):
         ...
 
     def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
-        """Return the weights that lead to each output unit, concatenated if it has several numbers (blocks).
+        """Return the weights that lead to each output unit, concatenated if a unit has several rows (blocks).
+
+        Each gate of a recurrent layer, for example, has a row of weights for every unit.
 
         Args:
             named: Parameters of k clients, by name.  # [k, ...] each

@@ -358,7 +358,8 @@ def _notes(choices: list[Choice], select: str) -> list[str]:
     """Return the lines below the table: what the columns mean, and warnings.
 
     Args:
-        choices: The chosen trial of each method and setting (data set, partition, model).
+        choices: The chosen trial of each method and setting (data set, partition, model).  compared: the seeds by
+            which it was chosen; tested: those of its test scores, equal to compared or without a common seed.
         select: The round of the validation scores by which the trials were chosen: "last" or "best_val".
     """
     when = "at the last round" if select == "last" else "at the best round of each run by validation"

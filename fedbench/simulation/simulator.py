@@ -383,7 +383,8 @@ def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) ->
 
     Args:
         sim: The run, with its configuration, method, engine, and the scores and costs so far.
-        values: The metrics over clients, by name, with the numbers of clients (scores.COUNT_SUFFIX).
+        values: The metrics over clients, by name.  A metric that is undefined for some clients has a second entry,
+            named metric + scores.COUNT_SUFFIX: the number of the others.
         clients: The number of evaluated clients.
     """
     new = {name: n for name, n in scores.defined_counts(values).items() if name not in sim.reported_counts}

@@ -246,6 +246,8 @@ def published_parts_stay_apart(case: PartitionCase) -> None:
 def subjects_stay_whole(case: PartitionCase) -> None:
     """The samples of a subject, such as a patient, are not split into training and test samples.
 
+    A client's samples are later split by whole subjects, so that only a subject with two clients can fail.
+
     Remedy: assign all samples of a subject to the same client.
     """
     arrays = example_data()

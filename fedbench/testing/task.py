@@ -137,7 +137,11 @@ class TaskCase:
         return mask
 
     def sample_statistics(self, start: int = 0, stop: int = 30) -> dict[str, Tensor]:
-        """Return `Task.sample_statistics` of the test samples start to stop - 1: from name to one value per sample."""
+        """Return what the metrics of the test samples start to stop - 1 are computed from (`Task.sample_statistics`).
+
+        Returns:
+            From name, such as "loss", to one value or vector per sample, for the random `test_outputs`.
+        """
         logits, y = self.test_outputs[None, start:stop], self.test_targets[None, start:stop]
         return {name: value[0] for name, value in self.task.sample_statistics(logits, y).items()}
 

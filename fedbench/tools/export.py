@@ -91,8 +91,8 @@ def index_of(sim: Simulation, client: int | str) -> int:
     or_name = f", or a name ({listed(names)})" if names else ""
     require(
         re.fullmatch(r"\d{1,18}", client) is not None and not are_names_numbers,
-        f"--client must be the index of a client, an integer >= 0{or_name}, got {client!r}: fedbench partition lists "
-        "the clients",
+        f"--client must be the index of a client, an integer from 0 to {sim.split.num_clients - 1}{or_name}, got "
+        f"{client!r}: fedbench partition lists the clients",
     )
     return int(client)
 

@@ -362,9 +362,9 @@ def test_a_device_is_written_to_and_not_replaced(
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        *(("export", ["run", "--client", text], f"must be the index of a client, an integer >= 0, got {text!r}")
+        *(("export", ["run", "--client", text], f"must be the index of a client, an integer from 0 to 3, got {text!r}")
           for text in ("x", "1.5", "", "9" * 30)),
-        ("export", ["run", "--client", "-1"], "must be the index of a client, an integer >= 0, got '-1'"),
+        ("export", ["run", "--client", "-1"], "must be the index of a client, an integer from 0 to 3, got '-1'"),
         ("export", ["run", "--client", "0", "--client", "1"], "--client is given twice"),
         ("export", ["run", "--client", "4"], "client 4 is not among the 4 clients, which are 0 to 3"),
         ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out x.pt is the file of a client's model"),

@@ -85,7 +85,9 @@ def features_and_logits(s: Step, rows: Tensor, batch: Batch) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
-    """Return the features of each client's batch in evaluation mode, without a gradient.
+    """Return the features of each client's batch in evaluation mode, as constants for a loss.
+
+    They have no gradient, because `rows` are other models than the trained ones, and require none.
 
     Args:
         s: The local step of k clients.
@@ -95,7 +97,7 @@ def frozen_features(s: Step, rows: Tensor, batch: Batch) -> Tensor:
     Returns:
         Features, the inputs of the head.  # [k, B, F]
     """
-    return s.model.features(rows.expand(s.k, -1), batch.x)  # `features` alone is in evaluation mode
+    return s.model.features(rows.expand(s.k, -1), batch.x)  # without a context: evaluation mode
 
 
 BANDWIDTHS = (10, 15, 20, 50)  # values of a in the kernels exp(-d^2 / 2a), as in PFLlib

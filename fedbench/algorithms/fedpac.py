@@ -209,14 +209,12 @@ class FedPAC(Algorithm):
         v = V.double().clamp_min(0).cpu().numpy()  # privacy noise may make V negative  [K]
         H_flat = H.flatten(1).double().cpu().numpy()  # [K, C F]
         a = np.stack([minimize_on_simplex((H_i - H_flat) @ (H_i - H_flat).T + np.diag(v)) for H_i in H_flat])
-        return torch.from_numpy(self.without_small_weights(a)).to(H)
+        # The largest weights of a row stay: else more than 1,000 equal clients would have none.
+        a[a < np.minimum(SMALLEST_WEIGHT, a.max(1, keepdims=True))] = 0  # below 0.001, as in the released code
+        return torch.from_numpy(self.normalized(a)).to(H)  # rows sum to 1 again
 
-    def without_small_weights(self, a: np.ndarray) -> np.ndarray:
-        """Set weights below 0.001 to 0, as the released code does, and scale each row of a [K, K] to a sum of 1 again.
-
-        The largest weights of a row stay even if they are smaller.  Else more than 1,000 equal clients would have none.
-        """
-        a = np.where(a < np.minimum(SMALLEST_WEIGHT, a.max(1, keepdims=True)), 0, a)  # [K, K]
+    def normalized(self, a: np.ndarray) -> np.ndarray:
+        """Scale each client's weights, the rows of a [K, K], to a sum of 1.  # [K, K]"""
         return a / a.sum(1, keepdims=True)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -46,5 +46,5 @@ class RoundContext:
 
     @property
     def mean_weights(self) -> Tensor:
-        """The weights of these clients in a mean, normalized to sum 1, on the device.  # [K] float32"""
+        """`client_weights` divided by their sum: the weights n_i / sum n, or 1 / K.  On the device.  # [K] float32"""
         return torch.from_numpy(self.client_weights / self.client_weights.sum()).float().to(self.device)

@@ -433,7 +433,8 @@ class CohortTraining:
         """Return the result of `cohort.train`.
 
         Returns:
-            A namespace with theta [K, P], each state [K, ...], loss [K], steps [K] float32, and lr (`mean_lr`).
+            A namespace with theta [K, P], each state [K, ...], loss [K] (the mean over a client's local steps), steps
+            [K] float32, and lr, the mean learning rate of the local steps (a number, or [K, 1] if clients differ).
         """
         steps = torch.from_numpy(self.schedule.num_steps).float().to(self.context.device)
         return SimpleNamespace(**self.outputs, steps=steps, lr=self.mean_lr)

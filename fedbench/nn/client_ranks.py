@@ -91,6 +91,8 @@ class ClientRanks:
     def num_values(self, ids: np.ndarray, length: int) -> Tensor | None:
         """Return how many numbers of a message each client has [k]; None if the message is not a part of a row.
 
+        Parts of rows (whole rows, column groups) are recognized by their length: see `has`.
+
         Args:
             ids: The clients.  # [k]
             length: Number of numbers of the message of a client with the largest rank.

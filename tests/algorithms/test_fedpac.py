@@ -55,10 +55,17 @@ def test_weights_of_heads() -> None:
     close(FedPAC().head_weights(torch.tensor([1.0, 1e9, 1.0]), same), torch.tensor([[0.5, 0, 0.5]]).expand(3, 3))
     close(FedPAC().head_weights(torch.ones(3), distant), torch.eye(3))
     assert torch.isfinite(FedPAC().head_weights(-torch.ones(3), same)).all()  # variances with privacy noise
-    small = np.full((2, 2000), 1 / 2000)  # each below 0.001
-    close(FedPAC().without_small_weights(small), small)
-    few = FedPAC().without_small_weights(np.array([[0.6, 0.3995, 0.0005]]))
-    close(few, np.array([[0.6, 0.3995, 0]]) / 0.9995)
+
+
+def test_small_weights_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights below 0.001 become 0, but for those of more than 1,000 equal clients."""
+    same = torch.ones(3, 2, 4)
+    for weights, expected in (
+        ([0.6, 0.3995, 0.0005], [0.6 / 0.9995, 0.3995 / 0.9995, 0]),
+        ([0.0008, 0.0008, 0.0004], [0.5, 0.5, 0]),
+    ):
+        monkeypatch.setattr("fedbench.algorithms.fedpac.minimize_on_simplex", lambda Q, w=weights: np.array(w))
+        close(FedPAC().head_weights(torch.ones(3), same), torch.tensor([expected] * 3))
 
 
 def test_statistics_by_hand() -> None:

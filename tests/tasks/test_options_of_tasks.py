@@ -275,7 +275,7 @@ def test_keys_tell_losses_apart() -> None:
 
 def test_a_score_has_one_meaning() -> None:
     register_directions({"accuracy": Direction(True, True)})
-    with pytest.raises(ConfigError, match=r"named accuracy: \(higher is better, .* and \(lower is better"):
+    with pytest.raises(ConfigError, match=r"the metric accuracy .* \(higher is better, .* and \(lower is better"):
         register_directions({"accuracy": Direction(False, True)})
 
 

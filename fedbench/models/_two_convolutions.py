@@ -23,6 +23,11 @@ class TwoConvolutions(nn.Module):
     def __init__(self, input_shape: tuple, num_classes: int, filters: tuple[int, int], width: int, name: str):
         super().__init__()
         require(
+            len(input_shape) != 2,
+            f"model={name} needs images with channels, [channels, height, width], but a sample of the data set is "
+            f"{tuple(input_shape)}: store gray images as [samples, 1, height, width], or choose model=mlp",
+        )
+        require(
             len(input_shape) == 3 and min(input_shape[1:]) >= 16,
             f"model={name} needs images of at least 16x16, but the data set gives {tuple(input_shape)}: "
             "choose model=mlp, or set dataset.resize=28 if the data set has this option",

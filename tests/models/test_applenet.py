@@ -24,3 +24,9 @@ def test_applenet_parameters(channels: int, classes: int, total: int) -> None:
 def test_applenet_refuses_small_images() -> None:
     with pytest.raises(ConfigError, match="at least 16x16"):
         AppleNet((1, 8, 8), 10)
+
+
+def test_gray_images_need_an_axis_of_channels() -> None:
+    """(28, 28) is large enough: what is missing is the first axis."""
+    with pytest.raises(ConfigError, match=r"sample of the data set is \(28, 28\): store .* \[samples, 1, height"):
+        AppleNet((28, 28), 3)

@@ -89,8 +89,9 @@ class LCFed(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Add PCS, HC and the one-hot client index to the model, and create the state, equal for all clients.
+        """Add PCS, HC and columns for a one-hot client index to the model, and create the state, equal for all clients.
 
+        The index is 0 here; each client's 1 is written when its model is put together, in `rows_of`.
         PCS (channel selection) scales the outputs of the layer `place`.  HC (head calibration) corrects the head's
         output.
         """

@@ -417,7 +417,7 @@ class PFedNet(Algorithm):
             The row.  # [..., P]
         """
         row = self.join(self.x, self.z.default[None])[0]  # x and the initial z with running statistics  [P]
-        return self.fused.put(row, z)
+        return self.fused.put(row, z)  # fused: the d2 columns of z without running statistics; put returns a copy
 
     # -- records for figures -----------------------------------------------------------------------------------
     def matrices(self) -> dict[str, Tensor]:

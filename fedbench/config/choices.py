@@ -121,6 +121,8 @@ def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str,
 def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, str]) -> None:
     """Remove the keys of a group that only the file of the chosen option sets.
 
+    It is called if the user names another class than that of the option: these values are arguments of the latter.
+
     Args:
         cfg: The configuration; changed in place.
         group: The group of options, such as "algorithm".

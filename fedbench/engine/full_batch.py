@@ -58,12 +58,14 @@ def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, dr
 
         Args:
             index: Positions of its clients in the cohort.  # [k]
-            blocks: Their samples.  Later blocks may have only the first clients.
+            blocks: Their samples, with weights 1 / number of the client's samples in all blocks, so that sums over
+                blocks are means.  Later blocks may have only the first clients.
         """
         theta = rows[index]  # [k, P]
         total_gradient = torch.zeros_like(theta)
         total_loss = losses.new_zeros(len(theta))
-        block_gradient = None  # [k, P], needed from the second block on; the first is written to the total directly
+        # [k, P], overwritten by each block from the second one on; the first is written to the total directly
+        block_gradient = None
         for n, block in enumerate(blocks):
             k = len(block.weight)
             if n == 1:
@@ -93,7 +95,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
         engine: Has the model and the task, with its loss.
         rows: The parameters of one model per client.  # [k, P]
         block: The block.
-        out: Receives the gradient.  Columns without a gradient, such as running statistics, must be 0.  # [k, P]
+        out: Is overwritten by the gradient; columns without one (running statistics) must be 0.  # [k, P]
 
     Returns:
         The weighted losses.  # [k]

@@ -80,6 +80,9 @@ class Shakespeare:
     def _roles(self, files: list[Path]) -> Iterator[tuple[int, Windows]]:
         """Yield (number of windows at stride 1, selected windows) for each role of each play.
 
+        Roles with too few windows at stride 1 are dropped later.  Selected are every stride-th window, of which the
+        last ones, the fraction `self.test`, are test samples.
+
         Args:
             files: Text files of plays.
         """

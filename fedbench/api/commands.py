@@ -39,7 +39,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
         config_dir: A folder with your own options, like --config-dir.
         resume: The folder of a run to resume.
         **values: Options by name, as in ``run(algorithm="pgfed", rounds=5, local={"epochs": 2}, **{"algorithm.mu":
-            0.1})``.  A class may replace the name of an option, as in ``model=my_module.MyNet``.
+            0.1})``.  Instead of a name, a group may have a class itself, as in ``model=MyNet`` (no text).
 
     Returns:
         The finished run.

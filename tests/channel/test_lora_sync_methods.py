@@ -28,7 +28,7 @@ def table() -> dict[tuple[str, str], bool]:
     text = (ROOT / "docs/federated_adapters.md").read_text()
     lines = text.split("| `algorithm=` | ")[1].split("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("| ").split("|")] for line in lines]
-    methods = {cells[0].partition("`")[0]: cells[1:] for cells in rows}  # "scaffold` and all others"
+    methods = {cells[0].rpartition("`")[2]: cells[1:] for cells in rows}  # "all others, such as `scaffold"
     return {(method, rule): cells[head.index(rule)] == "yes" for method, cells in methods.items() for rule in head}
 
 

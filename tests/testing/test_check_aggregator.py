@@ -183,7 +183,10 @@ def test_the_command_checks_rules(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["check", "my_aggregators.Midrange"]) == 0
-    assert capsys.readouterr().out in RECIPE
+    beginning, end = (RECIPE.partition("aggregator my_aggregators")[2].partition("```")[0]).split("  ...\n")
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"aggregator my_aggregators{beginning}") and printed.endswith(end)
+    assert len(beginning) > 200 and len(end) > 100
 
 
 def test_other_classes_are_refused() -> None:

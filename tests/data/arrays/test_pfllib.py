@@ -95,7 +95,7 @@ def test_clients_keep_the_numbers_of_their_files(folder: Path, tmp_path: Path) -
     assert all(torch.equal(last[k], v) for k, v in export.client_state(place, 3).items())
     assert not torch.equal(last["head.weight"], third["head.weight"])
     for other in ("2", "x"):
-        with pytest.raises(ConfigError, match=rf"an integer >= 0, or a name \(0, 1, 3, 10\), got '{other}'"):
+        with pytest.raises(ConfigError, match=rf"an integer from 0 to 3, or a name \(0, 1, 3, 10\), got '{other}'"):
             export.client_state(place, other)
 
 

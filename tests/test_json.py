@@ -10,6 +10,7 @@ from conftest import ROOT
 from jsonschema import Draft202012Validator
 from schemas import KINDS, schema_of, table_of, validated
 
+from fedbench.app.json_result import _scores
 from fedbench.commands import main
 from fedbench.core.json_output import json_text
 from fedbench.report.table import Column, Spread, Table, as_object
@@ -62,6 +63,15 @@ def test_a_run_a_failed_run_and_a_mistake(tmp_path: Path, capsys: pytest.Capture
     assert main(["rounds=0", "--json"]) == 2
     failure = validated(capsys.readouterr().out, "error")
     assert failure["error"] == {"type": "ConfigError", "message": "rounds must be a whole number >= 1, got 0"}
+
+
+@pytest.mark.parametrize("score", [math.inf, math.nan])
+def test_a_last_score_that_is_no_number_is_null(score: float) -> None:
+    """The schema allows null for `last`, and a number for `last.test`."""
+    summary = {"last": {"personal/loss": score}}
+    assert _scores(summary, "last", "loss", round=2) is None
+    scores = _scores({"last": {"personal/loss": 0.5}}, "last", "loss", round=2)
+    assert scores is not None and (scores["round"], scores["test"]) == (2, 0.5)
 
 
 def test_a_paused_run_says_that_it_is_paused_and_how_to_go_on(

@@ -15,7 +15,7 @@ solves a quadratic program for each client:
     a_i = argmin over the simplex of  sum_jl a_j a_l <H_i - H_j, H_i - H_l> + sum_j a_j^2 V_j
     h_i <- sum_j a_ij h_j
 
-Weights below 0.001 become 0.
+Weights below 0.001 become 0, but the largest of a client stay if all are below.
 Departs from the paper: a class without a prototype has no second term.  The authors' code pulls its features to the
 client's own class mean.  PFLlib weights clients equally in G (weights=uniform).
 Reduces to: FedRep with lam = 0 and a_i = e_i.

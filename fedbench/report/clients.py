@@ -200,7 +200,7 @@ def summary_table(scored: list[ClientScores], options: Options) -> Table:
 
 
 def clients_table(scored: list[ClientScores], options: Options) -> Table:
-    """Return a table with a row per client of each group; several groups are told apart by labels such as the method.
+    """Return a table with a row per client of each group; labels such as the method distinguish several groups.
 
     A true value under "tuned" marks a method with a dagger: it fine-tunes after the last round only.
 

@@ -39,7 +39,7 @@ class Progress(Callback):
         self.update(run.done, run.last.get(run.primary, math.nan), costs["images_per_s"])
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Stop the progress bar, if there is one, whatever the status."""
+        """Stop the progress bar, if there is one.  The status changes nothing."""
         self.close()
 
     def open(self, total: int, start: int = 0, primary: str = "accuracy") -> None:

@@ -55,5 +55,5 @@ class TensorBoard(Callback):
         self._writer.flush()
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Close the event file, whatever the status; the summary is not written."""
+        """Close the event file.  The status changes nothing, and the summary is not written."""
         self._writer.close()

@@ -109,9 +109,22 @@ def test_the_overview_for_language_models_names_pages_and_commands_that_exist() 
 
 
 def sections_of_equations() -> dict[str, str]:
-    """The sections of docs/equations.md by the method that their heading names first."""
-    sections = (ROOT / "docs" / "equations.md").read_text().split("\n## ")[1:]
+    """The sections of docs/equations_*.md by the method that their heading names first."""
+    texts = [path.read_text() for path in sorted((ROOT / "docs").glob("equations_*.md"))]
+    sections = [section for text in texts for section in text.split("\n## ")[1:]]
     return {m[1]: text for text in sections if (m := re.match(r".*\(`(\w+)`", text))}
+
+
+def test_the_index_of_equations_links_every_section() -> None:
+    """A link is the page and the heading in the form of GitHub, and each heading has one."""
+    headings = [
+        path.name + "#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for path in sorted((ROOT / "docs").glob("equations_*.md"))
+        for heading in re.findall(r"^## (.*`.*)$", path.read_text(), re.MULTILINE)
+    ]
+    index = (ROOT / "docs" / "equations.md").read_text().partition("## All methods")[2]
+    assert set(re.findall(r"\]\((equations_\w+\.md#[\w-]+)\)", index)) == set(headings)
+    assert len(headings) == len(set(headings)) == len(sections_of_equations()) > 50
 
 
 @pytest.mark.parametrize("method", sections_of_equations())

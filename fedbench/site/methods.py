@@ -48,7 +48,8 @@ class Method:
         header: The docstring of the module.
         departures: The sentences of the header on departures from the paper.
         docstring: The docstring of the class.
-        equations: The section of docs/equations.md.
+        equations: The section of one of the pages docs/equations_*.md.
+        page: The name of this page, without the suffix; empty if there is no section.
         options: The options.
         released: The released code that the method equals; None if there is none.
         experiments: The rows of printed tables that run it.
@@ -64,6 +65,7 @@ class Method:
     departures: str
     docstring: str
     equations: str
+    page: str
     options: list[Option]
     released: ReleasedCode | None
     experiments: list[str]
@@ -78,13 +80,14 @@ def read_methods(root: Path) -> list[Method]:
     """
     paths = sorted((root / "conf" / "algorithm").glob("*.yaml"))
     released = _released_code(root / "docs" / "released.md")
-    equations = _equations(root / "docs" / "equations.md")
+    equations = _equations(root / "docs")
     rows = rows_of_tables(root / "conf")
     experiments = rows.groupby("algorithm")["experiment"].unique()
     results = results_of(root, [path.stem for path in paths], rows)
     methods = []
     for path in paths:
         name, paper_name = path.stem, method_name(path.stem)
+        page, section = equations.get(name, ("", ""))
         text = path.read_text(encoding="utf-8")
         module, _, class_name = yaml.safe_load(text)["_target_"].rpartition(".")
         file = f"{module.replace('.', '/')}.py"
@@ -104,7 +107,8 @@ def read_methods(root: Path) -> list[Method]:
                 header=header,
                 departures=departures(header),
                 docstring=docstrings.get(class_name, ""),
-                equations=equations.get(name, ""),
+                equations=section,
+                page=page,
                 options=_options(text),
                 released=released.get(name),
                 experiments=list(experiments.get(name, [])),
@@ -147,13 +151,14 @@ def _released_code(path: Path) -> dict[str, ReleasedCode]:
     return {name: ReleasedCode(*row) for name, *row in rows}
 
 
-def _equations(path: Path) -> dict[str, str]:
-    """Return the sections of docs/equations.md, by the option of ``algorithm=``.
+def _equations(docs: Path) -> dict[str, tuple[str, str]]:
+    """Return the page and the section of each method in docs/equations_*.md, by the option of ``algorithm=``.
 
     The heading of a section names the methods that it is about.
     """
     sections = {}
-    for section in re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]:
-        heading, _, text = section.partition("\n")
-        sections |= dict.fromkeys(re.findall(r"`(\w+)`", heading), text.strip())
+    for path in sorted(docs.glob("equations_*.md")):
+        for section in re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]:
+            heading, _, text = section.partition("\n")
+            sections |= dict.fromkeys(re.findall(r"`(\w+)`", heading), (path.stem, text.strip()))
     return sections

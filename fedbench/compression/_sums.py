@@ -42,5 +42,5 @@ def divided(values: Tensor, by: float) -> Tensor:
 
 
 def over(values: Tensor, scale: Tensor) -> Tensor:
-    """Return |values| / scale for rows values [k, n] and their scale [k, 1]; |values| where the scale is 0.  # [k, n]"""
+    """Return |values| / scale for rows values [k, n] and scale [k, 1]; |values| where the scale is 0.  # [k, n]"""
     return values.abs() / torch.where(scale > 0, scale, 1)

@@ -156,7 +156,7 @@ class File:
         except Exception as error:  # of zip files, JSON, numbers or pickles
             raise ConfigError(
                 f"{option} cannot be read as index lists: {type(error).__name__}: {error}; write it again as in "
-                "docs/formats.md"
+                "docs/partitions.md"
             ) from error
         lists = content.lists  # from part ("train", "val", "test"; "" if there are none) to the samples of each client
         client_counts = {len(client_samples) for client_samples in lists.values()}

@@ -22,7 +22,8 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.split import Ragged
 
 PAGES = [
-    ROOT / "docs" / f"{name}.md" for name in ("own_methods", "extending", "tasks", "compressors", "rules", "adapters")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("own_methods", "extending", "own_data", "tasks", "compressors", "rules", "adapters")
 ]
 FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}
 FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]

@@ -60,7 +60,7 @@ class Algorithm:
     """Base class of methods.  A row [P] is a model's parameters and buffers as one vector; a cohort is K clients.
 
     A method implements `setup`, `round` and `personalized`.  A method with a server model also implements `global_row`.
-    Its state is plain tensors and NumPy arrays on self, and the row stores made in `setup`.
+    Its state is the tensors on self, and the row stores made in `setup`.
 
     Attributes:
         requires: Column groups of the model that the method needs.

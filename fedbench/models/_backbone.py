@@ -263,6 +263,23 @@ def require_name(name: str, names: Iterable[str], library: str) -> None:
     )
 
 
+def refuse_options(options: Mapping[str, Any] | None, weights: str | None) -> None:
+    """Check that a network with stored weights is given no options, because its configuration is stored with them.
+
+    Args:
+        options: The value of model.options.
+        weights: The value of model.weights.
+
+    Raises:
+        ConfigError: Both are set.
+    """
+    require(
+        weights is None or not options,
+        f"model.options={options} changes the configuration of random weights, but model.weights={weights} has its "
+        "own: omit model.options",
+    )
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message; if this is empty, the name of the error's class."""
     return next(iter(str(error).splitlines()), type(error).__name__)

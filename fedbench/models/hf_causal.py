@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
-from fedbench.models._backbone import ATTENTION_LAYERS, library_errors, require_name
+from fedbench.models._backbone import ATTENTION_LAYERS, library_errors, refuse_options, require_name
 from fedbench.models._texts import text_length
 from fedbench.nn.transposed_linear import is_transposed_linear
 
@@ -53,11 +53,7 @@ class HFCausal(nn.Module):
             "model=hf_causal needs either model.weights, a folder of transformers, or model.name for random weights, "
             f"but model.weights={weights} and model.name={name}: set one of them",
         )
-        require(
-            weights is None or not options,
-            f"model.options={options} changes the configuration of random weights, but model.weights={weights} has its "
-            "own: omit model.options",
-        )
+        refuse_options(options, weights)
         key = f"model.weights={weights}" if name is None else f"model.name={name}"
         length = text_length(input_shape, key)
         network: Any = _load(str(weights)) if name is None else _new(name, num_classes, length, options or {})

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
-from fedbench.models._backbone import Backbone, classifier_of, library_errors, require_name
+from fedbench.models._backbone import Backbone, classifier_of, library_errors, refuse_options, require_name
 
 
 class HFModel(Backbone):
@@ -41,6 +41,7 @@ class HFModel(Backbone):
             f"model=hf needs images, but the data set gives {', '.join(map(str, input_shape))}: choose "
             "model=hf_text for dataset=text_csv, or model=hf_causal for language models",
         )
+        refuse_options(options, weights)
         attention = {"attn_implementation": "eager"}  # torch.vmap and autograd support no other
         channels = input_shape[0]
         if weights is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
-from fedbench.models._backbone import ATTENTION_LAYERS, library_errors, require_name
+from fedbench.models._backbone import ATTENTION_LAYERS, library_errors, refuse_options, require_name
 
 REMEDY = "Set a folder that save_pretrained of transformers wrote for a text encoder"
 READS_FLAT_MASKS = ("deberta", "deberta-v2")  # networks that expand a mask [B, T] by themselves, also in torch.vmap
@@ -45,11 +45,7 @@ class HFText(nn.Module):
             "model=hf_text needs either model.weights, a folder of transformers, or model.name for random weights, but "
             f"model.weights={weights} and model.name={name}: set one of them",
         )
-        require(
-            weights is None or not options,
-            f"model.options={options} changes the configuration of random weights, but model.weights={weights} has its "
-            "own: omit model.options",
-        )
+        refuse_options(options, weights)
         shapes = input_shape if isinstance(input_shape, Mapping) else {"inputs": tuple(input_shape)}
         require(
             shapes.keys() == {"text", "mask"},

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,8 @@ def _measure(cell: Cell, reported: PrintedCell) -> None:
 def _measure_relative(cells: list[Cell]) -> None:
     """Set our values of the cells whose metric compares methods, such as relative speed.
 
-    They are computed from the other cells of the same column and the same overrides.
+    They are computed from the other cells of the same column and the same overrides.  A cell counts as not run if a
+    method that it is compared with was not run: a speed-up over the slowest method needs all printed methods.
     """
     # key: the column of a cell, (setting, dataset, clients, metric); position: its method, then the key
     measured = {(*cell.position, cell.overrides): cell.ours for cell in cells if cell.ours.count}
@@ -330,11 +332,16 @@ def _measure_relative(cells: list[Cell]) -> None:
         if cell.row["metric"] in RELATIVE_METRICS:
             # the metric that is compared, and a function of a method's value and of the values of all methods
             metric, compute = RELATIVE_METRICS[cell.row["metric"]]
-            column = (*cell.key[:-1], metric, cell.overrides)  # the same column with this metric
-            values = {method: ours.mean for (method, *other), ours in measured.items() if tuple(other) == column}
-            ours = measured.get((cell.row["method"], *column))
-            if ours is not None:
-                cell.ours = replace(ours, mean=compute(ours.mean, values), std=None)
+            column = (*cell.key[:-1], metric)  # the same column with this metric
+            methods = {other.row["method"] for other in cells if other.key == column}
+            spreads = {method: measured.get((method, *column, cell.overrides)) for method in methods}
+            values = {method: spread.mean if spread else nan for method, spread in spreads.items()}
+            ours = spreads.get(cell.row["method"])
+            value = compute(ours.mean, values) if ours else nan
+            if ours and not isnan(value):
+                cell.ours = replace(ours, mean=value, std=None)
+            else:
+                cell.runs = []
 
 
 def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:

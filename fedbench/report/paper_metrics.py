@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from fedbench.report import scores
 from fedbench.report.runs import Run
 from fedbench.report.table import Series
@@ -196,10 +198,11 @@ METRICS: dict[str, PaperMetric] = {
     **{f"client{k}_auc_pct": partial(best_of_client, metric="personal/auc", client=k) for k in range(1, 5)},
     **{f"client{k}_auc_gain": partial(gain_of_client, metric="personal/auc", client=k) for k in range(1, 5)},
 }
-# Metrics that compare methods: the metric to compare, and a function of a method's value and all values by method.
+# Metrics that compare methods: the metric to compare, and a function of a method's value and of the values of all
+# printed methods, NaN for those without a run.
 RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float]]] = {
     "relative_speed_pct": ("images_per_s", lambda value, values: 100 * value / values.get("FedAvg", NAN)),
-    "speedup_x_vs_slowest": ("rounds_to_target", lambda value, values: max(values.values(), default=NAN) / value),
+    "speedup_x_vs_slowest": ("rounds_to_target", lambda value, values: np.max(list(values.values())) / value),
 }
 
 

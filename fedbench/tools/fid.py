@@ -251,7 +251,11 @@ def three_channels(x: Tensor) -> Tensor:
     """Return uint8 images [b, C, H, W] as float32 [b, 3, H, W] in [0, 1].
 
     A single channel is repeated.  Of more than three channels, the first three are used.
+
+    Raises:
+        ConfigError: The images have two channels.
     """
+    require(x.shape[1] != 2, "fid cannot compare images with 2 channels: use images with 1 channel, or with 3 or more")
     x = x.float() / 255
     return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x[:, :3]
 

@@ -372,6 +372,8 @@ def test_sizes_that_do_not_fit_are_one_sentence() -> None:
         network("torchvision", "resnet18", channels=2)
     with pytest.raises(ConfigError, match=r"model\.name=resnet18 cannot be built .*colour"):
         network("torchvision", "resnet18", options={"colour": 3})
+    with pytest.raises(ConfigError, match=r"model\.options=\{'hidden_size': 32\} .* omit model\.options"):
+        HFModel((3, 32, 32), 2, weights="some", options={"hidden_size": 32})
 
 
 if __name__ == "__main__":

@@ -173,6 +173,12 @@ def test_data_without_pictures_to_compare_is_refused(capsys) -> None:
         fid.distances_by_client(arrays, split, fid.random_network(CPU), CPU)
 
 
+def test_two_channels_are_refused() -> None:
+    with pytest.raises(ConfigError, match="images with 2 channels: use images with 1 channel, or with 3 or more"):
+        fid.three_channels(torch.zeros(2, 2, 8, 8))
+    assert fid.three_channels(torch.zeros(2, 1, 8, 8)).shape == (2, 3, 8, 8)
+
+
 def test_help_is_light() -> None:
     code = "import sys, fedbench.tools.fid; print({'torch', 'torchvision', 'omegaconf'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -148,7 +148,7 @@ def no_global_generator(case: Case) -> None:
 def resume(case: Case) -> None:
     """A run that resumes from a checkpoint equals an uninterrupted run, bit for bit.
 
-    Remedy: keep state in tensors on self (see state_dict) or in rows that setup creates.
+    Remedy: keep state in tensors on self or in matrices that setup creates by rows(...).
     """
     saved, resumed = run_rounds(case.simulation(), 2), set_up(case.simulation())
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +224,7 @@ def evaluation_changes_nothing(case: Case) -> None:
 
 @SUITE.check
 def last_round_deploys_the_same(case: Case) -> None:
-    """What clients deploy changes after the last round only if the method sets fine_tunes_after_training.
+    """Clients deploy the same models after the last round as before it, unless fine_tunes_after_training is set.
 
     Remedy: set fine_tunes_after_training = True if and only if `personalized` trains after the last round.  Its last
     score is then not compared with earlier ones.
@@ -362,7 +362,7 @@ def bytes_are_counted(case: Case) -> None:
 
 @SUITE.check
 def nothing_passes_by_upload(case: Case) -> None:
-    """The data of a client influence others through cohort.upload only, where privacy is applied.
+    """Clients influence each other only by tensors that they pass to cohort.upload, where privacy is applied.
 
     Remedy: compute with what cohort.upload returns, or declare the reason in `bypasses_upload`.
     """

@@ -369,7 +369,7 @@ def error_feedback_transmits_residuals(case: CompressionCase) -> None:
 def state_is_saved(case: CompressionCase) -> None:
     """A restored compressor continues like one without interruption, bit for bit.
 
-    Remedy: keep state in tensors on self (see state_dict) or in row stores made in `setup`, and change it only in
+    Remedy: keep state in tensors on self or in matrices that setup creates by rows(...), and change it only in
     `update_state` and `observe`.
     """
     message = message_of(SIZE)

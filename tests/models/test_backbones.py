@@ -59,7 +59,7 @@ LARGER = {"alexnet", "mobilenet_v2"}  # of torchvision: 64 pixels, 32 are too fe
 
 
 def network(library: str, name: str, side: int = 32, channels: int = 3, **more: Any) -> Backbone:
-    options = OPTIONS[name] if library == "hf" else {}
+    options = OPTIONS[name] if library == "hf" and "weights" not in more else {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LIBRARIES[library]((channels, side, side), 3, name=name, **{"options": options, **more})  # type: ignore

@@ -323,8 +323,8 @@ def _measure(cell: Cell, reported: PrintedCell) -> None:
 def _measure_relative(cells: list[Cell]) -> None:
     """Set our values of the cells whose metric compares methods, such as relative speed.
 
-    They are computed from the other cells of the same column and the same overrides.  A cell counts as not run if a
-    method that it is compared with was not run: a speed-up over the slowest method needs all printed methods.
+    They are computed from the other cells of the same column and the same overrides.  A cell has no value if a method
+    with which it is compared has none: a speed-up over the slowest method needs all printed methods.
     """
     # key: the column of a cell, (setting, dataset, clients, metric); position: its method, then the key
     measured = {(*cell.position, cell.overrides): cell.ours for cell in cells if cell.ours.count}
@@ -340,8 +340,6 @@ def _measure_relative(cells: list[Cell]) -> None:
             value = compute(ours.mean, values) if ours else nan
             if ours and not isnan(value):
                 cell.ours = replace(ours, mean=value, std=None)
-            else:
-                cell.runs = []
 
 
 def departures(run: Run, available: Iterable[Experiment]) -> tuple[str, str]:

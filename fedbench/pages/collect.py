@@ -102,13 +102,21 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
         config_dir: A folder with the user's own options.
 
     Returns:
-        The lines about the part for a new page.md; empty if no run is finished.
+        The lines about the part for a new page.md.
+
+    Raises:
+        ConfigError: No run is finished.
     """
     about = page.about
     options = Options(about["metric"], about["select"], about["target"], about["group"])
     scores.check_metric(options.metric, options.target, runs)
     about["percent"] = scores.is_fraction(options.metric)
     groups, repeated = group_runs(runs, options.group)  # repeated: the number of runs that later ones replace
+    require(
+        bool(groups),
+        f"no run in {', '.join(map(str, folders))} is finished, so part {part} has no results: resume the runs, or "
+        "name another folder",
+    )
     table = results(groups, runs, options)  # also sorts the groups in place, so that the best method is first
     labels = list(dict.fromkeys(key for group in groups for key in group.labels))
     about["labels"] = {**about["labels"], part: labels or ["method"]}
@@ -131,7 +139,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
         page.cells = _replace(page.cells, "table", [name], [_cell_row(name, cell) for cell in cells])
     commands = list(dict.fromkeys(_command(run) for run in runs if run.summary.get("command")))
     about["commands"] = {**about["commands"], part: commands}
-    return _template_lines(page, part, table.title, notes(groups, repeated, options)) if groups else []
+    return _template_lines(page, part, table.title, notes(groups, repeated, options))
 
 
 def _replace(frame: Any, key: str, values: list[str], rows: list[Row]) -> Any:

@@ -47,6 +47,13 @@ def first_table(text: str) -> dict[str, list[str]]:
     return {head: list(column) for head, _, *column in zip(*cells)}
 
 
+def test_runs_of_which_none_is_finished_are_refused(tmp_path, capsys) -> None:
+    make_run(tmp_path / "sweep", "apple", 0, status="failed")
+    assert main(["write", str(tmp_path / "page"), str(tmp_path / "sweep")]) == 2
+    assert "is finished, so part main has no results: resume the runs" in capsys.readouterr().err
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_page_shows_the_tables_of_the_report(sweep, tmp_path, capsys) -> None:
     page = tmp_path / "results" / "mine"
     assert main(["write", str(page), str(sweep), "--title", "Mine"]) == 0

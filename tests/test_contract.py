@@ -95,7 +95,7 @@ FITTING = {  # options for the 1,800 samples of 10 classes of the checks
 
 SLOW_CHECKS = (  # run for every third method by default
     *("executor_batch_statistics", "executor_loop", "no_closure_over_the_cohort"),
-    *("nothing_passes_by_upload", "bytes_are_counted"),
+    *("nothing_bypasses_upload", "bytes_are_counted"),
 )
 SLOW_NAMES = (
     "resnet18",

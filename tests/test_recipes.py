@@ -23,7 +23,7 @@ from fedbench.core.split import Ragged
 
 PAGES = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("own_methods", "extending", "own_data", "tasks", "compressors", "rules", "adapters")
+    for name in ("own_methods", "extending", "own_data", "own_loss", "compressors", "rules", "adapters")
 ]
 FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}
 FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]
@@ -58,7 +58,7 @@ def test_the_pages_show_two_files_of_each_kind() -> None:
     kinds_of_options = {"algorithm", "dataset", "model", "partition", "task", "compression", "aggregator", "adapter"}
     assert kinds == kinds_of_options | {"attack"}
     classes = [path for path in FILES if path.startswith("my_")]
-    assert len(FILES) == 2 * len(classes) == 2 * len(kinds) + 4 and len(OWN) == 13
+    assert len(FILES) == 2 * len(classes) == 2 * len(kinds) + 4 and len(OWN) == 12
 
 
 @pytest.mark.parametrize("command", OWN)

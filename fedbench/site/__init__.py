@@ -1,4 +1,4 @@
-"""A Sphinx extension that generates pages of methods and printed tables, and writes equations as MathML.
+"""A Sphinx extension that generates pages of methods, printed tables and JSON keys, and writes equations as MathML.
 
 The pages are written to docs/generated before Sphinx reads its sources.
 """

@@ -1,10 +1,11 @@
-"""Generate the pages of methods and printed tables from the templates in docs/_templates."""
+"""Generate the pages of methods, printed tables and JSON keys from the templates in docs/_templates."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from fedbench.site.methods import read_methods
+from fedbench.site.schemas import read_schemas
 from fedbench.site.tables import printed_tables
 
 
@@ -23,6 +24,7 @@ def generate_pages(root: Path) -> dict[str, str]:
     pages = {
         "methods/index.md": environment.get_template("methods.md").render(methods=methods),
         "tables/index.md": environment.get_template("tables.md").render(tables=tables),
+        "json/index.md": environment.get_template("json.md").render(schemas=read_schemas()),
     }
     for method in methods:
         pages[f"methods/{method.name}.md"] = environment.get_template("method.md").render(method=method)

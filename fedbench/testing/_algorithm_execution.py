@@ -114,7 +114,7 @@ def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
 
 @SUITE.check
 def executor_batch_statistics(case: Case) -> None:
-    """On a model with BatchNorm, whose buffers are part of the row, one client at a time gives the same rows.
+    """On a model with BatchNorm, computing one client at a time gives the same rows as all clients at once.
 
     Remedy: pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name.
     """
@@ -204,7 +204,7 @@ def state_on_disk(case: Case) -> None:
 
 @SUITE.check
 def no_step_waits_for_the_device(case: Case) -> None:
-    """Local steps do not read values back from the device, for which a GPU must finish first.
+    """Local steps read no values back from a GPU, because each such read waits for all earlier computations.
 
     Remedy: keep values on the device: torch.where instead of if, and no .item().
     """

@@ -125,7 +125,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 # -- estimates -------------------------------------------------------------------------------------------
 @SUITE.check
-def the_estimate_is_one_upload(case: AggregatorCase) -> None:
+def the_estimate_is_like_an_upload(case: AggregatorCase) -> None:
     """The estimate is a finite tensor with the length, the type and the device of an upload, for any number of clients.
 
     Remedy: `combine` must return [p] for rows [m, p], also for m = 1, and make tensors like u.rows.

@@ -187,7 +187,7 @@ def _attributes_not_restored(saved: Simulation, resumed: Simulation) -> list[str
 # -- who changes when ------------------------------------------------------------------------------------
 @SUITE.check
 def only_the_cohort_changes(case: Case) -> None:
-    """A round changes the states of the clients of its cohort only.
+    """A round changes only the states of the clients of its cohort.
 
     Remedy: write rows at cohort.ids only.
     """
@@ -202,7 +202,7 @@ def only_the_cohort_changes(case: Case) -> None:
 
 @SUITE.check
 def evaluation_changes_nothing(case: Case) -> None:
-    """Computing what clients deploy gives equal rows each time, and does not change the state.
+    """Repeated calls of `personalized` return equal rows, and do not change the state.
 
     Remedy: `personalized` must not change the state of the method, and must return rows in the order of cohort.ids.
     """
@@ -224,7 +224,7 @@ def evaluation_changes_nothing(case: Case) -> None:
 
 @SUITE.check
 def last_round_deploys_the_same(case: Case) -> None:
-    """Clients deploy the same models after the last round as before it, unless fine_tunes_after_training is set.
+    """`personalized` returns equal models for final=True and final=False, unless fine_tunes_after_training is set.
 
     Remedy: set fine_tunes_after_training = True if and only if `personalized` trains after the last round.  Its last
     score is then not compared with earlier ones.
@@ -240,7 +240,7 @@ def last_round_deploys_the_same(case: Case) -> None:
 
 @SUITE.check
 def global_is_the_servers_row(case: Case) -> None:
-    """Global scores are those of the model of `global_row`.  Personal scores equal them if all clients deploy it.
+    """Global scores are the scores of the model that `global_row` returns.
 
     Remedy: `global_row` must return the row of the server's model, or None if there is none.
     """
@@ -361,7 +361,7 @@ def bytes_are_counted(case: Case) -> None:
 
 
 @SUITE.check
-def nothing_passes_by_upload(case: Case) -> None:
+def nothing_bypasses_upload(case: Case) -> None:
     """Clients influence each other only by tensors that they pass to cohort.upload, where privacy is applied.
 
     Remedy: compute with what cohort.upload returns, or declare the reason in `bypasses_upload`.

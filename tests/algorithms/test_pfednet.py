@@ -502,6 +502,6 @@ def test_memory_is_asked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_other_options_keep_what_methods_keep(options: dict) -> None:
-    checks = ["executor_pairs", "resume", "only_the_cohort_changes", "nothing_passes_by_upload"]
+    checks = ["executor_pairs", "resume", "only_the_cohort_changes", "nothing_bypasses_upload"]
     report = check_algorithm("pfednet", options, only=checks)
     assert [outcome.status for outcome in report.outcomes] == ["passed"] * len(checks), str(report)

@@ -29,7 +29,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "Sinkhorn's algorithm checks its convergence": [
         ("algorithm", "no_step_waits_for_the_device", ("fedotp",)),
     ],
-    "lets clients compute with each other's samples": [("algorithm", "nothing_passes_by_upload", ("pgfed_exact",))],
+    "lets clients compute with each other's samples": [("algorithm", "nothing_bypasses_upload", ("pgfed_exact",))],
     "PCS embeds the client index": [("algorithm", "renumbering_clients", ("lc_fed", "lc_fed_lcrepnet"))],
     "needs at least two clients": [("algorithm", "a_single_client", ("pgfed_exact",))],
     "a client has only 2 training samples": [("algorithm", "clients_of_two_samples", ("per_fedavg_hf",))],

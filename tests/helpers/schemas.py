@@ -1,7 +1,6 @@
-"""The JSON Schemas of fedbench/schemas: validation of outputs, and their tables in docs/json.md."""
+"""The JSON Schemas of fedbench/schemas: reading them, and validation of outputs."""
 
 import json
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -26,28 +25,3 @@ def validated(text: str, kind: str) -> dict[str, Any]:
     assert read["schema"] == f"fedbench/{kind}/1"
     Draft202012Validator(schema_of(kind)).validate(read)
     return read
-
-
-def table_of(kind: str) -> str:
-    """The Markdown table of the keys of a kind, with dotted keys; [] marks the entries of a list."""
-    rows = [f"| `{key}` | {types} | {meaning} |" for key, types, meaning in _keys(schema_of(kind))]
-    return "\n".join(["| key | type | meaning |", "| --- | --- | --- |", *rows])
-
-
-def _keys(schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Key, type and meaning of each property, and of those inside of it."""
-    for name, part in schema.get("properties", {}).items():
-        types = part.get("type", [])
-        text = " or ".join([types] if isinstance(types, str) else types)
-        meaning = part["description"]
-        if "const" in part:
-            text, meaning = "string", f"`{part['const']}`"
-        if "enum" in part:
-            meaning += ": " + ", ".join(f"`{value}`" for value in part["enum"])
-        items = part.get("items", {})
-        text += f" of {items['type']}s" if items else ""
-        yield f"{prefix}{name}", text or "any", meaning
-        if "required" in part:
-            yield from _keys(part, f"{prefix}{name}.")
-        if "required" in items and "each has the keys" not in meaning:
-            yield from _keys(items, f"{prefix}{name}[].")

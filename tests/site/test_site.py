@@ -56,6 +56,12 @@ def test_the_page_of_a_table_has_its_cells_and_commands(pages: dict[str, str]) -
     assert "`python -m fedbench +experiment=pgfed_table1_cifar/pgfed`" in text
 
 
+def test_the_page_of_json_keys_has_the_keys_of_every_schema(pages: dict[str, str]) -> None:
+    text = pages["json/index.md"]
+    assert text.count("| `schema` | string |") == len(list((ROOT / "fedbench" / "schemas").glob("*.json")))
+    assert "| `runs` | array of objects | the runs; each has the keys of a run except `schema` |" in text
+
+
 def test_every_released_code_is_on_the_page_of_its_method() -> None:
     """No difference is larger than the test of docs/released.md allows."""
     released = [method.released for method in read_methods(ROOT) if method.released]

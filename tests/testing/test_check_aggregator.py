@@ -133,9 +133,9 @@ class Inner(TrimmedMean):
 
 
 MISTAKES = [
-    (Column, "the_estimate_is_one_upload", "give (1, 1) torch.float32"),
-    (Single, "the_estimate_is_one_upload", "torch.float64 on cpu give (1,) torch.float32"),
-    (Divided, "the_estimate_is_one_upload", "values that are not finite"),
+    (Column, "the_estimate_is_like_an_upload", "give (1, 1) torch.float32"),
+    (Single, "the_estimate_is_like_an_upload", "torch.float64 on cpu give (1,) torch.float32"),
+    (Divided, "the_estimate_is_like_an_upload", "values that are not finite"),
     (InPlace, "inputs_are_unchanged", "in place"),
     (Momentum, "calls_are_independent", "another estimate after other uploads"),
     (Random, "calls_are_independent", "the global generator of torch"),

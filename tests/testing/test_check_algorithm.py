@@ -261,7 +261,7 @@ MISTAKES = [
     (Extra, "only_trained_columns_move", "trains 27 of 163 columns, but body.1.weight, body.1.bias"),
     (Padded, "padding_is_ignored", "batch.weight"),
     (Silent, "bytes_are_counted", "0 bytes up and 0 bytes down"),
-    (Silent, "nothing_passes_by_upload", "depend on data of client 0"),
+    (Silent, "nothing_bypasses_upload", "depend on data of client 0"),
     (Cloned, "references_are_what_was_sent", "upload(theta=..., relative_to=...): relative_to is a Tensor, not"),
     (Waiting, "no_step_waits_for_the_device", "waits for the device"),
     (Endless, "cohorts_of_one", "not finite"),

@@ -38,6 +38,7 @@ def test_the_keys_of_a_schema_include_those_of_its_lists() -> None:
     assert keys["tune"]["trials[].seeds"].type == "array of integers"
     assert keys["run"]["last.worst_tenth"].type == "number or null"
     assert keys["error"]["exit_code"].meaning.endswith(". One of `1`, `2`, `130`")
+    assert keys["options"]["keys[].bounds.ge"].type == "number"
     assert not any(key.startswith("runs[].") for key in keys["sweep"])  # they are those of a run
 
 

@@ -52,9 +52,7 @@ def read_schemas() -> list[Schema]:
 
 def _keys(schema: dict[str, Any], prefix: str = "") -> Iterator[SchemaKey]:
     """Yield the keys of an object, and those inside of it."""
-    if "required" not in schema:  # an object whose keys vary
-        return
-    for name, part in schema["properties"].items():
+    for name, part in schema.get("properties", {}).items():
         items = part.get("items", {})
         meaning = part["description"]
         if "const" in part:

@@ -54,6 +54,8 @@ MODELS: dict[str, tuple[Any, dict[str, int]]] = {
     "gpt_tiny": ({"text": (LENGTH,)}, {"width": 64, "depth": 2, "heads": 4}),
     "ViT-S/16": ((3, 96, 96), {"patch": 16, "width": 384, "depth": 12, "heads": 6, "mlp_ratio": 4}),
 }
+if DEVICE.type == "cuda":
+    MODELS["ViT-B/16"] = ((3, 224, 224), {"patch": 16, "width": 768, "depth": 12, "heads": 12, "mlp_ratio": 4})
 
 
 def bare(name: str) -> nn.Module:

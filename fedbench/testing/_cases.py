@@ -122,6 +122,7 @@ class Case:
         arrays: Any = ARRAYS,
         limits: int = 1 << 30,
         change: Callable[[DictConfig], None] | None = None,
+        device: torch.device = CPU,
         **values: Any,
     ) -> Simulation:
         """Return a new run before its first round.
@@ -132,12 +133,13 @@ class Case:
             arrays: The data set.
             limits: The number of bytes of client states in memory; more are stored in files.
             change: A function that changes the configuration.
+            device: The device of data, models and client states.
             **values: Values of the configuration by dotted key.
         """
         cfg = self.config(**values)
         if change is not None:
             change(cfg)
-        federation = build.federation(cfg, arrays, split, CPU)
+        federation = build.federation(cfg, arrays, split, device)
         engine = engine_on(
             federation,
             build_model(cfg, federation),

@@ -121,7 +121,7 @@ def engine_on(
     cohort_size: int | None = None,
     **options: Any,
 ) -> Engine:
-    """Return an engine on the CPU.
+    """Return an engine on the device of the federation.
 
     Args:
         federation: The samples of all clients; its cohort size is set in place.
@@ -134,13 +134,14 @@ def engine_on(
         **options: Other fields of Engine, such as seed, rounds, epochs and batch_size.
     """
     federation.cohort_size = cohort_size or federation.num_clients
-    model = module if isinstance(module, FlatModel) else FlatModel(module, columns)
+    device = federation.device
+    model = module if isinstance(module, FlatModel) else FlatModel(module, columns, device=device)
     return Engine(
         federation=federation,
         model=model,
         optimizer=optimizer or SGD(lr=0.1),
-        executor=Executor(PLANS[plan] if isinstance(plan, str) else plan, CPU),
-        rows=RowStore(federation.num_clients, CPU, device_limit=limits, host_limit=limits),
+        executor=Executor(PLANS[plan] if isinstance(plan, str) else plan, device),
+        rows=RowStore(federation.num_clients, device, device_limit=limits, host_limit=limits),
         **{"batch_size": 5, "rounds": 4, **options},  # options replace these
     )
 

@@ -59,6 +59,6 @@ def test_methods(name: str, plan: Plan) -> None:
     compare(method, plan)
 
 
-@pytest.mark.parametrize("overrides", OPTIONS, ids=lambda words: " ".join(w for w in words if not w.startswith("model")))
+@pytest.mark.parametrize("overrides", OPTIONS, ids=" ".join)
 def test_options(overrides: list[str]) -> None:
     compare(Case("fedavg", overrides), Plan("vmap", 0, 1, 1, graphs=True))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbench.config.conf_tree import group_options
 from fedbench.engine.executor import Plan
+from fedbench.simulation.devices import set_precision
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +35,7 @@ OPTIONS = [
 
 def compare(case: Case, plan: Plan) -> None:
     """Assert that three rounds on the GPU give the tensors of the CPU, and leave them on the GPU."""
+    set_precision("float32")  # by default, PyTorch convolves in TF32
     expected = state_of(run_rounds(case.simulation(), 3, evaluated=True))
     found = state_of(run_rounds(case.simulation(plan, device=torch.device("cuda")), 3, evaluated=True))
     assert found.keys() == expected.keys()

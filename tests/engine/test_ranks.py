@@ -48,7 +48,9 @@ LOOP = Plan("loop", 1, 1, 1)
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]),
+    "PYTHONPATH": os.pathsep.join(
+        [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")]
+    ),
     "WANDB_MODE": "disabled",
 }
 

@@ -74,7 +74,9 @@ def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return runs
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if i else ()) for i, name in enumerate(RUNS)]
+)
 def test_each_kind_goes_on_by_the_printed_command(name: str, here: Path, tmp_path: Path) -> None:
     """Also with more rounds, and with all that the first command gave."""
     shutil.copytree(name, tmp_path / name)

@@ -100,7 +100,7 @@ def test_epsilon_is_that_of_the_library(part: int) -> None:
         pytest.param(("fixed", "pld"), 100.0, 3, marks=SLOW),
     ],
 )
-@pytest.mark.parametrize("target", [0.5, 4.0])
+@pytest.mark.parametrize("target", [0.5, pytest.param(4.0, marks=SLOW)])
 def test_the_multiplier_of_a_target_is_the_smallest(
     kind: tuple[Any, Any], expected: float, releases: int, target: float
 ) -> None:
@@ -478,7 +478,7 @@ def test_the_server_learns_by_private_sums_only(method: str, monkeypatch: pytest
         assert REFUSAL in str(refused)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=SLOW if i % 3 else ()) for i, m in enumerate(METHODS)])
 def test_every_method_runs_or_is_refused_with_the_reason(method: str) -> None:
     """Four rounds, one without clients.  There is no list of methods: a refusal names privacy=central."""
     sim = case(method).simulation()
@@ -604,6 +604,7 @@ def test_the_audit_is_below_the_accountant(sound: Any) -> None:
     assert 0.5 < sound.lower_bound < sound.epsilon
 
 
+@pytest.mark.slow
 def test_the_audit_finds_half_of_the_noise(sound: Any) -> None:
     broken = CentralPrivacy(
         RowStore(20, torch.device("cpu"), 1 << 20, 1 << 20), 20, 20.0, 1, noise_multiplier=0.5, delta=1e-2
@@ -612,6 +613,7 @@ def test_the_audit_finds_half_of_the_noise(sound: Any) -> None:
     assert found.epsilon == sound.epsilon and found.lower_bound > found.epsilon
 
 
+@pytest.mark.slow
 def test_the_audit_finds_a_missing_clip(sound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "fedbench.channel.central.clipped_sum", lambda rows, center, clip: clipped_sum(rows, center, 1e9)

@@ -180,6 +180,7 @@ def test_three_processes_with_divided_samples_equal_one(name: str, three: list[d
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_process_of_four_stores_a_quarter_of_the_samples(four: list[dict[str, Any]]) -> None:
     engine, _ = built("algorithm=fedavg", "dataset=digits")
     assert engine.federation.shard is None  # one process
@@ -187,6 +188,7 @@ def test_a_process_of_four_stores_a_quarter_of_the_samples(four: list[dict[str, 
     assert sum(rank["bytes"] for rank in four) >= engine.federation.stored_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TARGETS)
 def test_targets_of_several_numbers_are_divided_and_counted(kind: str, four: list[dict], two: list[dict]) -> None:
     expected = with_divided_targets(kind)

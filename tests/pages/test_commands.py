@@ -48,7 +48,9 @@ def composer() -> Composer:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if i % 3 else ()) for i, n in enumerate(COMMANDS)]
+)
 def test_every_value_of_a_sweep_composes(name: str, every: bool, composer: Composer) -> None:
     """Each value of each key, beside the first values of the others; two rows of each table, whose other rows are
     composed by tests/test_experiments.py.  Without -m slow: the first and the last run of each command."""

@@ -58,7 +58,16 @@ def same(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
     return torch.allclose(one, other, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("more", [(), ("local.drop_last=true",), ("local.steps=5",), ("hardware.executor=loop",)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        *(
+            pytest.param((word,), marks=pytest.mark.slow)
+            for word in ("local.drop_last=true", "local.steps=5", "hardware.executor=loop")
+        ),
+    ],
+)
 def test_a_client_trains_as_if_all_had_its_batch_size(more: tuple[str, ...], tmp_path: Path) -> None:
     """The same samples in the same order; padding of shorter batches changes kernels, so 1e-6."""
     sim = rounds(config("algorithm=fedavg", *listed(*more)), tmp_path, 0)

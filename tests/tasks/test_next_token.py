@@ -156,6 +156,7 @@ def test_other_parts_of_a_run_work(tmp_path: Path, words: list[str]) -> None:
     assert np.isfinite(json.loads((run / "summary.json").read_text())["last"]["personal/perplexity"])
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_compression_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_planted_learning_rate_is_chosen(
     assert {run.seed for run in find_runs([tmp_path]) if run.flat_config["optimizer.lr"] != 0.1} <= {0, 1}
 
 
+@pytest.mark.slow
 def test_budgets_are_equal(tmp_path: Path) -> None:
     """A method with two options gets as many trials, seeds and rounds as one with one option."""
     assert tune(tmp_path, "algorithm=fedavg,ditto", "seed=0", "--trials=3", "--test-seeds=none", "--halving=2") == 0
@@ -101,6 +102,7 @@ def test_the_same_command_resumes_and_repeats_nothing(tmp_path: Path, capsys: py
     assert len(files) == 2 * (3 + 1)
 
 
+@pytest.mark.slow
 def test_several_data_sets_are_searched_separately(tmp_path: Path) -> None:
     arguments = ("algorithm=local,fedper", "partition=dirichlet,iid", "seed=0", "--trials=1", "--test-seeds=none")
     assert tune(tmp_path, *arguments) == 0
@@ -109,6 +111,7 @@ def test_several_data_sets_are_searched_separately(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_of_equal_trials_the_report_names_the_one_that_was_tested(tmp_path: Path) -> None:
     """The first trial has larger values, and all have the same scores, because nothing is learned."""
     values = ("algorithm.mu=0.2,0.1", "optimizer.lr=1e-30", "algorithm=fedprox", "--search=grid", "--trials=2")
@@ -145,6 +148,7 @@ def test_validation_samples_are_needed(tmp_path: Path, capsys: pytest.CaptureFix
     assert "dataset.val_fraction is 0, so there are none: set it, for example to 0.2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_method_whose_trials_all_fail_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

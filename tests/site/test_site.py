@@ -134,7 +134,7 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
 def test_equations_can_be_drawn() -> None:
     """Every method has its section in docs/equations_*.md, and the MathML writer knows every command in it."""
     assert not [method.name for method in read_methods(ROOT) if "$$" not in method.equations]
-    assert {"fedavg": "equations_global", "pgfed": "equations_clients"}.items() <= {
+    assert {"fedavg": "equations_global", "pgfed": "equations_pgfed"}.items() <= {
         method.name: method.page for method in read_methods(ROOT)
     }.items()
     latex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml", reason="needs docutils: pip install sphinx")

@@ -74,7 +74,8 @@ class Fusion(Bottleneck):
             require(
                 not unused,
                 f"{self._key}: {path} also has {min(unused, default='')}, for which the model has no layer: set "
-                "adapter.places as in the run that wrote the file, and export a run with adapter.twin=false",
+                "adapter.places as in the run that wrote the file; if that run had adapter.twin=true, use one with "
+                "adapter.twin=false",
             )
         return [name for name in new if parameters[name].requires_grad]
 

@@ -164,8 +164,10 @@ class FedPIA(Algorithm):
 
     @property
     def how(self) -> LocalTraining:
-        """Settings of local training, for `cohort.train`: the adapters leave the client, the heads do not."""
-        # uploaded: the columns that leave the client, whose gradients privacy clips
+        """Return settings for `cohort.train`: of the trained parameters, only the adapters are uploaded.
+
+        Privacy clips the gradients of uploaded parameters, and not those of the heads, which stay on the clients.
+        """
         return LocalTraining(uploaded=self.shared)
 
     # -- clients -----------------------------------------------------------------------------------------

@@ -191,9 +191,9 @@ class FPFC(Algorithm):
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """Return delta_ij of all M pairs (i, j) of clients; if `delta` has a vector D_i per client, D_i - D_j.
+        """Return the dual variables delta_ij of all M pairs (i, j) of clients, i < j.  # [M, p]
 
-        # [M, p]
+        They are stored for each pair, or as one vector D_i for each client, where delta_ij = D_i - D_j.
         """
         if not self.one_s:  # pairs have different factors s, and delta is stored for each pair
             return self.delta

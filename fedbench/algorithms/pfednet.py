@@ -305,11 +305,11 @@ class PFedNet(Algorithm):
         return theta
 
     def how(self, key: str, step: int, columns: Columns) -> LocalTraining:
-        """Return the settings of local training in the x-phase or the z-phase of a round.
+        """Return the settings of one training in the x-phase (shared parameters) or the z-phase (personal parameters).
 
         Args:
             key: Key of the random batches: "local" or "head", those of FedRep's phases, so both can be compared.
-            step: Number of the step in the phase, counted from 0.
+            step: How many trainings of the phase came before in this round; more than 0 only with mode="gradient".
             columns: The columns that are trained: those of x, or the trained ones of z.
 
         Returns:

@@ -136,8 +136,8 @@ class CentralPrivacy:
             return z
         require(
             2 * self.count_noise > z,
-            f"privacy.count_noise={self.count_noise:g} must be more than half of the noise multiplier, {z / 2:.4g}, so "
-            "that noise is left for the uploads: raise it, or sample more clients",
+            f"privacy.count_noise={self.count_noise:g} must be more than {z / 2:.4g}, half of the noise multiplier, so "
+            "that noise is left for the uploads: raise it (by default, it is a twentieth of the clients per round)",
         )
         return (z**-2 - (2 * self.count_noise) ** -2) ** -0.5
 

@@ -14,7 +14,11 @@ _is_paused = False
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause Python's garbage collector until `resume` is called, or until the end of the block."""
+    """Pause Python's garbage collector until `resume` is called, or until the end of the block.
+
+    Imports create many objects, which the collector would search again and again.  A pause inside another one ends
+    both.
+    """
     global _is_paused
     _is_paused = _is_paused or gc.isenabled()
     gc.disable()

@@ -227,7 +227,8 @@ def batches(
     Exactly one of epochs and steps must be given.
 
     Args:
-        base: The key of the draws, 64 bits (`key`).
+        base: The key of the draws, 64 bits, from `key(seed, ..., round)`.  A client's draws depend on it and on the
+            client's id, not on the other clients.
         ids: The clients [K].
         sizes: Their numbers of samples [K].
         batch_size: The largest batch size, one for all clients or one per client [K].  A client has

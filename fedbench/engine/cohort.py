@@ -718,15 +718,16 @@ class Cohort:
             The statistics by name, for the samples of one client after the other.  # [n, ...] each
         """
         task, predict = self.engine.task, predict or FlatModel.predict
-        # Names, shapes and types of the statistics of a client without samples: those of sample 0 with predictions 0,
-        # of which none is taken.
+        # for clients without samples: tensors of length 0, with the names and types of the statistics of any sample
         _, y = self.federation.gather(torch.zeros(1, dtype=torch.int64, device=self.device))
         output_shape = task.output_shape(y, task.outputs(self.federation.num_classes))
         of_one = task.sample_statistics(torch.zeros(1, *output_shape, device=self.device), y[None])
         of_none = {name: values[0, :0] for name, values in of_one.items()}
 
-        def statistics(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:
-            return task.sample_statistics(predict(model, rows, x), y, mask)
+        def statistics(
+            model: FlatModel, rows: Any, x: Inputs, y: Tensor, class_mask: Tensor | None
+        ) -> SampleStatistics:
+            return task.sample_statistics(predict(model, rows, x), y, class_mask)
 
         samples = self.federation.splits[split]
         by_client = full_batch.map_samples(self.engine, self.context, rows, statistics, samples, of_none)

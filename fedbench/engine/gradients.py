@@ -52,7 +52,7 @@ class DifferentiatedParameters(NamedTuple):
 
         Args:
             model: The model, with the columns of each parameter in a row.
-            columns: The columns of a row to differentiate.
+            columns: The columns to differentiate: positions in the vector of all parameters (a row).
         """
         mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, needs_grad in zip(model.spans, mask) if needs_grad)

@@ -156,5 +156,9 @@ def _load(weights: str) -> nn.Module:
         )
     network, info = loaded
     missing = sorted(info["missing_keys"])
-    require(not missing, f"model.weights={weights} lacks {', '.join(missing[:3])}. {REMEDY}")
+    require(
+        not missing,
+        f"model.weights={weights} lacks the weights {', '.join(missing[:3])}"
+        f"{' and others' * (len(missing) > 3)}. {REMEDY}",
+    )
     return network

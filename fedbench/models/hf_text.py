@@ -144,7 +144,11 @@ def _load(weights: str) -> nn.Module:
     network, info = loaded
     # pooler: a layer that `forward` does not use
     missing = [name for name in sorted(info["missing_keys"]) if not name.startswith("pooler.")]
-    require(not missing, f"model.weights={weights} lacks {', '.join(missing[:3])}. {REMEDY}")
+    require(
+        not missing,
+        f"model.weights={weights} lacks the weights {', '.join(missing[:3])}"
+        f"{' and others' * (len(missing) > 3)}. {REMEDY}",
+    )
     return network
 
 

@@ -164,12 +164,12 @@ class PageFunctions:
         return self._mean(self.printed_spread(method, cell, **where), message)
 
     def printed_spread(self, method: Any, cell: str = "printed", **where: Any) -> Spread | None:
-        """Return the printed mean and standard deviation of a method; None if the table does not have it.
+        """Return a method's mean and standard deviation as printed in a paper; None if the table does not have it.
 
         Args:
-            method: The printed name of the method.
-            cell: A name under the key "cells" of page.json, which gives the printed table and the values of its other
-                columns.
+            method: The name of the method in the paper.
+            cell: A name under the key "cells" of page.json.  It selects the paper's table, and the row by the values of
+                other columns, such as the data set.
             **where: Further values by column.
         """
         columns = {"method": method, **self._page.entry("cells", cell), **where}

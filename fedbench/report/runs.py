@@ -239,7 +239,7 @@ def _check_summary(run: Run) -> None:
     summary = run.summary
     require(
         bool(summary) or not (run.path / "summary.json").is_file(),
-        "summary.json cannot be read: restore it, or start the run again",
+        "summary.json cannot be read, because it is damaged: restore it from a copy, or start the run again",
     )
     for types, expected, keys in SUMMARY_TYPES:  # (allowed types, these in words, keys)
         for key in keys:

@@ -552,10 +552,10 @@ def lora_sync(cfg: DictConfig, model: FlatModel, rows: RowStore) -> LoraSync | N
     Args:
         cfg: The checked configuration.
         model: The model.
-        rows: Creates the states.
+        rows: Creates the clients' and the server's states of the rule.
 
     Raises:
-        ConfigError: The rule changes frozen weights that other runs of the process use (those of `HasHiddenLayers`).
+        ConfigError: The rule changes frozen weights, but models of this class share them between runs of a process.
     """
     name = component(cfg, "adapter").sync
     if name in ("average", "ffa"):  # ffa trains one factor only, which is averaged too

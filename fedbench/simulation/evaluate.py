@@ -169,7 +169,7 @@ def attack_success(cohort: Cohort, rows: Any, predict: Any) -> dict[str, np.ndar
 
 
 def score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.ndarray]:
-    """Return the metrics of the clients' rows.
+    """Return the metrics of each client's model on its samples.
 
     If several processes share the run, each computes some clients, and all get the metrics of all.
 

@@ -247,7 +247,7 @@ def clauses(sentence: str) -> list[str]:
 def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     """Return useful next commands, each with its purpose.
 
-    An option that was replaced by a class (`algorithm._target_=my.Method`) is not suggested.
+    A method or data set of the user's own (`algorithm._target_=my.Method`) is left out of the suggested sweep.
 
     Args:
         summary: The content of summary.json.

@@ -79,7 +79,7 @@ class VQA(Task):
         )
 
     def setup(self, federation: TrainingData) -> None:
-        """Set `num_answers` to federation.num_classes, C: the length of all lists if there are no class masks."""
+        """Set `num_answers` to the number of classes: how many answers a client has, unless class masks allow fewer."""
         self.num_answers = federation.num_classes
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:

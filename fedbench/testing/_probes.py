@@ -145,7 +145,13 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
     """
 
     def upload(
-        self: Cohort, *, relative_to: Any = None, previous: Any = None, uncompressed: Any = (), **tensors: Tensor
+        self: Cohort,
+        *,
+        relative_to: Any = None,
+        previous: Any = None,
+        uncompressed: Any = (),
+        num_values: Any = None,
+        **tensors: Tensor,
     ) -> SimpleNamespace:
         """Return random tensors with the names and shapes of the uploaded ones, instead of uploading these.
 
@@ -154,6 +160,7 @@ def random_uploads(messages: list[Tensor]) -> Iterator[None]:
             relative_to: Not used, as all arguments of `Cohort.upload` but the tensors.
             previous: Not used.
             uncompressed: Not used.
+            num_values: Not used.
             **tensors: The uploaded tensors by name.  # [K, ...] each
         """
 

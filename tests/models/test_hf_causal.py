@@ -222,7 +222,7 @@ def test_incomplete_weights_are_refused(folders: dict[str, Path], tmp_path: Path
     del state["model.norm.weight"]
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text((folders["llama"] / "config.json").read_text())
-    with pytest.raises(ConfigError, match=r"lacks model.norm.weight. Set a folder"):
+    with pytest.raises(ConfigError, match=r"lacks the weights model.norm.weight. Set a folder"):
         HFCausal(SHAPE, VOCAB, weights=str(tmp_path))
 
 

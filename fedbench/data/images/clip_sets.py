@@ -223,7 +223,8 @@ class PictureSet:
             if exists:
                 raise ConfigError(
                     f"{self._root.parent} does not have the layout of torchvision's {self.kind} ({reason}): move it "
-                    f"away to download it again, or put CoOp's split file {self.split_name} into it"
+                    f"away, so that fedbench downloads the data again, or, if it has only the images, put CoOp's file "
+                    f"{self.split_name} into it, which lists images and labels"
                 ) from error
             raise ConfigError(
                 f"{self.name} is not in {self._root} and could not be downloaded ({reason}): run torchvision.datasets."

@@ -97,13 +97,13 @@ class CsvTable:
 
 
 class Column:
-    """A column of a CSV file: cells, values (None: missing), present (values that exist), texts (those not numbers).
+    """A column of a CSV file.
 
     Args:
         table: The file.
         name: The name of the column.
         missing: Cells without a value, in lower case.
-        decimal: Whether numbers have a decimal point or a decimal comma.
+        decimal: "point" or "comma", the decimal separator of numbers.
 
     Attributes:
         cells: All cells [n].
@@ -171,8 +171,8 @@ class Column:
             shown = "; ".join(_located(*text) for text in self.texts[:SHOWN]) + ("; ..." * (len(self.texts) > SHOWN))
             raise ConfigError(
                 f"{self.path}: {len(self.present) - len(self.texts):,} of the {len(self.present):,} values of column "
-                f"{self.name} are numbers, and {len(self.texts):,} are not ({shown}): add cells without a value to "
-                "dataset.missing, or the column to dataset.categorical"
+                f"{self.name} are numbers, {len(self.texts):,} not ({shown}): correct these cells, add words for a "
+                "missing value to dataset.missing, or add a column of categories to dataset.categorical"
             )
         numbers = [None if value is None else number_in(value, self.decimal) for value in self.values]
         return np.array(numbers, np.float64)

@@ -156,7 +156,8 @@ class TableCsv:
         )
         require(
             bool(names),
-            f"{table.path} has no feature columns, only those in dataset.columns and dataset.ignore: add a column",
+            f"{table.path} has no feature columns, because dataset.columns and dataset.ignore name all its columns: "
+            "remove a name, or add a column to the file",
         )
         raw, counts = [], []
         for name in names:

@@ -104,7 +104,7 @@ def test_numbers_can_be_targets(tmp_path: Path) -> None:
         ("a,label\n1,x\n2,y\n", {"ignore": ["b"]}, "no column b"),
         ("a,label\n1,x\n2,y\n", {"ignore": ["a"]}, "has no feature columns"),
         ("a,label\n1,x\n2,y\n", {"categorical": ["label"]}, "names label, which are not features"),
-        ("a,b,label\n1,u,x\n2,v,y\n", {"categorical": ["a"]}, "are not (line 2, 'u'"),
+        ("a,b,label\n1,u,x\n2,v,y\n", {"categorical": ["a"]}, "not (line 2, 'u'"),
         ("a,label\n1,x\n2,y\n", {"classes": ["x"]}, "labels that are not in dataset.classes: y"),
         ("a,label\n1,x\n2,y\n", {"columns": {"hospital": "a"}}, "dataset.columns has the keys"),
         ("a,label\n1,x\n2,y\n", {"delimiter": ", "}, "one character"),
@@ -127,7 +127,7 @@ def test_a_column_is_what_most_of_its_cells_are(tmp_path: Path) -> None:
         text = "x,y,label\n" + "".join([*rows[:7], f"{odd},1,a\n", *rows[7:]])
         with pytest.raises(ConfigError) as refusal:
             patients(tmp_path, text, ignore=[])
-        assert f"30 of the 31 values of column x are numbers, and 1 are not (line 9, '{odd}')" in str(refusal.value)
+        assert f"30 of the 31 values of column x are numbers, 1 not (line 9, '{odd}')" in str(refusal.value)
         arrays = patients(tmp_path, text, ignore=[], missing=["", odd.upper()])
         assert arrays.fit.categories == (0, 0) and np.isnan(arrays.inputs[7, 0])  # type: ignore
     half = "x,label\n" + "".join(f"{'k' if i % 2 else ''}{i % 4},{'ab'[i % 2]}\n" for i in range(30))

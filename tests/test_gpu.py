@@ -34,7 +34,7 @@ OPTIONS = [
 
 
 def compare(case: Case, plan: Plan) -> None:
-    """Assert that three rounds on the GPU give the tensors of the CPU, and leave them on the GPU."""
+    """Assert that three rounds on the GPU give the tensors of the CPU."""
     set_precision("float32")  # by default, PyTorch convolves in TF32
     expected = state_of(run_rounds(case.simulation(), 3, evaluated=True))
     found = state_of(run_rounds(case.simulation(plan, device=torch.device("cuda")), 3, evaluated=True))

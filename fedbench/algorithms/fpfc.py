@@ -191,9 +191,9 @@ class FPFC(Algorithm):
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """Return the dual variables delta_ij of all M pairs (i, j) of clients, i < j.  # [M, p]
+        """Return delta_ij = w_i - w_j + v_ij / rho of all M pairs (i, j) of clients, i < j.  # [M, p]
 
-        They are stored for each pair, or as one vector D_i for each client, where delta_ij = D_i - D_j.
+        It is stored for each pair, or as one vector D_i for each client, with delta_ij = D_i - D_j.
         """
         if not self.one_s:  # pairs have different factors s, and delta is stored for each pair
             return self.delta

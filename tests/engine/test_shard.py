@@ -180,7 +180,6 @@ def test_three_processes_with_divided_samples_equal_one(name: str, three: list[d
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_process_of_four_stores_a_quarter_of_the_samples(four: list[dict[str, Any]]) -> None:
     engine, _ = built("algorithm=fedavg", "dataset=digits")
     assert engine.federation.shard is None  # one process

@@ -1,6 +1,7 @@
 """Checks of a user's method: a correct one passes, and each check finds its mistake."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.core.options import Positive
+from fedbench.engine.cohort import Cohort
 from fedbench.testing import Report, check_algorithm
+from fedbench.testing._probes import random_uploads
 from fedbench.testing.algorithm import SUITE, case_for
 
 
@@ -284,3 +287,9 @@ def test_a_mistake_is_found(cls: type, check: str, message: str) -> None:
 
 def test_every_check_finds_a_mistake() -> None:
     assert {check for _, check, _ in MISTAKES} == set(SUITE.checks)
+
+
+def test_random_uploads_take_the_arguments_of_upload() -> None:
+    names = list(inspect.signature(Cohort.upload).parameters)
+    with random_uploads([]):
+        assert list(inspect.signature(Cohort.upload).parameters) == names
